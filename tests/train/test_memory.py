@@ -15,14 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.errors import NotSupportedError
 from scavenger.train.transport import layout as layout_module
 from scavenger.train.transport.block_file import create_block, memory_id
-from scavenger.train.transport.layout import BUCKET_BYTES, Layout
+from scavenger.train.transport.layout import BUCKET_BYTES, MAP_BYTES, MAPS_AT, Layout
 from scavenger.train.transport.messages import StepReport, decode, encode
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
-from scavenger.train.transport.shared_memory import Block, JobRecord, OptimizerMemory, PartRecord
+from scavenger.train.transport.shared_memory import (
+    BUCKETS_MAX,
+    Block,
+    JobRecord,
+    OptimizerMemory,
+    PartRecord,
+)
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 _tensors = st.lists(
@@ -470,3 +477,41 @@ def test_what_was_touched_takes_memory_before_it_is_used(fd: int) -> None:
     block.touch(layout.slot_at(0), layout.weights_bytes)
 
     assert (os.fstat(fd).st_blocks - before) * 512 >= layout.weights_bytes
+
+
+_maps = [BucketMap(number, number + 1, (number % 3, 2, 0)) for number in range(5)]
+
+
+def test_the_newest_map_of_buckets_is_recorded_with_the_one_before(fd: int) -> None:
+    block = Block(fd, _LAYOUT)
+    assert block.read_maps() is None
+
+    for before, current in pairwise(_maps):
+        block.write_map(current, before)
+        assert Block(fd, _LAYOUT).read_maps() == (current, before)
+
+    block.forget(0)
+    assert block.read_maps() is None
+
+
+@pytest.mark.parametrize("recorded", [1, 2, 3])
+def test_a_map_whose_writing_was_cut_short_leaves_the_one_before(fd: int, recorded: int) -> None:
+    block = Block(fd, _LAYOUT)
+    for before, current in pairwise(_maps[: recorded + 1]):
+        block.write_map(current, before)
+    places = [block.range(MAPS_AT + place * MAP_BYTES, 30) for place in (0, 1)]
+    written = [bytes(place) for place in places]
+    block.write_map(_maps[recorded + 1], _maps[recorded])
+    changed = [place for place, old in zip(places, written, strict=True) if place != old]
+    for byte in range(30):
+        changed[0][byte] ^= 1
+        assert block.read_maps() == (_maps[recorded], _maps[recorded])
+        changed[0][byte] ^= 1
+    assert block.read_maps() == (_maps[recorded + 1], _maps[recorded])
+
+
+def test_a_map_of_too_many_buckets_is_refused(fd: int) -> None:
+    with pytest.raises(ValueError, match="no room"):
+        Block(fd, _LAYOUT).write_map(
+            BucketMap(1, 1, (0,) * (BUCKETS_MAX + 1)), BucketMap(0, 0, (0,) * (BUCKETS_MAX + 1))
+        )

@@ -31,6 +31,8 @@ from scavenger.train.transport.rows import row_size, rows_bytes
 __all__ = [
     "BUCKET_BYTES",
     "HEADER_BYTES",
+    "MAPS_AT",
+    "MAP_BYTES",
     "RECORDS_BYTES",
     "RECORD_BYTES",
     "REPORT_BYTES",
@@ -67,7 +69,10 @@ RECORD_BYTES = 64
 RECORDS_BYTES = 4096
 REPORT_BYTES = 256 << 10
 """Room for the report of a step by `_WORKERS_MAX` workers: up to 43 bytes each, for its name, time and piece."""
-HEADER_BYTES = RECORDS_BYTES + 2 * REPORT_BYTES
+MAPS_AT = RECORDS_BYTES + 2 * REPORT_BYTES
+MAP_BYTES = 64 << 10
+"""Room for a map of buckets."""
+HEADER_BYTES = MAPS_AT + 2 * MAP_BYTES
 
 
 def aligned(size: int, alignment: int = TENSOR_ALIGNMENT) -> int:
@@ -270,6 +275,7 @@ class Layout:
             *(
                 RECORDS_BYTES,
                 REPORT_BYTES,
+                MAP_BYTES,
                 RECORD_BYTES,
                 self.aggregators,
                 self.weights_bytes,

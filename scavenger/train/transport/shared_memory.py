@@ -36,10 +36,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.errors import NotSupportedError
 from scavenger.train.transport.layout import (
     HEADER_BYTES,
+    MAP_BYTES,
+    MAPS_AT,
     RECORD_BYTES,
     RECORDS_BYTES,
     REPORT_BYTES,
@@ -52,6 +55,7 @@ from scavenger.train.transport.messages.values import RowCounts, TensorSpec
 from scavenger.train.transport.rows import Rows, row_size, rows_view
 
 __all__ = [
+    "BUCKETS_MAX",
     "Block",
     "JobRecord",
     "OptimizerMemory",
@@ -102,6 +106,9 @@ _JOB = struct.Struct("<QQQQQdI")
 _PART = struct.Struct("<QQQdI")
 _SIGNATURE = struct.Struct("<II")
 _LENGTH = struct.Struct("<II")
+_MAP = struct.Struct("<QQII")
+BUCKETS_MAX = (MAP_BYTES - _MAP.size) // 2
+"""Most buckets of which a map can be recorded."""
 
 
 class Block:
@@ -256,7 +263,7 @@ class Block:
         self._map[begin : begin + size] = bytes(size)
         if aggregator == 0:
             self._map[_record_at(0) : _record_at(1)] = bytes(size)
-            self._map[RECORDS_BYTES:HEADER_BYTES] = bytes(2 * REPORT_BYTES)
+            self._map[RECORDS_BYTES:HEADER_BYTES] = bytes(HEADER_BYTES - RECORDS_BYTES)
 
     def write_report(self, step: int, report: bytes) -> None:
         """Keep the report of a step, so that it can be sent again if the sequencer dies while it sends it."""
@@ -273,6 +280,50 @@ class Block:
             return None
         report = self._map[at + _LENGTH.size : at + _LENGTH.size + size]
         return report if zlib.crc32(report, 1) == checksum else None
+
+    def write_map(self, current: BucketMap, before: BucketMap) -> None:
+        """Record a map of buckets that was decided, and the one before it.
+
+        Raises:
+            ValueError: If there is no room for so many buckets.
+        """
+        places = [self._read_map(place) for place in (0, 1)]
+        if before not in places:
+            self._write_map(0, before)
+            places[0] = before
+        self._write_map(1 - places.index(before), current)
+
+    def read_maps(self) -> tuple[BucketMap, BucketMap] | None:
+        """Read the newest map of buckets and the one before it; None if none was decided since the job began.
+
+        They are the same if a process died while it recorded a newer one.
+        """
+        found = sorted(
+            (one for place in (0, 1) if (one := self._read_map(place)) is not None),
+            key=lambda one: one.number,
+        )
+        return (found[-1], found[0]) if found else None
+
+    def _write_map(self, place: int, value: BucketMap) -> None:
+        if len(value.holders) > BUCKETS_MAX:
+            raise ValueError(f"there is no room for a map of {len(value.holders)} buckets")
+        holders = np.array(value.holders, np.uint16).tobytes()
+        head = _MAP.pack(value.number, value.since, len(value.holders), 0)[:-4]
+        at, data = (
+            MAPS_AT + place * MAP_BYTES,
+            head + struct.pack("<I", zlib.crc32(head + holders, 1)) + holders,
+        )
+        self._map[at : at + len(data)] = data
+
+    def _read_map(self, place: int) -> BucketMap | None:
+        at = MAPS_AT + place * MAP_BYTES
+        number, since, count, checksum = _MAP.unpack(self._map[at : at + _MAP.size])
+        if count > BUCKETS_MAX:
+            return None
+        holders = self._map[at + _MAP.size : at + _MAP.size + 2 * count]
+        if zlib.crc32(self._map[at : at + _MAP.size - 4] + holders, 1) != checksum:
+            return None
+        return BucketMap(number, since, tuple(np.frombuffer(holders, np.uint16).tolist()))
 
     def _write(self, index: int, form: struct.Struct, values: tuple[Any, ...]) -> None:
         body = form.pack(*values, 0)[:-4]

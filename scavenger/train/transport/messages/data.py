@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from scavenger.elastic.view import Position, WorkerView
-from scavenger.train.transport.messages.values import PayloadOffer, PieceBody, RowCounts, Tagged
+from scavenger.train.transport.messages.values import MapBody, PayloadOffer, PieceBody, RowCounts, Tagged
 
 __all__ = [
     "ApplyPart",
     "AskBuckets",
     "AskView",
+    "BucketsCopied",
     "BucketsSent",
     "Check",
     "Chunk",
     "Contributed",
+    "CopyBuckets",
     "DataMessage",
     "Evaluation",
     "ExpectPieces",
@@ -23,6 +25,7 @@ __all__ = [
     "Joined",
     "KeepBest",
     "Lacking",
+    "MapTaken",
     "Order",
     "PartApplied",
     "PartSaved",
@@ -32,6 +35,7 @@ __all__ = [
     "Summarise",
     "Summary",
     "SumsFormed",
+    "TakeMap",
     "TakeView",
     "worker_view_of",
 ]
@@ -145,11 +149,13 @@ class Pull(Tagged, frozen=True):
     """A worker on another host requests the aggregator's share of the weights of `step`, as soon as they exist.
 
     With `optimizer`, it also requests the optimizer's state; offsets from the size of a state section on are its bytes.
+    `map` is the number of the map of buckets that tells which share that is.
     """
 
     step: int
     number: int
     optimizer: bool = False
+    map: int = 0
 
 
 class Seed(Tagged, frozen=True):
@@ -198,6 +204,7 @@ class Order(Tagged, frozen=True):
         quarantined: Samples to leave out.
         cautious: Whether workers have died of an unknown cause, so that only the samples to compute may be read.
         loss_scale: Factor on the loss, whose gradients are divided by it again.
+        map: The number of the map of buckets under which weights are pulled, which an earlier `TakeMap` has sent.
     """
 
     action: str
@@ -207,6 +214,7 @@ class Order(Tagged, frozen=True):
     quarantined: tuple[int, ...]
     cautious: bool
     loss_scale: float = 1.0
+    map: int = 0
 
 
 class TakeView(Tagged, frozen=True):
@@ -256,6 +264,8 @@ class ExpectPieces(Tagged, frozen=True):
         workers: Number of workers of the view.
         pieces: Number, slot and samples of each piece, in the order in which they are added.
         held: Numbers and sparse gradients of pieces that are in the aggregator's memory already.
+        map: The map of buckets of the step. An order under an older one than the receiver has taken is outdated.
+        changed: The map itself if it begins with this step; None if it is known since an earlier one.
     """
 
     step: int
@@ -264,6 +274,8 @@ class ExpectPieces(Tagged, frozen=True):
     workers: int
     pieces: tuple[tuple[int, int, int], ...]
     held: tuple[tuple[int, RowCounts], ...]
+    map: int = 0
+    changed: MapBody | None = None
 
 
 class SumsFormed(Tagged, frozen=True):
@@ -280,7 +292,7 @@ class ApplyPart(Tagged, frozen=True):
 
     `pieces` has number, samples, slot and sparse gradients of each piece, in the same order for every aggregator;
     `number` is that of the list of pieces in the view. `held` has the indices of the aggregators that have each piece
-    in their memory; it is empty if all have all.
+    in their memory; it is empty if all have all. For `map` and `changed`, see `ExpectPieces`.
     """
 
     step: int
@@ -289,6 +301,51 @@ class ApplyPart(Tagged, frozen=True):
     pieces: tuple[tuple[int, int, int, RowCounts], ...]
     number: int = 0
     held: tuple[tuple[int, ...], ...] = ()
+    map: int = 0
+    changed: MapBody | None = None
+
+
+class TakeMap(Tagged, frozen=True):
+    """To an aggregator or a worker: buckets are held so from now on; see `scavenger.elastic.migration`.
+
+    An aggregator answers `MapTaken` once it writes nothing more of what it gave up, and reads nothing of it for a
+    checkpoint.
+    """
+
+    map: MapBody
+
+
+class MapTaken(Tagged, frozen=True):
+    """An aggregator has taken the map of that number."""
+
+    index: int
+    number: int
+
+
+class CopyBuckets(Tagged, frozen=True):
+    """To an aggregator: copy buckets in their state after `step`, then answer `BucketsCopied`. Any other copy is void.
+
+    Weights, the optimizer's state and the best weights are copied, so that the aggregator can apply the next step to
+    them. Its own record is as of `step` then, too, even if it held nothing. Where they share a block, nothing is
+    copied.
+
+    Attributes:
+        number: The number that the map of buckets gets if it is adopted.
+        buckets: Each bucket, with the aggregator that holds it.
+        best_step: The step whose weights are the best; 0 for none.
+    """
+
+    number: int
+    step: int
+    buckets: tuple[tuple[int, int], ...]
+    best_step: int = 0
+
+
+class BucketsCopied(Tagged, frozen=True):
+    """An aggregator has the whole state of the buckets that `CopyBuckets` of that number names."""
+
+    index: int
+    number: int
 
 
 class PartApplied(Tagged, frozen=True):
@@ -372,4 +429,8 @@ DataMessage = (
     | Finalised
     | SavePart
     | PartSaved
+    | TakeMap
+    | MapTaken
+    | CopyBuckets
+    | BucketsCopied
 )

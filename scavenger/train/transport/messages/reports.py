@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, Tagged, ViewBody
+from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, MapBody, Tagged, ViewBody
 
 __all__ = [
     "AggregatorReady",
@@ -22,7 +22,9 @@ __all__ = [
     "Hello",
     "Inform",
     "Initialised",
+    "MapChanged",
     "MemoryExceeded",
+    "Migrated",
     "Present",
     "Quarantined",
     "Ready",
@@ -225,6 +227,20 @@ class ViewInstalled(Tagged, frozen=True):
     view: ViewBody
 
 
+class MapChanged(Tagged, frozen=True):
+    """The sequencer has decided on a map of buckets, which holds from now on."""
+
+    map: MapBody
+
+
+class Migrated(Tagged, frozen=True):
+    """A migration has ended; see `scavenger.elastic.migration.Migrated`."""
+
+    request: int
+    map: MapBody
+    reason: str = ""
+
+
 class Inform(Tagged, frozen=True):
     """The sequencer's answer to a `RollCall`.
 
@@ -306,7 +322,9 @@ ReportMessage = (
     | Hello
     | Inform
     | Initialised
+    | MapChanged
     | MemoryExceeded
+    | Migrated
     | Present
     | Quarantined
     | Ready

@@ -11,6 +11,7 @@ from scavenger.train.transport.messages.values import (
     CheckpointPlan,
     DeathBody,
     Manifest,
+    MapBody,
     MemberBody,
     Restore,
     Tagged,
@@ -22,6 +23,7 @@ __all__ = [
     "Finish",
     "Forget",
     "Initialise",
+    "Migrate",
     "Prepare",
     "Quit",
     "Reconnect",
@@ -73,6 +75,8 @@ class Initialise(Tagged, frozen=True):
         number: The number of the newest view.
         token: The coordinator's token.
         quarantined: Samples that are left out, besides those that a checkpoint lists.
+        map: The newest map of buckets that is known; None for the one that follows from the model alone. What the
+            block's records say is newer.
     """
 
     manifest: Manifest
@@ -84,6 +88,19 @@ class Initialise(Tagged, frozen=True):
     number: int
     token: int
     quarantined: tuple[int, ...]
+    map: MapBody | None = None
+
+
+class Migrate(Tagged, frozen=True):
+    """To the sequencer: buckets are wanted elsewhere; repeated until `Migrated` answers.
+
+    Attributes:
+        request: Number of the request; a later one replaces those before it.
+        holders: The aggregator that is to hold each bucket.
+    """
+
+    request: int
+    holders: tuple[int, ...]
 
 
 class Announcement(Tagged, frozen=True):
@@ -202,6 +219,7 @@ RequestMessage = (
     | Finish
     | Forget
     | Initialise
+    | Migrate
     | Prepare
     | Quit
     | Reconnect

@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.order import Blocks, Passes
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, Position, Share, View
@@ -17,6 +18,7 @@ __all__ = [
     "DeathBody",
     "LogSettings",
     "Manifest",
+    "MapBody",
     "MemberBody",
     "PayloadOffer",
     "PieceBody",
@@ -28,6 +30,8 @@ __all__ = [
     "ViewBody",
     "blocks_body",
     "blocks_of",
+    "map_body",
+    "map_of",
     "piece_body",
     "piece_of",
     "view_body",
@@ -215,6 +219,14 @@ class AggregatorAddress(Body, frozen=True):
     memory: str
 
 
+class MapBody(Body, frozen=True):
+    """A map of buckets; see `scavenger.elastic.migration.BucketMap`."""
+
+    number: int
+    since: int
+    holders: tuple[int, ...]
+
+
 class MemberBody(Body, frozen=True):
     """A member of a view; see `scavenger.elastic.view.Member`."""
 
@@ -295,6 +307,16 @@ def blocks_body(blocks: Blocks | None) -> BlocksBody | None:
 def blocks_of(body: BlocksBody | None) -> Blocks | None:
     """Turn a message value back into its blocks."""
     return None if body is None else Blocks(body.runs, body.mixed, body.in_sequence)
+
+
+def map_body(value: BucketMap) -> MapBody:
+    """Turn a map of buckets into its message value."""
+    return MapBody(value.number, value.since, value.holders)
+
+
+def map_of(body: MapBody) -> BucketMap:
+    """Turn a message value back into its map of buckets."""
+    return BucketMap(body.number, body.since, body.holders)
 
 
 def view_body(view: View) -> ViewBody:
