@@ -28,6 +28,7 @@
     └── StoreError                      1   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
         ├── StoreReadOnlyError              cannot be written to
+        ├── LeaseLostError                  another process has taken over what this one was doing
         └── StoreUnavailableError           not available, full, deleted or damaged
 
 `Interrupted` is not an error but the user's request, and ends with 130.
@@ -46,6 +47,7 @@ __all__ = [
     "GoneError",
     "Interrupted",
     "JobFileError",
+    "LeaseLostError",
     "LimitReachedError",
     "MessageError",
     "ModelNotSavedError",
@@ -225,6 +227,10 @@ class StoreTooNewError(StoreError):
 
 class StoreReadOnlyError(StoreError):
     """The database, or the folder it is in, cannot be written to."""
+
+
+class LeaseLostError(StoreError):
+    """Another process has taken the lease under which this one writes; nothing was written."""
 
 
 class StoreUnavailableError(StoreError):

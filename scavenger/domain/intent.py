@@ -286,8 +286,16 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Fencing token sent with every write: a write with a token older than the lease's is rejected."""
+
+    name: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease on a region. Its holder shows that it is alive by incrementing `beats`; no clock is compared.
+    """A lease on something. Its holder shows that it is alive by incrementing `beats`; no clock is compared.
 
     Attributes:
         holder: Name of the holder; empty if the lease was released.
@@ -299,10 +307,7 @@ class Lease:
     token: int
     beats: int
 
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Fencing token sent with every write: a write with a token older than the lease's is rejected."""
-
-    name: str
-    token: int
+    @property
+    def fence(self) -> Fence:
+        """The fencing token of its holder."""
+        return Fence(self.name, self.token)

@@ -6,15 +6,25 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.submission import OPEN_SUBMISSIONS
 from scavenger.errors import ConfigurationError
 from scavenger.store.database import Database
 from scavenger.store.documents import fingerprint_id
-from scavenger.store.schema import FingerprintRow, JobRow
+from scavenger.store.schema import FingerprintRow, JobRow, SubmissionRow
 
-__all__ = ["FINGERPRINT_FIELDS", "Part", "fingerprint_of", "fingerprint_row", "job_row"]
+__all__ = [
+    "FINGERPRINT_FIELDS",
+    "KEY_PREFIX_MIN",
+    "Part",
+    "fingerprint_of",
+    "fingerprint_row",
+    "job_row",
+    "open_submissions",
+]
 
 FINGERPRINT_FIELDS = tuple(Fingerprint.__dataclass_fields__)
 
@@ -52,3 +62,8 @@ def job_row(session: Session, job_id: str) -> JobRow:
     if row is None:
         raise ConfigurationError(f"there is no job {job_id}; `scavenger status` lists the jobs")
     return row
+
+
+def open_submissions() -> Select[str]:
+    """A query of the ids of jobs that a server runs, or will run."""
+    return select(SubmissionRow.id).where(SubmissionRow.state.in_(OPEN_SUBMISSIONS))

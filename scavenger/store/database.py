@@ -11,7 +11,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,9 @@ def is_busy(cause: BaseException | None) -> bool:
 class Database:
     """One database: its engine, its transactions, and the translation of its errors.
 
+    Attributes:
+        guard: Called in each transaction that writes, when it has the lock; what it raises ends the transaction.
+
     Raises:
         ConfigurationError: The URL cannot be read, or names no file.
         NotSupportedError: Neither SQLite nor PostgreSQL, no driver, or SQLite on a network file system.
@@ -128,6 +131,7 @@ class Database:
         self._haste = threading.local()
         self._of_thread = threading.local()
         self._file: tuple[int, int] | None = None
+        self.guard: Callable[[Session], None] | None = None
         options: dict[str, Any] = {"json_serializer": dump}
         if self.url.get_backend_name() == "sqlite":
             with self.errors():
@@ -224,6 +228,8 @@ class Database:
         with self.errors(), Session(self.engine, expire_on_commit=False) as session:
             self._check_file()
             self.lock(session, attempts)
+            if self.guard is not None:
+                self.guard(session)
             yield session
             session.commit()
 

@@ -26,7 +26,7 @@ from scavenger.domain.intent import (
     Situation,
 )
 from scavenger.domain.vm import VmSeen
-from scavenger.errors import StoreError
+from scavenger.errors import LeaseLostError, StoreError
 from scavenger.store.base import Part, job_row
 from scavenger.store.intent_rows import (
     SHORTAGES,
@@ -41,7 +41,7 @@ from scavenger.store.intent_rows import (
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import FleetSpecRow, InstallationRow, IntentRow, JobRow, LeaseRow
 
-__all__ = ["Intents"]
+__all__ = ["Intents", "held_lease"]
 
 
 class Intents(Part):
@@ -90,8 +90,39 @@ class Intents(Part):
     def release_lease(self, fence: Fence) -> None:
         """Release a lease, so that the next holder need not wait; no effect if another process has it."""
         with self._database.writing() as session:
-            if (row := _held(session, fence)) is not None:
+            if (row := held_lease(session, fence)) is not None:
                 row.holder = ""
+
+    def renew_lease(self, fence: Fence) -> bool:
+        """Show that the holder of a lease is alive; False if another process has it."""
+        with self._database.writing() as session:
+            if (row := held_lease(session, fence)) is None:
+                return False
+            row.beats += 1
+            return True
+
+    def hand_over_lease(self, fence: Fence, holder: str) -> Lease | None:
+        """Pass a lease on to another holder, with a higher token; None if another process has it."""
+        with self._database.writing() as session:
+            if (row := held_lease(session, fence)) is None:
+                return None
+            row.holder, row.token, row.beats = holder, row.token + 1, 0
+            session.flush()
+            return lease_of(row)
+
+    def fence(self, fence: Fence) -> None:
+        """From now on, refuse every write of this store once another process has taken the lease.
+
+        The check is part of the transaction of each write, which then raises `LeaseLostError`.
+        """
+
+        def check(session: Session) -> None:
+            if held_lease(session, fence) is None:
+                raise LeaseLostError(
+                    f"another process has taken over: {fence.name}, after token {fence.token}"
+                )
+
+        self._database.guard = check
 
     # ---- what is wanted ------------------------------------------------------------------------------------
 
@@ -126,7 +157,7 @@ class Intents(Part):
             False where the lease is another's.
         """
         with self._database.writing() as session:
-            if _held(session, fence) is None:
+            if held_lease(session, fence) is None:
                 return False
             row = session.get(FleetSpecRow, (job_id, provider, region))
             if row is not None:
@@ -191,7 +222,7 @@ class Intents(Part):
             was resumed or wants nothing here any more, has as many VMs as it may, or no money for one more.
         """
         with self._database.writing() as session:
-            if _held(session, fence) is None or not _is_allowed(session, intent):
+            if held_lease(session, fence) is None or not _is_allowed(session, intent):
                 return False
             session.add(row_of(intent, self._clock()))
             try:
@@ -281,7 +312,7 @@ class Intents(Part):
             False if the lease is another's; nothing was added.
         """
         with self._database.writing() as session:
-            if (lease := _held(session, fence)) is None:
+            if (lease := held_lease(session, fence)) is None:
                 return False
             lease.beats += 1
             for row in session.scalars(
@@ -344,7 +375,8 @@ class Intents(Part):
             return intent_of(row)
 
 
-def _held(session: Session, fence: Fence) -> LeaseRow | None:
+def held_lease(session: Session, fence: Fence) -> LeaseRow | None:
+    """The row of a lease; None if it was released, or another process has taken it."""
     row = session.get(LeaseRow, fence.name)
     return row if row is not None and row.token == fence.token and row.holder else None
 
@@ -352,7 +384,7 @@ def _held(session: Session, fence: Fence) -> LeaseRow | None:
 def _living(
     session: Session, fence: Fence | None, intent_id: str, among: tuple[IntentState, ...]
 ) -> IntentRow | None:
-    if fence is not None and _held(session, fence) is None:
+    if fence is not None and held_lease(session, fence) is None:
         return None
     return session.scalar(select(IntentRow).where(IntentRow.id == intent_id, IntentRow.state.in_(among)))
 

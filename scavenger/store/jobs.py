@@ -11,14 +11,21 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session, undefer
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.report import Actual, JobState, Predicted
 from scavenger.errors import ConfigurationError, StoreError, TransientError
-from scavenger.store.base import KEY_PREFIX_MIN, Part, fingerprint_of, fingerprint_row, job_row
+from scavenger.store.base import (
+    KEY_PREFIX_MIN,
+    Part,
+    fingerprint_of,
+    fingerprint_row,
+    job_row,
+    open_submissions,
+)
 from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_alive, this_process
 from scavenger.store.progress import close_processes, forget_processes
@@ -30,7 +37,7 @@ from scavenger.store.records import (
     JobUpdate,
     Owner,
 )
-from scavenger.store.schema import FleetSpecRow, IntentRow, JobRow
+from scavenger.store.schema import FleetSpecRow, IntentRow, JobRow, SubmissionRow
 
 __all__ = ["Jobs"]
 
@@ -54,7 +61,12 @@ class Jobs(Part):
     """
 
     def create_job(
-        self, name: str, *, spec: Mapping[str, Any], job_file: str | os.PathLike[str]
+        self,
+        name: str,
+        *,
+        spec: Mapping[str, Any],
+        job_file: str | os.PathLike[str],
+        job_id: str | None = None,
     ) -> JobRecord:
         """Record a new job in state `starting`, owned by the calling process.
 
@@ -62,10 +74,11 @@ class Jobs(Part):
             name: As in the job file; need not be unique.
             spec: The validated job file as JSON.
             job_file: Path of the job file; stored as an absolute path.
+            job_id: Id of its submission; None for a job that was not submitted.
         """
         owner, now = this_process(), self._clock()
         row = JobRow(
-            id=str(uuid.uuid4()),
+            id=job_id or str(uuid.uuid4()),
             name=name,
             state="starting",
             phase="",
@@ -174,8 +187,12 @@ class Jobs(Part):
             close_processes(session, job_id, "gone", at=row.ended_at)
             return _as_stored(session, row)
 
-    def check_resumable(self, job: JobRecord) -> None:
+    def check_resumable(self, job: JobRecord, *, again: bool = False) -> None:
         """Refuse a job that `resume_job` would refuse.
+
+        Args:
+            job: The job.
+            again: Whether it may start again from its first step where it has no checkpoint.
 
         Raises:
             ConfigurationError: It ended with nothing left to do, has no checkpoint, or ran from another machine,
@@ -192,15 +209,19 @@ class Jobs(Part):
             )
         if job.ended and job.state not in RESUMABLE_STATES:
             raise ConfigurationError(begin + _NOT_RESUMED[job.state].format(file=job.job_file))
-        if job.checkpoint is None:
+        if job.checkpoint is None and not again:
             raise ConfigurationError(
                 f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` starts again"
             )
 
-    def resume_job(self, job_id: str) -> JobRecord:
+    def resume_job(self, job_id: str, *, again: bool = False) -> JobRecord:
         """Resume a job that ended before its goal, owned by the calling process, in state `starting`.
 
         Its error, report and processes are deleted; choice, prediction, measurements and cost are kept.
+
+        Args:
+            job_id: The job.
+            again: See `check_resumable`.
 
         Returns:
             The job, with its number of attempts incremented.
@@ -211,7 +232,7 @@ class Jobs(Part):
         owner, now = this_process(), self._clock()
         with self._database.writing() as session:
             row = job_row(session, job_id)
-            self.check_resumable(_job(row, with_report=False))
+            self.check_resumable(_job(row, with_report=False), again=again)
             end_open_operation(session, job_id, "failed", "its process is gone", now)
             forget_processes(session, job_id)
             row.state, row.phase, row.detail, row.error = "starting", "", "", ""
@@ -294,6 +315,7 @@ class Jobs(Part):
             for job_id in ids:
                 row = job_row(session, job_id)
                 _check_deletable(session, _job(row, with_report=False))
+                session.execute(delete(SubmissionRow).where(SubmissionRow.id == job_id))
                 session.delete(row)
 
     def is_alive(self, job: JobRecord) -> bool:
@@ -310,13 +332,15 @@ class Jobs(Part):
     def reap_dead_jobs(self) -> tuple[JobRecord, ...]:
         """End as `failed` the jobs whose owner is gone from this host; those of other hosts are left alone.
 
-        Their open operations are ended with them, and their processes become `lost`.
+        A job whose submission is open is left alone, too: a server starts another runner. The open operations of
+        the others are ended with them, and their processes become `lost`.
 
         Returns:
             The jobs as they were before.
         """
         host = this_process().host
         query = _latest(select(JobRow).where(JobRow.state.in_(LIVE_STATES), JobRow.owner_host == host))
+        query = query.where(JobRow.id.not_in(open_submissions()))
         dead = [job for job in self._listed(query) if not self.is_alive(job)]
         if not dead:
             return ()

@@ -30,6 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from scavenger.domain.intent import Ending, IntentState
 from scavenger.domain.report import JobState
+from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
 from scavenger.store.records import (
     LIVE_STATES,
     OPEN_STATES,
@@ -56,9 +57,11 @@ __all__ = [
     "ModelRow",
     "OperationRow",
     "ProcessRow",
+    "ServerRow",
+    "SubmissionRow",
 ]
 
-REVISION = "0005"
+REVISION = "0006"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -353,6 +356,63 @@ class IntentRow(Base):
     created_at: Mapped[datetime]
     last_ack_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
+
+
+class SubmissionRow(Base):
+    """See `scavenger.domain.submission.Submission`; `id` is that of the job, which is on record only later."""
+
+    __tablename__ = "submissions"
+    __table_args__ = (
+        UniqueConstraint("id"),
+        UniqueConstraint("user", "idempotency_key"),
+        _one_of("state", get_args(SubmissionState)),
+        CheckConstraint(f"(ended_at IS NULL) = (state IN {_among(OPEN_SUBMISSIONS)})", name="ended"),
+        CheckConstraint("state != 'running' OR started_at IS NOT NULL", name="started"),
+        *_not_negative("uid", "reserved_usd", "starts", "fruitless", "step"),
+        Index(None, "state", "host", "uid"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    name: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    job_file: Mapped[str]
+    user: Mapped[str]
+    host: Mapped[str]
+    uid: Mapped[int]
+    rents: Mapped[bool]
+    reserved_usd: Mapped[float | None]
+    audit: Mapped[bool]
+    priority: Mapped[int]
+    idempotency_key: Mapped[str | None]
+    state: Mapped[str]
+    reason: Mapped[str]
+    cancelling: Mapped[bool]
+    starts: Mapped[int]
+    fruitless: Mapped[int]
+    step: Mapped[int | None]
+    submitted_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+
+
+class ServerRow(Base):
+    """See `scavenger.domain.submission.ServerRecord`."""
+
+    __tablename__ = "servers"
+    __table_args__ = (*_positive("pid"), *_not_negative("uid"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    pid: Mapped[int]
+    started_at_s: Mapped[float]
+    user: Mapped[str]
+    uid: Mapped[int]
+    address: Mapped[str]
+    version: Mapped[str]
+    background: Mapped[bool]
+    started_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime]
 
 
 class MeasurementRow(Base):

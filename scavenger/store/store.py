@@ -18,6 +18,7 @@ from scavenger.store.models import Models
 from scavenger.store.operations import Operations
 from scavenger.store.progress import Progress
 from scavenger.store.schema import REVISION
+from scavenger.store.submissions import Submissions
 
 __all__ = ["Store"]
 
@@ -26,8 +27,8 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Store(Jobs, Progress, Operations, Models, Intents):
-    """Jobs, their operations and measurements, fitted models, finished runs and VMs, in one SQL database.
+class Store(Jobs, Progress, Operations, Models, Intents, Submissions):
+    """Jobs, their operations and measurements, submissions, models, finished runs and VMs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call
     is one transaction, or a part of that of `together`.

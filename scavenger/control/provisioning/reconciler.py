@@ -236,7 +236,7 @@ class Reconciler:
         taken = yield from ask(lambda: self._store.take_lease(name, self._holder, seen))
         if taken is None:
             raise _OvertakenError
-        self._fence, self._heartbeat_at_s, self._memory = Fence(name, taken.token), sent_at_s, Memory()
+        self._fence, self._heartbeat_at_s, self._memory = taken.fence, sent_at_s, Memory()
         self._standing.clear()
 
     def _held(self) -> Fence:

@@ -1,0 +1,186 @@
+"""The values of jobs that run without the command: what was submitted, who runs it, and which servers are there.
+
+A **submission** is a job that was handed over to be run. It has the id that its job will have::
+
+    queued ──a runner is started──> running ──the job has ended──> ended
+      ├──withdrawn──> cancelled       │  ^
+      │                               └──┘ its runner died: another one is started
+      └──it cannot be started──> ended
+
+A **runner** is the process that runs one job. It holds the lease `runner_lease(id)`: its fencing token grows with each
+runner, and a runner whose lease was taken can write nothing more (`Store.fence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from scavenger.domain.intent import Lease
+from scavenger.domain.report import JobState
+
+__all__ = [
+    "OPEN_SUBMISSIONS",
+    "SERVER_LEASE",
+    "Backlog",
+    "NewSubmission",
+    "RunnerSeen",
+    "ServerRecord",
+    "Spending",
+    "Submission",
+    "SubmissionState",
+    "runner_lease",
+]
+
+SubmissionState = Literal["queued", "running", "ended", "cancelled"]
+OPEN_SUBMISSIONS: tuple[SubmissionState, ...] = ("queued", "running")
+"""States of a submission that still needs a server."""
+
+SERVER_LEASE = "server"
+"""Name of the lease of the one server of a SQLite store."""
+
+
+def runner_lease(job_id: str) -> str:
+    """Name of the lease of a job's runner."""
+    return f"runner/{job_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSubmission:
+    """A job to be run.
+
+    Attributes:
+        name: As in the job file; need not be unique.
+        spec: The validated job file as JSON.
+        job_file: Absolute path of the job file; its folder has the training module.
+        user: Who submits it; budgets and limits per user count by this name.
+        host, uid: The machine and the account under which it is run: where its folder is, and who trusts its code.
+        rents: Whether running it rents VMs.
+        reserved_usd: What it may cost, for budgets; None if it has no limit of its own.
+        audit: Whether its runner records which worker computed which samples.
+        priority: Higher ones begin first.
+        idempotency_key: A second submission of the same user with this key is the first one; None for no such check.
+    """
+
+    name: str
+    spec: Mapping[str, Any] = field(repr=False)
+    job_file: str
+    user: str
+    host: str
+    uid: int
+    rents: bool = False
+    reserved_usd: float | None = None
+    audit: bool = False
+    priority: int = 0
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submitted job on record.
+
+    Attributes:
+        id: Id of the job, a UUID; the job itself is on record (`Store.job`) once its runner has begun.
+        number: Grows with each submission.
+        job: What was submitted.
+        reason: Why it waits, or how it ended, for the user; one line, may be empty.
+        cancelling: Whether it is to be stopped: its runner looks for this.
+        starts: Number of runners that were started.
+        fruitless: How many of the last starts in a row came to no further step.
+        step: The job's last step when its last runner was started; None before its first step.
+        started_at: Start of its first runner; None before.
+        ended_at: None while `state` is one of `OPEN_SUBMISSIONS`, and only then.
+    """
+
+    id: str
+    number: int
+    job: NewSubmission
+    state: SubmissionState
+    reason: str
+    cancelling: bool
+    starts: int
+    fruitless: int
+    step: int | None
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still waits or runs."""
+        return self.state in OPEN_SUBMISSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSeen:
+    """A submission in state `running`, with the lease of its runner and what is on record of its job.
+
+    Attributes:
+        lease: Its holder is the server that starts the runner, then the runner; None before the first.
+        job_state: None before the runner has put the job on record.
+        step: Last step of the job; None before the first.
+        cost_usd: Cost of the job so far.
+    """
+
+    submission: Submission
+    lease: Lease | None
+    job_state: JobState | None
+    step: int | None
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What the submitted jobs of the store cost, US dollars by user.
+
+    Attributes:
+        spent: Cost so far of jobs that began in the period.
+        reserved: What those that run may cost besides, where they have a limit.
+    """
+
+    spent: Mapping[str, float]
+    reserved: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """A consistent reading of what servers of one machine and account have to do.
+
+    Attributes:
+        queued: Submissions that wait, in the order in which they were submitted.
+        running: Those that have a runner, or had one that must be replaced.
+        busy_files: Job files that live jobs on record use, with the ids of those jobs.
+        spending: Of all submissions in the store.
+    """
+
+    queued: tuple[Submission, ...]
+    running: tuple[RunnerSeen, ...]
+    busy_files: Mapping[str, str]
+    spending: Spending
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """A process that starts and watches runners.
+
+    Attributes:
+        id: UUID, text.
+        started_at_s: Start of the process, seconds since the epoch, to detect a pid that was reused.
+        address: URL of its API; empty if it has none.
+        background: Whether it was started for a detached job, and ends when nothing is left to do.
+        heartbeat_at: Time of its last sign of life.
+    """
+
+    id: str
+    host: str
+    pid: int
+    started_at_s: float
+    user: str
+    uid: int
+    address: str
+    version: str
+    background: bool
+    started_at: datetime
+    heartbeat_at: datetime

@@ -1,0 +1,355 @@
+"""The store's queue of submitted jobs, the leases of their runners, and the servers.
+
+Every transition is one transaction that checks the state before it, so that of several servers one succeeds. Rows of
+the queue are read with `FOR UPDATE SKIP LOCKED` on PostgreSQL; on SQLite the transaction has the write lock.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import asdict
+from datetime import datetime
+from typing import cast
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from scavenger.domain.document import without_nonfinite
+from scavenger.domain.intent import Fence, Lease
+from scavenger.domain.report import JobState
+from scavenger.domain.submission import (
+    OPEN_SUBMISSIONS,
+    Backlog,
+    NewSubmission,
+    RunnerSeen,
+    ServerRecord,
+    Spending,
+    Submission,
+    SubmissionState,
+    runner_lease,
+)
+from scavenger.errors import ConfigurationError
+from scavenger.store.base import KEY_PREFIX_MIN, Part
+from scavenger.store.intent_rows import lease_of
+from scavenger.store.intents import held_lease
+from scavenger.store.owner import is_owner_alive
+from scavenger.store.records import LIVE_STATES, Owner
+from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
+
+__all__ = ["Submissions"]
+
+_FIELDS = tuple(NewSubmission.__dataclass_fields__)
+_OWN = tuple(name for name in Submission.__dataclass_fields__ if name != "job")
+
+
+class Submissions(Part):
+    """The part of `Store` that holds submissions and servers.
+
+    Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
+    """
+
+    # ---- the queue -----------------------------------------------------------------------------------------
+
+    def submit(self, new: NewSubmission) -> Submission:
+        """Put a job into the queue; with an idempotency key that the user has used before, returns that submission.
+
+        Raises:
+            ConfigurationError: The key was used for another job file or another content of it.
+        """
+        with self._database.writing() as session:
+            if new.idempotency_key is not None:
+                query = select(SubmissionRow).where(
+                    SubmissionRow.user == new.user, SubmissionRow.idempotency_key == new.idempotency_key
+                )
+                if (before := session.scalar(query)) is not None:
+                    if (before.job_file, before.spec) != (new.job_file, without_nonfinite(new.spec)):
+                        raise ConfigurationError(
+                            f"the idempotency key {new.idempotency_key!r} was used for another job, {before.id}"
+                        )
+                    return _submission(before)
+            return self._add(session, new, str(uuid.uuid4()))
+
+    def submit_again(self, job_id: str, new: NewSubmission) -> Submission:
+        """Put a job that has ended into the queue, to be resumed; its earlier submission, if any, is replaced.
+
+        Raises:
+            ConfigurationError: It is in the queue, or a runner has it.
+        """
+        with self._database.writing() as session:
+            row = session.scalar(select(SubmissionRow).where(SubmissionRow.id == job_id))
+            if row is not None:
+                if row.state in OPEN_SUBMISSIONS:
+                    raise ConfigurationError(f"job {job_id[:8]} is {row.state} already")
+                session.delete(row)
+                session.flush()
+            return self._add(session, new, job_id)
+
+    def _add(self, session: Session, new: NewSubmission, job_id: str) -> Submission:
+        fields = {name: getattr(new, name) for name in _FIELDS}
+        row = SubmissionRow(
+            **{**fields, "spec": without_nonfinite(new.spec), "job_file": os.path.realpath(new.job_file)},
+            id=job_id,
+            state="queued",
+            reason="",
+            cancelling=False,
+            starts=0,
+            fruitless=0,
+            submitted_at=self._clock(),
+        )
+        session.add(row)
+        session.flush()
+        session.refresh(row)
+        return _submission(row)
+
+    def submission(self, key: str) -> Submission | None:
+        """A submission by its id, its name (the latest of that name), or the first characters of its id, at least 4.
+
+        Raises:
+            ConfigurationError: Several ids begin so.
+        """
+        latest = select(SubmissionRow).order_by(SubmissionRow.number.desc())
+        with self._database.reading() as session:
+            row = session.scalar(latest.where(SubmissionRow.id == key))
+            row = row or session.scalar(latest.where(SubmissionRow.name == key).limit(1))
+            if row is None and len(key) >= KEY_PREFIX_MIN:
+                begun = latest.where(SubmissionRow.id.startswith(key, autoescape=True))
+                found = session.scalars(begun.limit(2)).all()
+                if len(found) > 1:
+                    raise ConfigurationError(f"{key!r} begins the ids of several jobs; give more of it")
+                row = found[0] if found else None
+            return None if row is None else _submission(row)
+
+    def submissions(
+        self,
+        limit: int = 50,
+        *,
+        states: Collection[str] = (),
+        user: str | None = None,
+        before: int | None = None,
+    ) -> tuple[Submission, ...]:
+        """The latest submissions, newest first.
+
+        Args:
+            limit: Most submissions.
+            states: Only those in one of these states; empty: in any.
+            user: Only those of this user.
+            before: Only those with a lower number, for the next page.
+        """
+        query = select(SubmissionRow).order_by(SubmissionRow.number.desc()).limit(limit)
+        if states:
+            query = query.where(SubmissionRow.state.in_(states))
+        if user is not None:
+            query = query.where(SubmissionRow.user == user)
+        if before is not None:
+            query = query.where(SubmissionRow.number < before)
+        with self._database.reading() as session:
+            return tuple(map(_submission, session.scalars(query)))
+
+    def cancel(self, job_id: str, reason: str) -> Submission | None:
+        """Withdraw a submission that waits; of one that runs, tell its runner to stop. One that has ended stays so.
+
+        Returns:
+            The submission as it is now; None if there is none.
+        """
+        with self._database.writing() as session:
+            row = session.scalar(select(SubmissionRow).where(SubmissionRow.id == job_id))
+            if row is None:
+                return None
+            if row.state == "queued":
+                _end(row, "cancelled", reason, self._clock())
+            elif row.state == "running":
+                row.cancelling, row.reason = True, reason
+            session.flush()
+            return _submission(row)
+
+    def delete_submissions(self, ids: Collection[str]) -> None:
+        """Delete submissions that have ended; others are left alone. The jobs themselves stay on record."""
+        with self._database.writing() as session:
+            session.execute(
+                delete(SubmissionRow).where(
+                    SubmissionRow.id.in_(ids), SubmissionRow.state.not_in(OPEN_SUBMISSIONS)
+                )
+            )
+
+    # ---- servers and runners -------------------------------------------------------------------------------
+
+    def backlog(self, host: str, uid: int, since: datetime | None) -> Backlog:
+        """Read what a server has to do, for the jobs of its machine and account.
+
+        Args:
+            host: Name of the machine.
+            uid: Number of the account.
+            since: Start of the period of budgets; jobs that began before it are not counted. None if there are no
+                budgets: nothing is counted.
+        """
+        mine = select(SubmissionRow).where(SubmissionRow.host == host, SubmissionRow.uid == uid)
+        with self._database.reading() as session:
+            queued = session.scalars(
+                mine.where(SubmissionRow.state == "queued").order_by(SubmissionRow.number)
+            ).all()
+            running = session.execute(
+                select(SubmissionRow, JobRow)
+                .outerjoin(JobRow, JobRow.id == SubmissionRow.id)
+                .where(SubmissionRow.host == host, SubmissionRow.uid == uid, SubmissionRow.state == "running")
+                .order_by(SubmissionRow.number)
+            ).all()
+            return Backlog(
+                tuple(map(_submission, queued)),
+                tuple(_seen(session, row, job) for row, job in running),
+                self._busy_files(session, {row.job_file for row in queued}),
+                Spending({}, {}) if since is None else _spending(session, since),
+            )
+
+    def _busy_files(self, session: Session, files: Collection[str]) -> dict[str, str]:
+        """Those of the files that a live job uses, with the job's id."""
+        if not files:
+            return {}
+        now = self._clock()
+        live = select(JobRow).where(JobRow.state.in_(LIVE_STATES), JobRow.job_file.in_(files))
+        return {
+            job.job_file: job.id
+            for job in session.scalars(live)
+            if is_owner_alive(
+                Owner(job.owner_pid, job.owner_host, job.owner_started_at_s), job.heartbeat_at, at=now
+            )
+        }
+
+    def explain_waiting(self, reasons: dict[str, str]) -> None:
+        """Record why submissions wait, by their ids; those that wait no longer are left alone."""
+        with self._database.writing() as session:
+            query = select(SubmissionRow).where(
+                SubmissionRow.id.in_(reasons), SubmissionRow.state == "queued"
+            )
+            for row in session.scalars(query):
+                row.reason = reasons[row.id]
+
+    def start_runner(self, job_id: str, holder: str, seen: Lease | None) -> Lease | None:
+        """Take the lease of a job's runner, in order to start one; the submission is then `running`.
+
+        The caller has made sure that the holder of the lease, if it has one, is dead.
+
+        Args:
+            job_id: Id of the submission.
+            holder: The calling server; the runner takes the lease over with `hand_over_lease`.
+            seen: The lease as it was read; None if there was none.
+
+        Returns:
+            The lease; None if it has changed since, the submission is not open, or it waits and was cancelled.
+        """
+        with self._database.writing() as session:
+            query = select(SubmissionRow).where(
+                SubmissionRow.id == job_id, SubmissionRow.state.in_(OPEN_SUBMISSIONS)
+            )
+            row = session.scalar(query.with_for_update(skip_locked=True))
+            lease = session.get(LeaseRow, runner_lease(job_id))
+            if row is None or lease_of(lease) != seen:
+                return None
+            if lease is None:
+                lease = LeaseRow(name=runner_lease(job_id), token=0)
+                session.add(lease)
+            lease.holder, lease.token, lease.beats = holder, lease.token + 1, 0
+            job = session.get(JobRow, job_id)
+            step = None if job is None else job.step
+            further = (step or 0) > (row.step or 0)
+            row.fruitless = 1 if further else row.fruitless + 1
+            row.state, row.starts, row.step, row.reason = "running", row.starts + 1, step, ""
+            row.started_at = row.started_at or self._clock()
+            session.flush()
+            return lease_of(lease)
+
+    def requeue(self, fence: Fence, job_id: str, reason: str) -> bool:
+        """Put a submission that could not begin yet back into the queue; False if the lease is another's."""
+        return self._leave(fence, job_id, "queued", reason)
+
+    def end_submission(self, fence: Fence | None, job_id: str, reason: str) -> bool:
+        """Record that a submission needs no runner any more, and release its lease.
+
+        Args:
+            fence: Fencing token of the runner, or of the server that has found it dead; None for a submission that
+                never had a runner.
+            job_id: Id of the submission.
+            reason: How it ended, one line.
+
+        Returns:
+            False if the lease is another's, or the submission is not open.
+        """
+        return self._leave(fence, job_id, "ended", reason)
+
+    def _leave(self, fence: Fence | None, job_id: str, state: SubmissionState, reason: str) -> bool:
+        with self._database.writing() as session:
+            lease = None if fence is None else held_lease(session, fence)
+            row = session.scalar(select(SubmissionRow).where(SubmissionRow.id == job_id))
+            if row is None or row.state not in OPEN_SUBMISSIONS or (fence is not None and lease is None):
+                return False
+            if fence is None and row.state != "queued":
+                return False
+            if lease is not None:
+                lease.holder = ""
+            if state == "queued":
+                row.state, row.reason, row.fruitless = state, reason, max(0, row.fruitless - 1)
+            else:
+                _end(row, state, reason, self._clock())
+            return True
+
+    def put_server(self, server: ServerRecord) -> None:
+        """Record a server, or its sign of life, in place of what was recorded of it; `heartbeat_at` is set to now."""
+        with self._database.writing() as session:
+            session.merge(ServerRow(**{**asdict(server), "heartbeat_at": self._clock()}))
+
+    def remove_server(self, server_id: str) -> None:
+        """Delete a server's record; no effect if there is none."""
+        with self._database.writing() as session:
+            session.execute(delete(ServerRow).where(ServerRow.id == server_id))
+
+    def servers(self, *, alive: bool = True) -> tuple[ServerRecord, ...]:
+        """Servers on record, the oldest first; `alive` leaves out those that are dead or silent."""
+        now = self._clock()
+        with self._database.reading() as session:
+            rows = session.scalars(select(ServerRow).order_by(ServerRow.started_at, ServerRow.id)).all()
+        found = (
+            ServerRecord(**{name: getattr(row, name) for name in ServerRecord.__dataclass_fields__})
+            for row in rows
+        )
+        return tuple(
+            one
+            for one in found
+            if not alive
+            or is_owner_alive(Owner(one.pid, one.host, one.started_at_s), one.heartbeat_at, at=now)
+        )
+
+
+def _end(row: SubmissionRow, state: SubmissionState, reason: str, at: datetime) -> None:
+    row.state, row.reason, row.ended_at = state, reason, at
+
+
+def _submission(row: SubmissionRow) -> Submission:
+    own = {name: getattr(row, name) for name in _OWN}
+    return Submission(job=NewSubmission(**{name: getattr(row, name) for name in _FIELDS}), **own)
+
+
+def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSeen:
+    return RunnerSeen(
+        _submission(row),
+        lease_of(session.get(LeaseRow, runner_lease(row.id))),
+        None if job is None else cast(JobState, job.state),
+        None if job is None else job.step,
+        0.0 if job is None else job.cost_usd or 0.0,
+    )
+
+
+def _spending(session: Session, since: datetime) -> Spending:
+    spent: dict[str, float] = defaultdict(float)
+    reserved: dict[str, float] = defaultdict(float)
+    query = (
+        select(SubmissionRow.user, SubmissionRow.state, SubmissionRow.reserved_usd, JobRow.cost_usd)
+        .outerjoin(JobRow, JobRow.id == SubmissionRow.id)
+        .where((SubmissionRow.started_at >= since) | (SubmissionRow.state == "running"))
+    )
+    for user, state, reserved_usd, cost_usd in session.execute(query):
+        spent[user] += cost_usd or 0.0
+        if state == "running":
+            reserved[user] += max(0.0, (reserved_usd or 0.0) - (cost_usd or 0.0))
+    return Spending(dict(spent), dict(reserved))
