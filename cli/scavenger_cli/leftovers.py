@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from scavenger.errors import ScavengerError
+from scavenger.presentation.formatting import plural
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import plural
 
 if TYPE_CHECKING:
     from scavenger.store import Store

@@ -8,7 +8,9 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scavenger_cli.ui.formatting import (
+
+from scavenger.domain.figures import rounded
+from scavenger.presentation.formatting import (
     clean,
     difference,
     duration,
@@ -18,8 +20,6 @@ from scavenger_cli.ui.formatting import (
     quantity,
     size,
 )
-
-from scavenger.domain.figures import rounded
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ from nested import changed
 from plotly.offline import get_plotlyjs
 from scavenger_cli.ui.curve_files import curve_csv
 from scavenger_cli.ui.drawing import Drawing
-from scavenger_cli.ui.page import panel_figure
-from scavenger_cli.ui.panel import Panel, axis_span, landmarks, panel_of, time_unit
 from scavenger_cli.ui.plots import INK, panels_figure, panels_svg
 
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document
 from scavenger.domain.report import Actual
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.figure import panel_figure
+from scavenger.presentation.panel import Panel, axis_span, landmarks, panel_of, time_unit
 
 HOSTILE = "<script>alert(1)</script>&\x1b[2J$x$"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.control.documents.pool import pool_document, share_of
+from scavenger.presentation.formatting import clean, duration, plural, quantity, size, when
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, duration, plural, quantity, size, when
 
 if TYPE_CHECKING:
     from scavenger.train.pool.protocol import NodeLoad, PoolLoad

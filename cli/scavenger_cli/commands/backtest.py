@@ -11,8 +11,8 @@ from rich.text import Text
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import GroupResult, Skipped, coverage90, median_ape
+from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, plural
 
 __all__ = ["backtest"]
 

@@ -13,8 +13,8 @@ from scavenger.control.search.tables import read_curves
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import Skipped
 from scavenger.models.backtest_curves import OWN, CurveErrors, CurveResult, backtest_curves, pooled
+from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, plural
 
 __all__ = ["backtest_of_curves"]
 

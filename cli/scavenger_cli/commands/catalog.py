@@ -10,8 +10,8 @@ from rich.text import Text
 
 from scavenger.control.documents.catalog import Asked, catalog_document, find_machines, prices_of
 from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, money, plural, quantity
 
 if TYPE_CHECKING:
     from scavenger.cloud.catalog.types import Listing

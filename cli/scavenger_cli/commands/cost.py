@@ -10,9 +10,9 @@ from rich.text import Text
 
 from scavenger.control.documents.costs import cost_document, cost_of
 from scavenger.control.provisioning.bill import JobCost, VmCost
+from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
 from scavenger.store import Store
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, difference, duration, money, money_range, when
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

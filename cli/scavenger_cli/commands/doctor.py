@@ -18,8 +18,8 @@ from scavenger import __version__
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.presentation.formatting import clean, plural, size
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import clean, plural, size
 
 if TYPE_CHECKING:
     from scavenger.store import Store

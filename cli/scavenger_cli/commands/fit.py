@@ -10,8 +10,8 @@ from rich.text import Text
 
 from scavenger.control.search.imported import Imported, ImportOptions, read_sources
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, plural
 
 if TYPE_CHECKING:
     from scavenger.store.records import ModelRecord

@@ -9,9 +9,9 @@ from rich.text import Text
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.errors import CleanupError, CloudError, ConfigurationError
+from scavenger.presentation.formatting import clean, plural, when
 from scavenger.store import Store
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, plural, when
 
 __all__ = ["collect"]
 

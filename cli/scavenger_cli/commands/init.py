@@ -16,9 +16,9 @@ from scavenger.control.job_file.yaml_loader import read_scalar
 from scavenger.domain.job import JobSpec
 from scavenger.domain.ranges import workers_of_text
 from scavenger.errors import ConfigurationError, Interrupted
+from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.run import sizes
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import clean
 
 __all__ = ["Settings", "begin", "examples_path"]
 

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from scavenger.control.documents.logs import JobLogs, Wanted, harmless
+from scavenger.presentation.formatting import when
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import when
 
 if TYPE_CHECKING:
     from scavenger.store import Store

@@ -21,8 +21,8 @@ from scavenger.domain.operation import (
     describe,
 )
 from scavenger.errors import ConfigurationError, TransientError
+from scavenger.presentation.formatting import clean, duration
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import clean, duration
 
 if TYPE_CHECKING:
     from scavenger.store import Store

@@ -11,7 +11,7 @@ from scavenger.domain.cost import ResourceRates
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.report import RunReport
 from scavenger.errors import ConfigurationError
-from scavenger_cli.ui.formatting import quantity
+from scavenger.presentation.formatting import quantity
 
 __all__ = ["Sizes", "priced"]
 

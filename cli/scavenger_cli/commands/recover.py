@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import clean
 
 __all__ = ["recover"]
 

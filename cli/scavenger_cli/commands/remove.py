@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from scavenger.control.documents.logs import log_folder
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, plural
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console
-from scavenger_cli.ui.formatting import clean
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, duration, money, plural
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob

@@ -14,8 +14,9 @@ from scavenger.control.documents.jobs import jobs_document, progress_of, status_
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, duration, duration_range, money, quantity, when
+from scavenger.presentation.panel import FINISHED
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, duration, duration_range, money, quantity, when
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
@@ -142,7 +143,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         ),
     )
     if job.predicted is not None or job.actual is not None:
-        console.emit("", *render.comparison(job.predicted, job.actual, finished=job.state in render.FINISHED))
+        console.emit("", *render.comparison(job.predicted, job.actual, finished=job.state in FINISHED))
     # of a job that has ended, show only the processes that explain its end
     shown = [each for each in processes if not job.ended or each.state in ("lost", "failed")]
     if shown:

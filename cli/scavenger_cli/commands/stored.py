@@ -11,8 +11,8 @@ from rich.text import Text
 
 from scavenger.control.documents.models import job_names, model_document, models_document
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, plural, when
 
 if TYPE_CHECKING:
     from scavenger.store.records import ModelRecord

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.errors import ScavengerError
 from scavenger.masking import mask
-from scavenger_cli.ui.formatting import clean
+from scavenger.presentation.formatting import clean
 from scavenger_cli.ui.outlet import has_room
 
 if TYPE_CHECKING:

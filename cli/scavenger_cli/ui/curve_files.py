@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from scavenger_cli.ui.formatting import clean
+from scavenger.presentation.formatting import clean
 
 __all__ = ["curve_csv"]
 

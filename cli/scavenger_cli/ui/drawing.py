@@ -13,9 +13,9 @@ from rich.text import Text
 from scavenger.control.documents.curves import curve_document
 from scavenger.domain.document import report_document
 from scavenger.domain.report import RunReport
+from scavenger.presentation.panel import Panel, panel_of
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.curve_files import curve_csv
-from scavenger_cli.ui.panel import Panel, panel_of
 from scavenger_cli.ui.terminal_plot import terminal_plot
 
 if TYPE_CHECKING:

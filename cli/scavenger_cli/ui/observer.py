@@ -26,8 +26,8 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
+from scavenger.presentation.formatting import clean, duration, money, plural, quantity
 from scavenger_cli.ui.console import console, is_terminal
-from scavenger_cli.ui.formatting import clean, duration, money, plural, quantity
 from scavenger_cli.ui.outlet import Outlet, unblocked
 
 if TYPE_CHECKING:

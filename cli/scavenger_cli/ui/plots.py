@@ -19,9 +19,8 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, TradeoffCurve
 from scavenger.errors import ConfigurationError
-from scavenger_cli.ui.formatting import clean, duration, money
-from scavenger_cli.ui.labels import CHARACTER_WIDTH, Label, place_labels
-from scavenger_cli.ui.panel import (
+from scavenger.presentation.formatting import clean, duration, money
+from scavenger.presentation.panel import (
     COUNTS_MAX,
     Panel,
     axis_span,
@@ -33,6 +32,7 @@ from scavenger_cli.ui.panel import (
     time_unit,
     with_interval,
 )
+from scavenger_cli.ui.labels import CHARACTER_WIDTH, Label, place_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from scavenger.domain.curve import (
     TradeoffCurve,
 )
 from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, time_error
-from scavenger_cli.ui.formatting import (
+from scavenger.presentation.formatting import (
     clean,
     difference,
     duration,
@@ -33,6 +33,7 @@ from scavenger_cli.ui.formatting import (
     plural,
     quantity,
 )
+from scavenger.presentation.panel import FINISHED, RELATIVE_NOTE
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -44,7 +45,6 @@ __all__ = [
     "curve_table",
     "label",
     "paths",
-    "relative_note",
     "report_text",
     "table",
 ]
@@ -64,15 +64,8 @@ _MARKS = (
 )
 
 _INTERVAL = "(90 %)"
-FINISHED = ("succeeded", "target_missed")
-"""States of a run that reached the end for which the prediction was made."""
 EXPLAINED_MIN = 0.05
 """Smallest error, as a share of the actual time, whose causes are shown."""
-
-relative_note = (
-    "The number of epochs to the target is not known: ratios between configurations are reliable, absolute "
-    "times and costs are only bounds."
-)
 
 
 def table(*columns: tuple[str, str]) -> Table:
@@ -139,7 +132,7 @@ def curve_table(
     title = f"Predicted for {plural(len(curve), 'configuration')}{vms}, each for a run without a search:"
     yield Text(title, style="bold")
     if curve.relative_only:
-        yield Text(relative_note)
+        yield Text(RELATIVE_NOTE)
     if len(shown):
         titles = ("time x", "cost x") if curve.relative_only else ("time", _INTERVAL, "cost", _INTERVAL)
         kept = () if curve.progress_share is None else ("progress",)

@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from scavenger.domain.curve import Choice, FloatArray, TradeoffCurve
-from scavenger_cli.ui.formatting import duration, money
+from scavenger.presentation.formatting import duration, money
 
 __all__ = ["terminal_plot"]
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, Choice, FloatArray, TradeoffCurve
 from scavenger.domain.report import Actual, Predicted, RunReport
-from scavenger_cli.ui.formatting import clean, duration, money
-from scavenger_cli.ui.render import FINISHED
+from scavenger.presentation.formatting import clean, duration, money
 
 __all__ = [
     "COUNTS_MAX",
+    "FINISHED",
+    "RELATIVE_NOTE",
     "Panel",
     "axis_span",
     "describe",
@@ -26,6 +27,12 @@ __all__ = [
     "with_interval",
 ]
 
+FINISHED = ("succeeded", "target_missed")
+"""States of a run that reached the end for which the prediction was made."""
+RELATIVE_NOTE = (
+    "The number of epochs to the target is not known: ratios between configurations are reliable, absolute "
+    "times and costs are only bounds."
+)
 INTERVALS_MAX = 6
 """Most points whose intervals are all shown: those of one K lie on one ray, and more hide each other."""
 COUNTS_MAX = 24
