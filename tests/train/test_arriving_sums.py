@@ -106,7 +106,9 @@ class Job:
 
     def _shard(self, fd: int, start: Any) -> ModelShard:
         shard = ModelShard(fd, self.layout, self.index)
-        for n, array in zip(self.layout.parts[self.index], shard._section(0, shard._all), strict=True):
+        for n, array in zip(
+            self.layout.parts[self.index], shard._held.section(0, shard._held.numbers), strict=True
+        ):
             array[...] = start[n : n + array.size].reshape(array.shape)
         shard.begin()
         return shard
@@ -266,7 +268,9 @@ def test_no_bit_tells_which_workers_shared_memory_and_what_was_lost(
         jobs.append(job)
         for step in range(1, _STEPS + 1):
             job.step(step)
-            apart, shared = (shard._section(step, shard._all) for shard in (job.apart, job.shared))
+            apart, shared = (
+                shard._held.section(step, shard._held.numbers) for shard in (job.apart, job.shared)
+            )
             for a, b in zip(apart, shared, strict=True):
                 np.testing.assert_array_equal(a, b, err_msg=f"seed {seed}, step {step}")
             for a, b in zip(job.apart._optimizer.slots(step), job.shared._optimizer.slots(step), strict=True):

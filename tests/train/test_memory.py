@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from scavenger.train.transport import layout as layout_module
 from scavenger.train.transport.block_file import create_block, memory_id
 from scavenger.train.transport.layout import BUCKET_BYTES, MAP_BYTES, MAPS_AT, Layout
 from scavenger.train.transport.messages import StepReport, decode, encode
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, SlotSpec, TensorSpec
 from scavenger.train.transport.shared_memory import (
     BUCKETS_MAX,
     Block,
@@ -93,7 +94,8 @@ def test_no_two_sections_or_tensors_overlap_and_all_lie_within_the_block(
     assert all(start % 64 == 0 for start, _ in extents)
     assert all(start >= 0 and start + length <= layout.total_bytes for start, length in extents)
     assert layout.state_at(7) == layout.state_at(1) != layout.state_at(4)
-    assert layout.fixed_bytes <= layout.optimizer_at(0) < layout.optimizer_at(1) <= layout.slots_at
+    assert layout.fixed_bytes <= layout.optimizer_at(0) < layout.optimizer_at(1) < layout.shared_at(0)
+    assert layout.shared_at(0) < layout.shared_at(1) <= layout.slots_at
 
 
 @given(
@@ -239,30 +241,64 @@ def test_a_block_has_one_identity_and_another_has_another(fd: int) -> None:
         os.close(again)
 
 
-def test_optimizers_of_parts_lie_apart_and_two_steps_beside_each_other(fd: int) -> None:
-    layout = Layout.of(manifest([((50,), "float32", "trainable"), ((60,), "float32", "trainable")], []), 2)
-    slots = [TensorSpec("m", (60,), "float32", "slot"), TensorSpec("v", (), "float32", "slot")]
-    parts = [OptimizerMemory(fd, layout, index, slots) for index in (0, 1)]
+def test_slots_lie_along_the_line_whoever_holds_their_tensors_and_two_steps_apart(fd: int) -> None:
+    tensors: list[Tensor] = [((50,), "float32", "trainable"), ((60,), "float32", "trainable")]
+    layout = Layout.of(manifest(tensors, []), 2, (0, 1), bucket_bytes=256)
+    specs = [
+        SlotSpec("m", (), "float32", "slot", 0, 0),
+        SlotSpec("v", (60,), "float32", "slot", 1, 1),
+        SlotSpec("v", (), "int64", "slot", 1, 0),
+        SlotSpec("products", (), "float32", "slot", -1, 3),
+    ]
+    both = OptimizerMemory(fd, layout, 0, specs, layout.segments)
     Block(fd, layout).tensors(layout.slot_at(layout.slots - 1))[0][...] = 99
+    for step in (0, 1):
+        for number, array in enumerate(both.slots(step)):
+            array[...] = 10 * step + number
 
-    for index, part in enumerate(parts):
-        for step in (0, 1):
-            for slot, array in enumerate(part.slots(step)):
-                array[...] = 100 * index + 10 * step + slot
-
-    again = [OptimizerMemory(fd, layout, index, slots) for index in (0, 1)]
-    for index, part in enumerate(again):
-        for step in (0, 1, 2, 3):
-            for slot, array in enumerate(part.slots(step)):
-                assert set(array.reshape(-1)) == {100 * index + 10 * (step % 2) + slot}
+    alone = OptimizerMemory(fd, layout.moved((1, 1), 1), 1, specs[1:], layout.segments)
+    for step in (0, 1, 2, 3):
+        for number, array in enumerate(alone.slots(step)[:2], 1):
+            assert set(array.reshape(-1)) == {10 * (step % 2) + number}
+        assert alone.slots(step)[2] == 0, "each aggregator has its own state of no tensor"
+    alone.copy_shared(0, 3)
+    assert [alone.slots(step)[2] for step in (0, 1)] == [0, 13]
 
 
-def test_an_optimizer_with_more_state_than_there_is_room_for_is_refused(fd: int) -> None:
-    layout = Layout.of(manifest([((9_000,), "float32", "trainable")], []))
-    slots = [TensorSpec(str(i), (1_000_000,), "float32", "slot") for i in range(20)]
+@pytest.mark.parametrize(
+    "slot",
+    [
+        SlotSpec("longer", (51,), "float64", "slot", 0, 0),
+        SlotSpec("one of too many", (50,), "float32", "slot", 0, 16),
+        SlotSpec("no scalar", (17,), "float32", "slot", -1, 0),
+        SlotSpec("one of too many", (), "float32", "slot", -1, 1024),
+    ],
+)
+def test_an_optimizer_with_more_state_than_there_is_room_for_is_refused(fd: int, slot: SlotSpec) -> None:
+    layout = Layout.of(manifest([((50,), "float32", "trainable")], []))
 
     with pytest.raises(ValueError, match="no room"):
-        OptimizerMemory(fd, layout, 0, slots)
+        OptimizerMemory(fd, layout, 0, [slot], layout.segments)
+
+
+def test_only_who_holds_a_bucket_differs_under_another_map(fd: int) -> None:
+    layout = Layout.of(manifest([((50,), "float32", "trainable"), ((60,), "float32", "mean")], [(2,)]), 3)
+    count = len(layout.buckets)
+
+    moved = layout.moved([2] * count, 7)
+
+    assert moved == dataclasses.replace(
+        layout,
+        holders=(2,) * count,
+        parts=((), (), (*range(len(layout.segments)),)),
+        part_ranges=((), (), ((0, layout.buckets[-1][1]),)),
+        map_number=7,
+    )
+    Block(fd, layout).tensors(layout.state_at(0))[1][...] = 5
+    assert set(Block(fd, moved).tensors(moved.state_at(0))[1]) == {5.0}
+    for holders in ([0] * (count - 1), [3] * count):
+        with pytest.raises(ValueError, match="does not name one of 3"):
+            layout.moved(holders, 8)
 
 
 # ---- records -----------------------------------------------------------------------------------------------
@@ -432,7 +468,7 @@ def test_slots_that_nobody_uses_cost_nothing(fd: int) -> None:
 _LIMITED = """
 import resource, sys
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, SlotSpec, TensorSpec
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.shared_memory import Block
 tensors = (TensorSpec("kernel", (1_000_000,), "float32", "trainable"),)

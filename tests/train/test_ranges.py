@@ -121,6 +121,13 @@ class Model:
                 assert shard.apply(m.ApplyPart(step, 1, 1.0, ((step, 4, 0, ()),))).finite
         return [array.copy() for array in self.block.tensors(self.layout.state_at(last))]
 
+    def move(self, holders: list[int], first: int) -> None:
+        """Let other aggregators hold the buckets from a step on."""
+        self.layout = self.layout.moved(holders, self.layout.map_number + 1)
+        for shard in self.shards:
+            others = {other.index for other in self.shards} - {shard.index}
+            shard.take(shard.prepare(self.layout), first, beside=others)
+
     @property
     def optimizer(self) -> SavedOptimizer:
         return SavedOptimizer(self._fd, self.layout)
@@ -180,6 +187,33 @@ def test_buckets_may_be_with_any_aggregator() -> None:
     with model(layout) as cut:
         cut.begin()
         assert_same(cut.train(1, _STEPS), want)
+
+
+@pytest.mark.parametrize("name", BY_ELEMENT | BY_TENSOR)
+def test_buckets_change_their_holder_between_any_two_steps(name: str) -> None:
+    layout = Layout.of(manifest(ALL[name]()), 2, bucket_bytes=2000)
+    count = len(layout.buckets)
+    with model(layout) as still, model(layout.moved([0] * count, 1)) as moved:
+        still.begin()
+        moved.begin()
+        moved.train(1, 1)
+        moved.move([1] * count, 2)
+        moved.train(2, 2)
+        moved.move([number % 2 for number in range(count)], 3)
+        for one, other in zip(still.train(1, _STEPS), moved.train(3, _STEPS), strict=True):
+            np.testing.assert_array_equal(one, other)
+        wanted, found = (one.optimizer.state(_STEPS, 1.0).slots for one in (still, moved))
+        assert found.keys() == wanted.keys()
+        for key, array in wanted.items():
+            np.testing.assert_array_equal(found[key], array)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_has_to_stay_together_is_not_moved(name: str) -> None:
+    layout = Layout.of(manifest(ALL[name]()), 2)
+
+    with pytest.raises(ValueError, match="stays with aggregator 0"):
+        layout.moved([1] * len(layout.buckets), 1)
 
 
 def test_a_constrained_tensor_stays_whole_and_keeps_its_constraint() -> None:

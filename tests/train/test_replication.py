@@ -87,7 +87,8 @@ def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
 
     def weights(index: int, pull: Pull) -> list[Sent]:
         return [
-            (chunk, bytes(data)) for chunk, data in weights_payload(parts[index].block, index, pull).chunks()
+            (chunk, bytes(data))
+            for chunk, data in weights_payload(parts[index].block, layout, index, pull).chunks()
         ]
 
     yield weights

@@ -87,6 +87,10 @@ class KerasUpdate:
         optimizer, _ = self._built(weights)
         return [np.array(variable.numpy()) for variable in state_of(optimizer)]
 
+    def trace(self) -> None:
+        """Compile the optimizer's step."""
+        self._step.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in self._tensors])
+
     def apply(
         self,
         gradients: Sequence[Array],

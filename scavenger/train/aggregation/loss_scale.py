@@ -85,6 +85,10 @@ class ScaledUpdate:
         own = [np.array(value, dtype) for value, (_, dtype) in zip(begin, _SLOTS, strict=True)]
         return self._update.initial_slots(weights) + own
 
+    def trace(self) -> None:
+        """See `Update.trace`."""
+        self._update.trace()
+
     def loss_scale(self, slots: Sequence[Array]) -> float:
         """Return the scale of the step after the one that left these slots."""
         return float(slots[-1])

@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.errors import NotSupportedError, ScavengerError
-from scavenger.train.aggregation.constraints import read_constraint
+from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.gradient_sums import GradientSums
-from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
-from scavenger.train.aggregation.shard_state import ShardState
-from scavenger.train.aggregation.update import Differing, Norms
+from scavenger.train.aggregation.holding import Holding
+from scavenger.train.aggregation.loss_scale import ScaledUpdate
+from scavenger.train.aggregation.update import Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.ranges import SavedArrays, range_name
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.buckets import buckets
-from scavenger.train.transport.layout import Layout, Segment
+from scavenger.train.transport.layout import Layout, Ranges, Segment
 from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
-from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.replication import Payload, weights_payload
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, PartRecord
@@ -47,53 +44,93 @@ class ModelShard:
     """
 
     def __init__(self, fd: int, layout: Layout, index: int) -> None:
-        self.block, self.layout, self.index = Block(fd, layout), layout, index
-        segments = layout.segments
-        self._all = layout.parts[index]
-        self._trainable = [n for n in self._all if segments[n].spec.role == "trainable"]
-        self._states = [n for n in self._all if segments[n].spec.role != "trainable"]
-        texts = dict(layout.manifest.constraints)
-        constraints = {
-            place: constraint
-            for place, n in enumerate(self._trainable)
-            if (text := texts.get(segments[n].tensor)) is not None
-            and (constraint := read_constraint(text)) is not None
-        }
-        self._update = make_update(
-            [segments[n].spec for n in self._trainable], layout.manifest.optimizer, constraints
-        )
-        for slot in self._update.slots:
-            owner = None if slot.tensor < 0 else segments[self._trainable[slot.tensor]]
-            if owner is not None and not owner.is_whole and slot.shape != owner.spec.shape:
-                raise NotSupportedError(f"{slot.path} belongs to a tensor that is cut, and has another shape")
-        self._optimizer = OptimizerMemory(fd, layout, index, self._update.slots)
-        self._weights = [self._section(turn, self._trainable) for turn in (0, 1)]
-        self._slots: dict[int, list[Array]] = {}
-        self.sums = GradientSums({number: segments[number] for number in self._all}, buckets(layout, index))
-        self._differing: Differing = [None] * len(self._trainable)  # of the states of even and odd steps
+        self._fd, self.block, self.index = fd, Block(fd, layout), index
+        self._holdings = [(0, Holding(fd, self.block, layout, index))]
+        """What it holds and from which step on, ascending: at most the last two maps that are still asked for."""
         self._saving: threading.Thread | None = None
         self._saving_step = 0
         self._copied = threading.Event()
         self._copied.set()
 
-    def _section(self, step: int, numbers: Sequence[int]) -> list[Array]:
-        return self.block.segments(self.layout.state_at(step), numbers)
+    @property
+    def _held(self) -> Holding:
+        """What it holds under the newest map."""
+        return self._holdings[-1][1]
+
+    def _held_in(self, step: int) -> Holding:
+        """Return what it held when a step was applied, which is also what it has of the state after that step."""
+        return next((held for first, held in reversed(self._holdings) if first <= step), self._holdings[0][1])
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, with the newest map."""
+        return self._held.layout
+
+    @property
+    def sums(self) -> GradientSums:
+        """Mean gradients of a step that are formed as gradients arrive."""
+        return self._held.sums
+
+    # ---- another map ---------------------------------------------------------------------------------------
+
+    def prepare(self, layout: Layout) -> Holding:
+        """Make what it will hold under another map. Nothing changes yet, so another thread may do it during a step.
+
+        Args:
+            layout: The layout of the same block with that map; see `Layout.moved`.
+
+        Raises:
+            NotSupportedError: If the optimizer cannot be built from its configuration.
+        """
+        held = Holding(self._fd, self.block, layout, self.index, self._held)
+        held.trace()
+        return held
+
+    def take(self, held: Holding, first: int, *, beside: Iterable[int] = ()) -> None:
+        """Work under another map from the step `first` on, whose sums have not begun; the state before it is complete.
+
+        Who takes a segment of another block has to have its state after the step before, in place. A checkpoint that
+        reads what is given up is waited for, since nobody else would wait.
+
+        Args:
+            held: What it holds under the map, from `prepare`.
+            first: The step. Another map that was taken for it, or for a later one, does not hold.
+            beside: Other aggregators of the same block.
+        """
+        before, kept = self._held_in(first - 1), [one for one in self._holdings if one[0] < first]
+        if len(kept) == len(self._holdings):  # else the step may have been applied by others
+            held.keep_differing(before)
+        self._holdings = [*kept, (first, held)]
+        if not {*before.numbers} <= {*held.numbers}:
+            self._copied.wait()
+        if held.update is not None and before.update is None:
+            segments, parts = before.layout.segments, before.layout.parts
+            for other in beside:
+                if any(segments[number].spec.role == "trainable" for number in parts[other]):
+                    held.optimizer.copy_shared(other, first - 1)
+                    break
+
+    def _forget_maps(self, step: int) -> None:
+        """Forget the maps that are older than that of `step`."""
+        while len(self._holdings) > 1 and self._holdings[1][0] <= step:
+            del self._holdings[0]
 
     # ---- start-up ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Initialise the optimizer from the initial weights, which are in the block, as may be its own state."""
-        if not self.layout.manifest.iterations:
-            initial = self._update.initial_slots(self._weights[0])
-            for target, value in zip(self._optimizer.slots(0), initial, strict=True):
+        held = self._held
+        if held.update is not None and not self.layout.manifest.iterations:
+            state = held.state(0)
+            for target, value in zip(state.slots, held.update.initial_slots(state.weights), strict=True):
                 target[...] = value
         self.block.write_part(self.index, PartRecord())
 
     @property
     def seeded_optimizer(self) -> dict[int, OptimizerMemory]:
         """Where a worker puts the optimizer's state before the first step, by aggregator; empty if `begin` makes it."""
-        begun = self.layout.manifest.iterations > 0 and bool(self._trainable)
-        return {self.index: self._optimizer} if begun else {}
+        begun = self.layout.manifest.iterations > 0 and bool(self._held.trainable)
+        return {self.index: self._held.optimizer} if begun else {}
 
     def load(self, step: int, saved: SavedArrays) -> None:
         """Restore the state after `step` from a checkpoint, whose shards may have been others.
@@ -101,12 +138,12 @@ class ModelShard:
         Raises:
             ScavengerError: If an array is missing, or has another size or type.
         """
-        for record in self._records(step):
+        for record in self._records(self._held, step):
             if not self._read(saved, record):
                 raise ScavengerError(
                     f"the checkpoint has no matching {record.key}: it belongs to another model"
                 )
-        for record in self._best():
+        for record in self._best(self._held):
             self._read(saved, record)
         self.block.write_part(self.index, PartRecord(step))
 
@@ -133,7 +170,8 @@ class ModelShard:
     def begin_sums(self, step: int) -> None:
         """Begin `sums` of a step, whose new weights' memory they use."""
         self._wait_copied(step)
-        self.sums.begin(dict(zip(self._all, self._section(step, self._all), strict=True)))
+        held = self._held
+        held.sums.begin(dict(zip(held.numbers, held.section(step, held.numbers), strict=True)))
 
     def _wait_copied(self, step: int) -> None:
         if (step - self._saving_step) % 2 == 0:
@@ -153,33 +191,34 @@ class ModelShard:
             return answer
         started = time.perf_counter()
         fail_here("aggregator.applying")
-        step = order.step
+        step, held = order.step, self._held_in(order.step)
+        self._forget_maps(step - 1)  # which may still be asked for
         self._wait_copied(step)
-        for place, number in enumerate(self._trainable):
-            if number in self.sums.dense:
-                self._differing[place] = None
+        for place, number in enumerate(held.trainable):
+            if number in held.sums.dense:
+                held.differing[place] = None
         counted = [piece[1:] for piece in order.pieces if piece[1] > 0]
         if not counted:  # all samples are quarantined: the step changes nothing
-            self._carry_over(step)
+            held.carry_over(step)
             self.block.write_part(self.index, PartRecord(step, order.view, order.number))
             return self._answer(order, Norms(0.0, True), started)
         norms = (
-            self._update.apply(
-                [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted]
+            held.update.apply(
+                [(samples, held.gradients(slot, rows)) for samples, slot, rows in counted]
                 if means is None
                 else [(1, means)],
-                self._state(step - 1),
-                self._state(step),
+                held.state(step - 1),
+                held.state(step),
                 step=step + self.layout.manifest.iterations,
                 lr_scale=order.lr_scale,
-                differing=self._differing,
+                differing=held.differing,
             )
-            if self._trainable
+            if held.update is not None
             else Norms(0.0, True)
         )
         if norms.finite:
             if means is None:
-                self._merge_states(step, [(samples, slot) for samples, slot, _ in counted])
+                held.merge_states(step, [(samples, slot) for samples, slot, _ in counted])
             self.block.write_part(self.index, PartRecord(step, order.view, order.number, norms.mean_sqnorm))
         fail_here("aggregator.applied")
         return self._answer(order, norms, started)
@@ -190,17 +229,6 @@ class ModelShard:
             self.index, order.step, norms.finite, norms.mean_sqnorm, update_s, order.view, order.number
         )
 
-    def _state(self, step: int) -> ShardState:
-        return ShardState(self._weights[step % 2], self._optimizer.slots(step))
-
-    def _carry_over(self, step: int) -> None:
-        for target, value in zip(
-            self._section(step, self._all), self._section(step - 1, self._all), strict=True
-        ):
-            target[...] = value
-        for target, value in zip(self._optimizer.slots(step), self._optimizer.slots(step - 1), strict=True):
-            target[...] = value
-
     def expect(self, slot: int) -> None:
         """Map the pages of a slot in advance, before a new worker writes to it."""
         at = self.layout.slot_at(slot)
@@ -210,32 +238,6 @@ class ModelShard:
                 self.block.touch(at + begin, end - begin)
 
         threading.Thread(target=touch, name="touch", daemon=True).start()
-
-    def _gradients(self, slot: int, rows: RowCounts) -> list[Array | Rows]:
-        """Return views of the gradients in a slot, of which some are sparse."""
-        place, at, counts = self.layout.place_of(slot), self.layout.slot_at(slot), dict(rows)
-        if place not in self._slots:
-            self._slots[place] = self.block.segments(at, self._trainable)
-        return [
-            self.block.rows(at, number, counts[number]) if number in counts else dense
-            for number, dense in zip(self._trainable, self._slots[place], strict=True)
-        ]
-
-    def _merge_states(self, step: int, counted: list[tuple[int, int]]) -> None:
-        """Merge state that the forward pass updates: the mean over samples, or the value of the first piece."""
-        if not self._states:
-            return
-        total = sum(samples for samples, _ in counted)
-        contributed = [self.block.segments(self.layout.slot_at(slot), self._states) for _, slot in counted]
-        for place, (number, target) in enumerate(
-            zip(self._states, self._section(step, self._states), strict=True)
-        ):
-            first = contributed[0][place]
-            target[...] = first
-            if self.layout.segments[number].spec.role == "mean":
-                # computed from differences, so that values that no worker changed (frozen layers) stay bit-identical
-                for (samples, _), values in zip(counted[1:], contributed[1:], strict=True):
-                    target += (samples / total) * (values[place] - first)
 
     def sum_metrics(self, step: int, slots: Sequence[int], *, begins_epoch: bool) -> None:
         """Update the epoch's metric sums after a step; only the first shard holds them."""
@@ -253,41 +255,47 @@ class ModelShard:
 
     def payload(self, pull: Pull) -> Payload:
         """Return the shard's weights, and the optimizer's state if it is requested, as a payload."""
-        return weights_payload(self.block, self.index, pull, self._optimizer if pull.optimizer else None)
+        held = self._held_in(pull.step)
+        return weights_payload(
+            self.block, held.layout, self.index, pull, held.optimizer if pull.optimizer else None
+        )
 
     @property
     def scales_loss(self) -> bool:
         """Whether the optimizer scales the loss dynamically, and so skips steps that are not finite."""
-        return isinstance(self._update, ScaledUpdate)
+        return isinstance(self._held.update, ScaledUpdate)
 
     def loss_scale(self, step: int) -> float:
         """Return the factor on the loss whose gradients belong to the step after `step`; 1 without loss scaling."""
-        if not isinstance(self._update, ScaledUpdate):
-            return 1.0
-        slots = self._optimizer.slots(step)
-        return self._update.loss_scale(slots) if slots else 1.0
+        held = self._held_in(step)
+        return (
+            held.update.loss_scale(held.state(step).slots) if isinstance(held.update, ScaledUpdate) else 1.0
+        )
 
     # ---- end -----------------------------------------------------------------------------------------------
 
     def keep_best(self, step: int) -> None:
         """Keep the shard's weights after `step` as the best so far."""
         self._copied.wait()
-        self._copy(self.layout.state_at(step), self.layout.best_at)
+        layout = self._held_in(step).layout
+        self._copy(layout.part_ranges[self.index], layout.state_at(step), layout.best_at)
 
-    def _copy(self, source: int, target: int) -> None:
-        for begin, end in self.layout.part_ranges[self.index]:
+    def _copy(self, ranges: Ranges, source: int, target: int) -> None:
+        for begin, end in ranges:
             size = end - begin
             self.block.range(target + begin, size)[:] = self.block.range(source + begin, size)
 
     def finalise(self, step: int, *, best: bool) -> None:
         """Replace the weights after `step` by the final ones: the best, or as the optimizer finalises them."""
         self._copied.wait()
-        self._differing[:] = [None] * len(self._trainable)
+        held = self._held_in(step)
+        held.differing[:] = [None] * len(held.trainable)
         if best:
-            self._copy(self.layout.best_at, self.layout.state_at(step))
-        elif self._trainable:
-            weights = self._weights[step % 2]
-            self._update.finalise(weights, self._optimizer.slots(step), weights)
+            layout = held.layout
+            self._copy(layout.part_ranges[self.index], layout.best_at, layout.state_at(step))
+        elif held.update is not None:
+            state = held.state(step)
+            held.update.finalise(state.weights, state.slots, state.weights)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
@@ -309,13 +317,15 @@ class ModelShard:
             return
         self._copied.clear()
         self._saving_step = step
+        held = self._held_in(step)
         self._saving = threading.Thread(
-            target=self._save, args=(store, step, attempt, best, then), name="checkpoint", daemon=True
+            target=self._save, args=(held, store, step, attempt, best, then), name="checkpoint", daemon=True
         )
         self._saving.start()
 
     def _save(
         self,
+        held: Holding,
         store: CheckpointStore,
         step: int,
         attempt: str,
@@ -323,7 +333,7 @@ class ModelShard:
         then: Callable[[PartSaved], None],
     ) -> None:
         try:
-            records = self._records(step) + (self._best() if best else [])
+            records = self._records(held, step) + (self._best(held) if best else [])
             tensors = {record.name: record.array.copy() for record in records}
         finally:
             self._copied.set()
@@ -340,26 +350,27 @@ class ModelShard:
         if self._saving is not None:
             self._saving.join()
 
-    def _records(self, step: int) -> list[_Record]:
+    def _records(self, held: Holding, step: int) -> list[_Record]:
         """Return all arrays of the shard as of a step."""
-        records = self._of_section("weight", self.layout.state_at(step))
-        for slot, array in zip(self._update.slots, self._optimizer.slots(step), strict=True):
-            if slot.tensor < 0:
-                records.append(_Record(f"slot.shared.{slot.number}", None, array))
+        records = _of_section("weight", held, held.section(step, held.numbers))
+        for segment, number, array in held.slots(step):
+            if segment is None:
+                records.append(_Record(f"slot.shared.{number}", None, array))
             else:
-                segment = self.layout.segments[self._trainable[slot.tensor]]
-                records.append(_Record.of(f"slot.{segment.tensor}.{slot.number}", segment, array))
+                records.append(_Record.of(f"slot.{segment.tensor}.{number}", segment, array))
         if self.index == 0:
             records += [_Record(f"sums.{j}", None, array) for j, array in enumerate(self.metric_sums(step))]
         return records
 
-    def _best(self) -> list[_Record]:
-        return self._of_section("best", self.layout.best_at)
+    def _best(self, held: Holding) -> list[_Record]:
+        return _of_section("best", held, self.block.segments(held.layout.best_at, held.numbers))
 
-    def _of_section(self, kind: str, at: int) -> list[_Record]:
-        arrays = zip(self._all, self.block.segments(at, self._all), strict=True)
-        of = self.layout.segments
-        return [_Record.of(f"{kind}.{of[number].tensor}", of[number], array) for number, array in arrays]
+
+def _of_section(kind: str, held: Holding, arrays: Sequence[Array]) -> list[_Record]:
+    segments = (held.layout.segments[number] for number in held.numbers)
+    return [
+        _Record.of(f"{kind}.{one.tensor}", one, array) for one, array in zip(segments, arrays, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,11 @@ class Update:
             differing[:] = changed
         return found
 
+    def trace(self) -> None:
+        """Do now what the first step would have to wait for: Keras compiles its optimizers."""
+        if self._keras is not None:
+            self._keras.trace()
+
     def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
         """Write the final weights to `out`: the averaged weights if the optimizer keeps them, as Keras does."""
         if self._keras is not None:

@@ -14,7 +14,7 @@ import mmap
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
@@ -33,10 +33,12 @@ __all__ = [
     "HEADER_BYTES",
     "MAPS_AT",
     "MAP_BYTES",
+    "OPTIMIZER_COPIES_MAX",
     "RECORDS_BYTES",
     "RECORD_BYTES",
     "REPORT_BYTES",
     "SECTION_ALIGNMENT",
+    "SHARED_BYTES",
     "Layout",
     "Ranges",
     "Segment",
@@ -63,8 +65,10 @@ SECTION_ALIGNMENT = mmap.ALLOCATIONGRANULARITY
 _WORKERS_MAX = 4096
 _SLOTS_BYTES_MAX = 1 << 45
 """Room for slots, bytes. Slots that no process uses take neither memory nor addresses."""
-_OPTIMIZER_COPIES_MAX = 16
-_OPTIMIZER_EXTRA_BYTES = 1 << 20
+OPTIMIZER_COPIES_MAX = 16
+"""Room for the optimizer's state: so many arrays for each tensor, of its size at most."""
+SHARED_BYTES = 64 << 10
+"""Room for the optimizer's state that belongs to no tensor, which every aggregator keeps for itself."""
 RECORD_BYTES = 64
 RECORDS_BYTES = 4096
 REPORT_BYTES = 256 << 10
@@ -122,6 +126,8 @@ class Segment:
 class Layout:
     """The layout of a block. It follows from the manifest, the number of aggregators and the map of buckets to them.
 
+    No offset depends on the map, so all maps of one model and number of aggregators are for the same block.
+
     Attributes:
         manifest: The model's tensors, metrics and optimizer.
         aggregators: How many aggregators share the model.
@@ -135,6 +141,7 @@ class Layout:
         metric_offsets: Offset of each metric variable (float64) within the metric sums, bytes.
         metric_bytes: Size of the metric sums.
         workers_max: How many workers a job may have at a time.
+        map_number: The number of the map of buckets to aggregators, which only grows.
     """
 
     manifest: Manifest
@@ -149,6 +156,7 @@ class Layout:
     metric_offsets: tuple[int, ...]
     metric_bytes: int
     workers_max: int
+    map_number: int = 0
 
     @classmethod
     def of(
@@ -191,10 +199,7 @@ class Layout:
         if holders is None:
             lengths = [end - begin for begin, end in buckets]
             holders = [0] * len(buckets) if kept is Divisibility.MODEL else spread(lengths, aggregators)
-        if len(holders) != len(buckets) or not {*holders} <= {*range(aggregators)}:
-            raise ValueError(
-                f"{holders} does not name one of {aggregators} aggregators for {len(buckets)} buckets"
-            )
+        _check_holders(holders, len(buckets), aggregators)
         offsets = dict(zip(order, begins, strict=False))
         segments = tuple(segment for i in order for segment in _segments(i, tensors[i], offsets[i], buckets))
         metric_sizes = [aligned(math.prod(shape) * 8) for shape in manifest.metrics]
@@ -208,18 +213,36 @@ class Layout:
             segments=segments,
             buckets=buckets,
             holders=tuple(holders),
-            parts=tuple(
-                tuple(n for n, segment in enumerate(segments) if holders[segment.bucket] == a)
-                for a in range(aggregators)
-            ),
-            part_ranges=tuple(
-                joined(place for place, holder in zip(buckets, holders, strict=True) if holder == a)
-                for a in range(aggregators)
-            ),
+            parts=_parts(segments, holders, aggregators),
+            part_ranges=_part_ranges(buckets, holders, aggregators),
             weights_bytes=weights_bytes,
             metric_offsets=tuple(itertools.accumulate(metric_sizes, initial=0))[:-1],
             metric_bytes=metric_bytes,
             workers_max=max(1, min(_WORKERS_MAX, room)),
+        )
+
+    def moved(self, holders: Sequence[int], map_number: int) -> Layout:
+        """Return the layout of the same block with another map; an aggregator may hold nothing.
+
+        Only who holds a bucket differs: all offsets and the signature are the same.
+
+        Args:
+            holders: The aggregator of each bucket.
+            map_number: The number of the map.
+
+        Raises:
+            ValueError: If `holders` has another length than there are buckets, names another aggregator, or moves
+                what has to stay with aggregator 0.
+        """
+        _check_holders(holders, len(self.buckets), self.aggregators)
+        if any(holders) and divisibility(self.manifest.optimizer) is Divisibility.MODEL:
+            raise ValueError("the optimizer needs all gradients at once: the model stays with aggregator 0")
+        return replace(
+            self,
+            holders=tuple(holders),
+            parts=_parts(self.segments, holders, self.aggregators),
+            part_ranges=_part_ranges(self.buckets, holders, self.aggregators),
+            map_number=map_number,
         )
 
     def segments_of(self, tensor: int) -> list[int]:
@@ -303,7 +326,7 @@ class Layout:
     @property
     def slots_at(self) -> int:
         """Offset of the first slot."""
-        return self.optimizer_at(self.aggregators)
+        return self.shared_at(self.aggregators)
 
     def place_of(self, slot: int) -> int:
         """Return the index of a slot in the block. Slot numbers only grow; indices of lost workers are reused.
@@ -319,10 +342,37 @@ class Layout:
         """Return the offset of a slot; see `place_of`."""
         return self.slots_at + self.place_of(slot) * self.state_bytes
 
-    def optimizer_at(self, aggregator: int) -> int:
-        """Return the offset of the section for an aggregator's optimizer state, large enough for Keras's optimizers."""
-        stride = _OPTIMIZER_COPIES_MAX * 2 * self.weights_bytes + _OPTIMIZER_EXTRA_BYTES
-        return self.fixed_bytes + aggregator * aligned(stride, SECTION_ALIGNMENT)
+    def optimizer_at(self, step: int) -> int:
+        """Return the offset of the optimizer's state after a step, where each of its arrays lies along the line."""
+        return self.fixed_bytes + step % 2 * OPTIMIZER_COPIES_MAX * self.weights_bytes
+
+    def shared_at(self, aggregator: int) -> int:
+        """Return the offset of an aggregator's copies, for even and odd steps, of state that belongs to no tensor."""
+        begin = self.fixed_bytes + 2 * OPTIMIZER_COPIES_MAX * self.weights_bytes
+        return begin + aggregator * aligned(2 * SHARED_BYTES, SECTION_ALIGNMENT)
+
+
+def _check_holders(holders: Sequence[int], buckets: int, aggregators: int) -> None:
+    if len(holders) != buckets or not {*holders} <= {*range(aggregators)}:
+        raise ValueError(f"{holders} does not name one of {aggregators} aggregators for {buckets} buckets")
+
+
+def _parts(
+    segments: Sequence[Segment], holders: Sequence[int], aggregators: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of each aggregator's segments."""
+    parts: list[list[int]] = [[] for _ in range(aggregators)]
+    for number, segment in enumerate(segments):
+        parts[holders[segment.bucket]].append(number)
+    return tuple(map(tuple, parts))
+
+
+def _part_ranges(buckets: Ranges, holders: Sequence[int], aggregators: int) -> tuple[Ranges, ...]:
+    """Return the ranges of a state section that each aggregator holds."""
+    ranges: list[list[tuple[int, int]]] = [[] for _ in range(aggregators)]
+    for place, holder in zip(buckets, holders, strict=True):
+        ranges[holder].append(place)
+    return tuple(map(joined, ranges))
 
 
 def _bucket_bytes(line_bytes: int, aggregators: int) -> int:

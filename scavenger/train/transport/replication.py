@@ -83,17 +83,18 @@ class Payload:
 
 
 def weights_payload(
-    block: Block, index: int, pull: Pull, optimizer: OptimizerMemory | None = None
+    block: Block, layout: Layout, index: int, pull: Pull, optimizer: OptimizerMemory | None = None
 ) -> Payload:
     """Make the payload of an aggregator's share of the weights, and the optimizer's state, that a worker requested."""
-    head, ranges = Chunk(pull.step, 0, pull.number), _weights_ranges(block.layout, index, optimizer)
+    head, ranges = Chunk(pull.step, 0, pull.number), _weights_ranges(layout, index, optimizer)
     return Payload(head, ranges, functools.partial(_weights_bytes, block, optimizer, pull.step))
 
 
 def _weights_ranges(layout: Layout, index: int, optimizer: OptimizerMemory | None) -> Ranges:
     """Return an aggregator's share of a state section, followed by the optimizer's state behind all sections."""
     parts, end = layout.part_ranges[index], layout.state_bytes
-    return (*parts, (end, end + optimizer.bytes)) if optimizer is not None and optimizer.bytes else parts
+    behind = () if optimizer is None else optimizer.ranges
+    return (*parts, *((end + first, end + last) for first, last in behind))
 
 
 def _weights_bytes(

@@ -43,15 +43,20 @@ from scavenger.train.transport.layout import (
     HEADER_BYTES,
     MAP_BYTES,
     MAPS_AT,
+    OPTIMIZER_COPIES_MAX,
     RECORD_BYTES,
     RECORDS_BYTES,
     REPORT_BYTES,
     SECTION_ALIGNMENT,
+    SHARED_BYTES,
+    TENSOR_ALIGNMENT,
     Layout,
+    Segment,
     aligned,
+    joined,
     tensor_bytes,
 )
-from scavenger.train.transport.messages.values import RowCounts, TensorSpec
+from scavenger.train.transport.messages.values import RowCounts, SlotSpec
 from scavenger.train.transport.rows import Rows, row_size, rows_view
 
 __all__ = [
@@ -345,33 +350,39 @@ class Block:
 class OptimizerMemory:
     """The optimizer state of one aggregator's model shard, for even and odd steps.
 
+    Each array of a tensor lies along the line, as the tensor does, so its place does not depend on which aggregator
+    holds it. State that belongs to no tensor is at the aggregator's own place.
+
     Args:
         fd: Descriptor of the block.
         layout: The block's layout.
         aggregator: The aggregator's index.
         slots: The optimizer's state tensors.
+        segments: The segments whose indices are the tensors' in `slots`.
 
     Attributes:
-        bytes: Size of the state after one step.
+        ranges: Where the state after one step is, for `range`, bytes, ascending.
 
     Raises:
-        ValueError: If the optimizer's state is larger than its section of the block.
+        ValueError: If the optimizer's state is larger than its room in the block.
     """
 
-    def __init__(self, fd: int, layout: Layout, aggregator: int, slots: Sequence[TensorSpec]) -> None:
-        offsets, at = [], 0
-        for slot in slots:
-            offsets.append(at)
-            at += aligned(tensor_bytes(slot))
-        self.bytes, self._stride = at, aligned(max(at, 1), SECTION_ALIGNMENT)
-        begin = layout.optimizer_at(aggregator)
-        if 2 * self._stride > layout.optimizer_at(aggregator + 1) - begin:
-            raise ValueError(f"there is no room for the {len(slots)} state tensors of the optimizer")
-        self._map = _mapped(fd, begin, 2 * self._stride)
+    def __init__(
+        self, fd: int, layout: Layout, aggregator: int, slots: Sequence[SlotSpec], segments: Sequence[Segment]
+    ) -> None:
+        places = [_slot_place(layout, slot, segments) for slot in slots]
+        ends = [at + aligned(tensor_bytes(slot)) for at, slot in zip(places, slots, strict=True)]
+        self.ranges = joined(sorted(zip(places, ends, strict=True)))
+        self._shared_at = _shared_place(layout)
+        along = [end for end in ends if end <= self._shared_at]
+        size = aligned(max((1, *along)), SECTION_ALIGNMENT)
+        self._along = [_mapped(fd, layout.optimizer_at(turn), size) for turn in (0, 1)] if along else []
+        self._fd, self._layout = fd, layout
+        self._shared = self._shared_of(aggregator)
         self._arrays = [
             [
-                _view(self._map, turn * self._stride + offset, slot.shape, np.dtype(slot.dtype))
-                for offset, slot in zip(offsets, slots, strict=True)
+                _view(*self._mapped_at(turn, place), slot.shape, np.dtype(slot.dtype))
+                for place, slot in zip(places, slots, strict=True)
             ]
             for turn in (0, 1)
         ]
@@ -381,9 +392,43 @@ class OptimizerMemory:
         return self._arrays[step % 2]
 
     def range(self, step: int, offset: int, size: int) -> memoryview:
-        """Return bytes of the state after `step`, which can be read or written in place."""
-        at = step % 2 * self._stride + offset
-        return memoryview(self._map)[at : at + size]
+        """Return bytes within one of `ranges` of the state after `step`, which can be read or written in place."""
+        mapped, at = self._mapped_at(step % 2, offset)
+        return memoryview(mapped)[at : at + size]
+
+    def copy_shared(self, source: int, step: int) -> None:
+        """Take the state after `step` that belongs to no tensor from another aggregator, which has the same block."""
+        self.range(step, self._shared_at, SHARED_BYTES)[:] = memoryview(self._shared_of(source))[
+            step % 2 * SHARED_BYTES :
+        ][:SHARED_BYTES]
+
+    def _shared_of(self, aggregator: int) -> mmap.mmap:
+        return _mapped(self._fd, self._layout.shared_at(aggregator), 2 * SHARED_BYTES)
+
+    def _mapped_at(self, turn: int, place: int) -> tuple[mmap.mmap, int]:
+        beyond = place - self._shared_at
+        if beyond < 0:
+            return self._along[turn], place
+        return self._shared, turn * SHARED_BYTES + beyond
+
+
+def _shared_place(layout: Layout) -> int:
+    """Return the place of state that belongs to no tensor: behind that of all tensors."""
+    return OPTIMIZER_COPIES_MAX * layout.weights_bytes
+
+
+def _slot_place(layout: Layout, slot: SlotSpec, segments: Sequence[Segment]) -> int:
+    """Return the place of a slot in the state after a step, bytes."""
+    size = aligned(tensor_bytes(slot))
+    if slot.tensor < 0:
+        place = slot.number * TENSOR_ALIGNMENT
+        if size > TENSOR_ALIGNMENT or place + size > SHARED_BYTES:
+            raise ValueError(f"there is no room for {slot.path}")
+        return _shared_place(layout) + place
+    segment = segments[slot.tensor]
+    if size > aligned(segment.bytes) or slot.number >= OPTIMIZER_COPIES_MAX:
+        raise ValueError(f"there is no room for {slot.path}, which has more elements than its tensor")
+    return slot.number * layout.weights_bytes + segment.offset
 
 
 def _record_at(index: int, step: int = 0) -> int:

@@ -39,7 +39,7 @@ class SavedOptimizer:
             if trainable:
                 specs = [segment.spec for segment in trainable]
                 slots = make_update(specs, layout.manifest.optimizer, threads=1).slots
-                self.memories[index] = OptimizerMemory(fd, layout, index, slots)
+                self.memories[index] = OptimizerMemory(fd, layout, index, slots, trainable)
                 self._slots[index] = [
                     (trainable[s.tensor] if s.tensor >= 0 else None, s.number) for s in slots
                 ]

@@ -1,0 +1,155 @@
+"""What one aggregator holds under one map of buckets: its segments, their optimizer, and views of their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from scavenger.errors import NotSupportedError
+from scavenger.train.aggregation.constraints import Constraint, read_constraint
+from scavenger.train.aggregation.gradient_sums import GradientSums
+from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
+from scavenger.train.aggregation.shard_state import ShardState
+from scavenger.train.aggregation.update import Differing, Update
+from scavenger.train.transport.buckets import buckets
+from scavenger.train.transport.layout import Layout, Segment
+from scavenger.train.transport.messages.values import RowCounts
+from scavenger.train.transport.rows import Rows
+from scavenger.train.transport.shared_memory import Block, OptimizerMemory
+
+__all__ = ["Holding"]
+
+Array = npt.NDArray[Any]
+
+
+class Holding:
+    """The segments of one aggregator under one map; everything else about its model shard does not depend on the map.
+
+    Args:
+        fd: File descriptor of the job's shared-memory block.
+        block: The block.
+        layout: Layout of the block, with the map.
+        index: Index of the aggregator.
+        before: What it holds under another map, whose objects are used again where they fit.
+
+    Attributes:
+        layout: The layout.
+        numbers: The indices of all its segments.
+        trainable: Those that have a gradient.
+        states: Those that the forward pass updates.
+        update: The optimizer of the trainable segments; None without any.
+        optimizer: The optimizer's state; that of no tensor, which all that have trainable segments keep, included.
+        sums: Mean gradients that are formed as gradients arrive.
+        differing: How the states of even and odd steps differ, by trainable segment; see `Update.apply`.
+
+    Raises:
+        NotSupportedError: If the optimizer cannot be built from its configuration.
+    """
+
+    def __init__(
+        self, fd: int, block: Block, layout: Layout, index: int, before: Holding | None = None
+    ) -> None:
+        self.layout, self._block = layout, block
+        segments = layout.segments
+        self.numbers = layout.parts[index]
+        self.trainable = [n for n in self.numbers if segments[n].spec.role == "trainable"]
+        self.states = [n for n in self.numbers if segments[n].spec.role != "trainable"]
+        same = before is not None and before.trainable == self.trainable
+        self.update: Update | ScaledUpdate | None
+        if before is not None and same:
+            self.update = before.update
+        else:
+            self.update = _update(layout, self.trainable) if self.trainable else None
+        slots, owners = self.update.slots if self.update else (), [segments[n] for n in self.trainable]
+        self.optimizer = OptimizerMemory(fd, layout, index, slots, owners)
+        self._weights = [self.section(turn, self.trainable) for turn in (0, 1)]
+        self._gradients: dict[int, list[Array]] = {}
+        self.sums = GradientSums({n: segments[n] for n in self.numbers}, buckets(layout, index))
+        self.differing: Differing = [None] * len(self.trainable)
+
+    def section(self, step: int, numbers: Sequence[int]) -> list[Array]:
+        """Return views of some segments after a step."""
+        return self._block.segments(self.layout.state_at(step), numbers)
+
+    def state(self, step: int) -> ShardState:
+        """Return the trainable segments and the optimizer's state after a step."""
+        return ShardState(self._weights[step % 2], self.optimizer.slots(step))
+
+    def gradients(self, slot: int, rows: RowCounts) -> list[Array | Rows]:
+        """Return views of the gradients in a slot, of which some are sparse."""
+        place, at, counts = self.layout.place_of(slot), self.layout.slot_at(slot), dict(rows)
+        if place not in self._gradients:
+            self._gradients[place] = self._block.segments(at, self.trainable)
+        return [
+            self._block.rows(at, number, counts[number]) if number in counts else dense
+            for number, dense in zip(self.trainable, self._gradients[place], strict=True)
+        ]
+
+    def slots(self, step: int) -> list[tuple[Segment | None, int, Array]]:
+        """Return the optimizer's arrays after a step: the segment, or None for state of no tensor, and the number."""
+        specs = self.update.slots if self.update is not None else ()
+        return [
+            (
+                None if slot.tensor < 0 else self.layout.segments[self.trainable[slot.tensor]],
+                slot.number,
+                array,
+            )
+            for slot, array in zip(specs, self.optimizer.slots(step), strict=True)
+        ]
+
+    def trace(self) -> None:
+        """Do now what the first step would have to wait for."""
+        if self.update is not None:
+            self.update.trace()
+
+    def keep_differing(self, before: Holding) -> None:
+        """Take over from the holding before how the two states of segments that are in both differ."""
+        known = dict(zip(before.trainable, before.differing, strict=True))
+        self.differing[:] = [known.get(number) for number in self.trainable]
+
+    def carry_over(self, step: int) -> None:
+        """Make the state after a step equal to that of the step before."""
+        sources = (*self.section(step - 1, self.numbers), *self.optimizer.slots(step - 1))
+        for target, value in zip(
+            (*self.section(step, self.numbers), *self.optimizer.slots(step)), sources, strict=True
+        ):
+            target[...] = value
+
+    def merge_states(self, step: int, counted: Sequence[tuple[int, int]]) -> None:
+        """Merge state that the forward pass updates: the mean over samples, or the value of the first piece.
+
+        Args:
+            step: The step.
+            counted: Samples and slot of each piece that has samples.
+        """
+        if not self.states:
+            return
+        total = sum(samples for samples, _ in counted)
+        contributed = [self._block.segments(self.layout.slot_at(slot), self.states) for _, slot in counted]
+        for place, (number, target) in enumerate(
+            zip(self.states, self.section(step, self.states), strict=True)
+        ):
+            first = contributed[0][place]
+            target[...] = first
+            if self.layout.segments[number].spec.role == "mean":
+                # computed from differences, so that values that no worker changed (frozen layers) stay bit-identical
+                for (samples, _), values in zip(counted[1:], contributed[1:], strict=True):
+                    target += (samples / total) * (values[place] - first)
+
+
+def _update(layout: Layout, trainable: Sequence[int]) -> Update | ScaledUpdate:
+    """Build the optimizer of some segments."""
+    segments, texts = [layout.segments[n] for n in trainable], dict(layout.manifest.constraints)
+    constraints: dict[int, Constraint] = {}
+    for place, segment in enumerate(segments):
+        text = texts.get(segment.tensor)
+        if text is not None and (constraint := read_constraint(text)) is not None:
+            constraints[place] = constraint
+    update = make_update([one.spec for one in segments], layout.manifest.optimizer, constraints)
+    for slot in update.slots:
+        owner = None if slot.tensor < 0 else segments[slot.tensor]
+        if owner is not None and not owner.is_whole and slot.shape != owner.spec.shape:
+            raise NotSupportedError(f"{slot.path} belongs to a tensor that is cut, and has another shape")
+    return update
