@@ -107,7 +107,7 @@ class Job:
     def _shard(self, fd: int, start: Any) -> ModelShard:
         shard = ModelShard(fd, self.layout, self.index)
         for n, array in zip(
-            self.layout.parts[self.index], shard._held.section(0, shard._held.numbers), strict=True
+            self.layout.parts[self.index], shard.held.section(0, shard.held.numbers), strict=True
         ):
             array[...] = start[n : n + array.size].reshape(array.shape)
         shard.begin()
@@ -269,11 +269,13 @@ def test_no_bit_tells_which_workers_shared_memory_and_what_was_lost(
         for step in range(1, _STEPS + 1):
             job.step(step)
             apart, shared = (
-                shard._held.section(step, shard._held.numbers) for shard in (job.apart, job.shared)
+                shard.held.section(step, shard.held.numbers) for shard in (job.apart, job.shared)
             )
             for a, b in zip(apart, shared, strict=True):
                 np.testing.assert_array_equal(a, b, err_msg=f"seed {seed}, step {step}")
-            for a, b in zip(job.apart._optimizer.slots(step), job.shared._optimizer.slots(step), strict=True):
+            for a, b in zip(
+                job.apart.held.optimizer.slots(step), job.shared.held.optimizer.slots(step), strict=True
+            ):
                 np.testing.assert_array_equal(a, b, err_msg=f"seed {seed}, step {step}")
             slots = [slot for _, _, slot, _ in job.order.pieces]
             if job.index == 0:

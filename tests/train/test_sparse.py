@@ -164,7 +164,7 @@ class Shards:
         return [shard.apply(order).finite for shard in self.shards]
 
     def state(self, step: int) -> list[Array]:
-        return [record.array.copy() for shard in self.shards for record in shard._records(shard._held, step)]
+        return [record.array.copy() for shard in self.shards for record in shard._records(shard.held, step)]
 
 
 class Reference:

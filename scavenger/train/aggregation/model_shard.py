@@ -53,7 +53,7 @@ class ModelShard:
         self._copied.set()
 
     @property
-    def _held(self) -> Holding:
+    def held(self) -> Holding:
         """What it holds under the newest map."""
         return self._holdings[-1][1]
 
@@ -64,12 +64,12 @@ class ModelShard:
     @property
     def layout(self) -> Layout:
         """The layout, with the newest map."""
-        return self._held.layout
+        return self.held.layout
 
     @property
     def sums(self) -> GradientSums:
         """Mean gradients of a step that are formed as gradients arrive."""
-        return self._held.sums
+        return self.held.sums
 
     # ---- another map ---------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class ModelShard:
         Raises:
             NotSupportedError: If the optimizer cannot be built from its configuration.
         """
-        held = Holding(self._fd, self.block, layout, self.index, self._held)
+        held = Holding(self._fd, self.block, layout, self.index, self.held)
         held.trace()
         return held
 
@@ -119,7 +119,7 @@ class ModelShard:
 
     def begin(self) -> None:
         """Initialise the optimizer from the initial weights, which are in the block, as may be its own state."""
-        held = self._held
+        held = self.held
         if held.update is not None and not self.layout.manifest.iterations:
             state = held.state(0)
             for target, value in zip(state.slots, held.update.initial_slots(state.weights), strict=True):
@@ -129,8 +129,8 @@ class ModelShard:
     @property
     def seeded_optimizer(self) -> dict[int, OptimizerMemory]:
         """Where a worker puts the optimizer's state before the first step, by aggregator; empty if `begin` makes it."""
-        begun = self.layout.manifest.iterations > 0 and bool(self._held.trainable)
-        return {self.index: self._held.optimizer} if begun else {}
+        begun = self.layout.manifest.iterations > 0 and bool(self.held.trainable)
+        return {self.index: self.held.optimizer} if begun else {}
 
     def load(self, step: int, saved: SavedArrays) -> None:
         """Restore the state after `step` from a checkpoint, whose shards may have been others.
@@ -138,12 +138,12 @@ class ModelShard:
         Raises:
             ScavengerError: If an array is missing, or has another size or type.
         """
-        for record in self._records(self._held, step):
+        for record in self._records(self.held, step):
             if not self._read(saved, record):
                 raise ScavengerError(
                     f"the checkpoint has no matching {record.key}: it belongs to another model"
                 )
-        for record in self._best(self._held):
+        for record in self._best(self.held):
             self._read(saved, record)
         self.block.write_part(self.index, PartRecord(step))
 
@@ -170,7 +170,7 @@ class ModelShard:
     def begin_sums(self, step: int) -> None:
         """Begin `sums` of a step, whose new weights' memory they use."""
         self._wait_copied(step)
-        held = self._held
+        held = self.held
         held.sums.begin(dict(zip(held.numbers, held.section(step, held.numbers), strict=True)))
 
     def _wait_copied(self, step: int) -> None:
@@ -263,7 +263,7 @@ class ModelShard:
     @property
     def scales_loss(self) -> bool:
         """Whether the optimizer scales the loss dynamically, and so skips steps that are not finite."""
-        return isinstance(self._held.update, ScaledUpdate)
+        return isinstance(self.held.update, ScaledUpdate)
 
     def loss_scale(self, step: int) -> float:
         """Return the factor on the loss whose gradients belong to the step after `step`; 1 without loss scaling."""
