@@ -5,6 +5,7 @@
     ScavengerError                      1   an error in Scavenger itself
     ├── ConfigurationError              2   the user's input is invalid
     │   ├── JobFileError                    the job file; carries path, line, column and a suggestion
+    │   ├── NotFoundError                   there is no such job, model or user
     │   └── NotSupportedError               the request needs something that this version cannot do
     ├── TransientError                  3   may succeed if tried again
     │   ├── StoreBusyError                  another process holds the database
@@ -53,6 +54,7 @@ __all__ = [
     "ModelNotSavedError",
     "NoFeasiblePlanError",
     "NonFiniteError",
+    "NotFoundError",
     "NotSupportedError",
     "QuotaError",
     "ScavengerError",
@@ -114,6 +116,10 @@ class JobFileError(ConfigurationError):
         place = ":".join(str(part) for part in (path, line, column) if part is not None)
         super().__init__(f"{place}: {message}")
         self.path, self.line, self.column, self.reason = path, line, column, message
+
+
+class NotFoundError(ConfigurationError):
+    """There is no such job, model, operation or user."""
 
 
 class NotSupportedError(ConfigurationError):

@@ -31,6 +31,7 @@ _SHAPES = tuple(
         r"\bgh[pousr]_\w{20,}",  # GitHub
         r"\bgithub_pat_\w{20,}",
         r"(?<![\w-])sk-[\w-]{16,}",  # OpenAI, Anthropic
+        r"\bscv_[\w-]{20,}",  # of Scavenger's own server
         r"\bhf_\w{20,}",  # Hugging Face
         r"\bxox[a-z]-[\w-]{10,}",  # Slack
         r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",  # JSON web tokens

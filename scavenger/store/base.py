@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.submission import OPEN_SUBMISSIONS
-from scavenger.errors import ConfigurationError
+from scavenger.errors import NotFoundError
 from scavenger.store.database import Database
 from scavenger.store.documents import fingerprint_id
 from scavenger.store.schema import FingerprintRow, JobRow, SubmissionRow
@@ -56,11 +56,11 @@ def job_row(session: Session, job_id: str) -> JobRow:
     """The row of a job.
 
     Raises:
-        ConfigurationError: There is no such job.
+        NotFoundError: There is no such job.
     """
     row = session.get(JobRow, job_id)
     if row is None:
-        raise ConfigurationError(f"there is no job {job_id}; `scavenger status` lists the jobs")
+        raise NotFoundError(f"there is no job {job_id}; `scavenger status` lists the jobs")
     return row
 
 

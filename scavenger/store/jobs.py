@@ -8,16 +8,17 @@ import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
 
-from sqlalchemy import Select, delete, select
+from sqlalchemy import Select, and_, delete, or_, select
 from sqlalchemy.orm import Session, undefer
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.report import Actual, JobState, Predicted
-from scavenger.errors import ConfigurationError, StoreError, TransientError
+from scavenger.errors import ConfigurationError, NotFoundError, StoreError, TransientError
 from scavenger.store.base import (
     KEY_PREFIX_MIN,
     Part,
@@ -243,14 +244,19 @@ class Jobs(Part):
             row.attempts += 1
             return _as_stored(session, row)
 
-    def job(self, key: str) -> JobRecord:
+    def job(self, key: str, *, user: str | None = None) -> JobRecord:
         """A job by its id, its name (the latest of that name), or the first characters of its id, at least 4.
 
+        Args:
+            key: Id, name, or beginning of an id.
+            user: Only among the jobs that this user submitted: those of others are not mentioned either.
+
         Raises:
-            ConfigurationError: No job or several match; the message suggests similar names.
+            NotFoundError: There is no such job; the message suggests similar names.
+            ConfigurationError: Several ids begin so.
         """
         with self._database.reading() as session:
-            query = select(JobRow).options(undefer(JobRow.report))
+            query = _of_user(select(JobRow).options(undefer(JobRow.report)), user)
             row = session.scalar(query.where(JobRow.id == key))
             row = row or session.scalar(_latest(query.where(JobRow.name == key)).limit(1))
             if row is None and len(key) >= KEY_PREFIX_MIN:
@@ -264,11 +270,11 @@ class Jobs(Part):
                     )
                 row = found[0] if found else None
             if row is None:
-                raise ConfigurationError(self._no_job(session, key))
+                raise NotFoundError(self._no_job(session, key, user))
             return _job(row, with_report=True)
 
-    def _no_job(self, session: Session, key: str) -> str:
-        names = list(session.scalars(select(JobRow.name).distinct()))
+    def _no_job(self, session: Session, key: str, user: str | None) -> str:
+        names = list(session.scalars(_of_user(select(JobRow.name).distinct(), user)))
         if not names:
             return f"there is no job {key!r}: {self._database.name} holds no job yet"
         near = get_close_matches(key, names, n=1)
@@ -276,7 +282,13 @@ class Jobs(Part):
         return f"there is no job {key!r}; {hint}"
 
     def jobs(
-        self, limit: int = 50, *, states: Collection[str] = (), name: str | None = None
+        self,
+        limit: int = 50,
+        *,
+        states: Collection[str] = (),
+        name: str | None = None,
+        user: str | None = None,
+        after: tuple[datetime, str] | None = None,
     ) -> tuple[JobRecord, ...]:
         """The latest jobs, newest first, without their reports.
 
@@ -284,8 +296,14 @@ class Jobs(Part):
             limit: Most jobs.
             states: Only those in one of these states; empty: in any.
             name: Only those whose name matches this pattern, in which `*` stands for any characters.
+            user: Only those that this user submitted.
+            after: Only those that follow the job with this `created_at` and id, for the next page.
         """
-        query = select(JobRow)
+        query = _of_user(select(JobRow), user)
+        if after is not None:
+            at, job_id = after
+            same = and_(JobRow.created_at == at, JobRow.id > job_id)
+            query = query.where(JobRow.created_at <= at, or_(JobRow.created_at < at, same))
         if states:
             query = query.where(JobRow.state.in_(states))
         if name is not None:
@@ -359,6 +377,13 @@ class Jobs(Part):
     def _listed(self, query: Select[Any]) -> tuple[JobRecord, ...]:
         with self._database.reading() as session:
             return tuple(_job(row, with_report=False) for row in session.scalars(query))
+
+
+def _of_user(query: Select[Any], user: str | None) -> Select[Any]:
+    """Only jobs that a user submitted; None: of all."""
+    if user is None:
+        return query
+    return query.where(JobRow.id.in_(select(SubmissionRow.id).where(SubmissionRow.user == user)))
 
 
 def _latest(query: Select[Any]) -> Select[Any]:

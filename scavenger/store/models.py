@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.store.base import (
     FINGERPRINT_FIELDS,
     KEY_PREFIX_MIN,
@@ -242,7 +242,7 @@ def _model_row(session: Session, key: str) -> ModelRow:
     if len(found) == 1:
         return found[0]
     problem = f"several models begin with {key!r}" if found else f"there is no model {key!r}"
-    raise ConfigurationError(
+    raise (ConfigurationError if found else NotFoundError)(
         f"{problem}; give at least {KEY_PREFIX_MIN} characters of an id that `scavenger models list` shows"
     )
 

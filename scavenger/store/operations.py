@@ -23,7 +23,7 @@ from scavenger.domain.operation import (
     operation_from_document,
 )
 from scavenger.domain.report import JobState
-from scavenger.errors import ConfigurationError, StoreError, TransientError
+from scavenger.errors import ConfigurationError, NotFoundError, StoreError, TransientError
 from scavenger.store.base import Part, job_row
 from scavenger.store.owner import is_owner_alive
 from scavenger.store.records import (
@@ -203,9 +203,7 @@ def _open_row(session: Session, job_id: str) -> OperationRow | None:
 def _row(session: Session, operation_id: int) -> OperationRow:
     row = session.get(OperationRow, operation_id)
     if row is None:
-        raise ConfigurationError(
-            f"there is no operation {operation_id}; `scavenger status JOB` lists a job's"
-        )
+        raise NotFoundError(f"there is no operation {operation_id}; `scavenger status JOB` lists a job's")
     return row
 
 

@@ -136,18 +136,13 @@ class Progress(Part):
             query = query.where(EventRow.kind == kind)
         with self._database.reading() as session:
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(limit)).all()
-            return tuple(
-                EventRecord(
-                    row.id,
-                    row.job_id,
-                    row.at,
-                    cast(EventLevel, row.level),
-                    row.kind,
-                    row.message,
-                    row.data or {},
-                )
-                for row in reversed(rows)
-            )
+            return tuple(map(_event, reversed(rows)))
+
+    def events_after(self, job_id: str, limit: int, after: int) -> tuple[EventRecord, ...]:
+        """The first `limit` events of a job with an id above `after`, oldest first."""
+        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after)
+        with self._database.reading() as session:
+            return tuple(map(_event, session.scalars(query.order_by(EventRow.id).limit(limit))))
 
     def add_measurements(self, job_id: str, measurements: Sequence[Measurement]) -> None:
         """Record measurements, all or none; a new measurement of a configuration replaces the old one.
@@ -177,6 +172,11 @@ class Progress(Part):
                 )
                 for row in session.scalars(query)
             )
+
+
+def _event(row: EventRow) -> EventRecord:
+    level = cast(EventLevel, row.level)
+    return EventRecord(row.id, row.job_id, row.at, level, row.kind, row.message, row.data or {})
 
 
 def _process(row: ProcessRow) -> ProcessRecord:

@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from scavenger.domain.access import ROLES
 from scavenger.domain.intent import Ending, IntentState
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
@@ -44,11 +45,13 @@ from scavenger.store.records import (
 __all__ = [
     "REVISION",
     "VERSION_TABLE",
+    "AuditRow",
     "Base",
     "ConvergenceRow",
     "EventRow",
     "FingerprintRow",
     "FleetSpecRow",
+    "IndicatorRow",
     "InstallationRow",
     "IntentRow",
     "JobRow",
@@ -59,9 +62,11 @@ __all__ = [
     "ProcessRow",
     "ServerRow",
     "SubmissionRow",
+    "TokenRow",
+    "UserRow",
 ]
 
-REVISION = "0006"
+REVISION = "0007"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -413,6 +418,64 @@ class ServerRow(Base):
     background: Mapped[bool]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime]
+
+
+class UserRow(Base):
+    """See `scavenger.domain.access.User`."""
+
+    __tablename__ = "users"
+    __table_args__ = (_one_of("role", ROLES),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class TokenRow(Base):
+    """See `scavenger.domain.access.Token`; `digest` is of its text, which is not stored."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (UniqueConstraint("digest"), Index(None, "user"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str]
+    user: Mapped[str] = mapped_column(ForeignKey("users.name", ondelete="CASCADE"))
+    label: Mapped[str]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+
+
+class AuditRow(Base):
+    """See `scavenger.domain.access.AuditRecord`."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    user: Mapped[str]
+    action: Mapped[str]
+    object: Mapped[str]
+    status: Mapped[int]
+    client: Mapped[str]
+
+
+class IndicatorRow(Base):
+    """See `scavenger.domain.indicators.IndicatorBatch`.
+
+    `content` has the steps and columns, packed and compressed; `total` counts the job's values up to this batch.
+    """
+
+    __tablename__ = "indicators"
+    __table_args__ = (*_positive("count", "total"), *_not_negative("first_step"), Index(None, "job_id", "id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    at: Mapped[datetime]
+    first_step: Mapped[int]
+    last_step: Mapped[int]
+    count: Mapped[int]
+    total: Mapped[int]
+    content: Mapped[bytes]
 
 
 class MeasurementRow(Base):

@@ -10,7 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from scavenger.errors import StoreError
+from scavenger.store.access import Access
+from scavenger.store.census import Counts
 from scavenger.store.database import Database, default_url
+from scavenger.store.indicators import Indicators
 from scavenger.store.intents import Intents
 from scavenger.store.jobs import Jobs
 from scavenger.store.migrate import revision_of, upgrade
@@ -27,7 +30,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Store(Jobs, Progress, Operations, Models, Intents, Submissions):
+class Store(Jobs, Progress, Operations, Models, Intents, Submissions, Access, Indicators, Counts):
     """Jobs, their operations and measurements, submissions, models, finished runs and VMs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call

@@ -1,0 +1,44 @@
+"""What the server's metrics tell of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+__all__ = ["Census", "LiveJob"]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job that has not ended.
+
+    Attributes:
+        price_usd_per_hour: Of the VMs that it has now; 0 on this machine.
+        steps: Steps that were applied.
+        workers: Workers that have not ended.
+    """
+
+    id: str
+    name: str
+    created_at: datetime
+    cost_usd: float
+    price_usd_per_hour: float
+    steps: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Counts of what is on record.
+
+    Attributes:
+        jobs: By state.
+        submissions: By state.
+        vms: VMs that may be paid for, by provider, region and state.
+    """
+
+    jobs: Mapping[str, int]
+    submissions: Mapping[str, int]
+    vms: Mapping[tuple[str, str, str], int]
+    live: tuple[LiveJob, ...]

@@ -1,0 +1,78 @@
+"""Counts of what is on record, for the server's metrics and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import func, select
+
+from scavenger.domain.metrics import Census, LiveJob
+from scavenger.store.base import Part
+from scavenger.store.records import LIVE_STATES
+from scavenger.store.schema import IntentRow, JobRow, ProcessRow, SubmissionRow
+
+__all__ = ["Counts"]
+
+_PAID = ("UP", "DELETING")
+_ENDED = ("lost", "failed", "gone")
+
+
+class Counts(Part):
+    """The part of `Store` that counts.
+
+    Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
+    """
+
+    def census(self) -> Census:
+        """Count jobs, submissions and VMs; with the price, steps and workers of jobs that have not ended."""
+        vms = (IntentRow.provider, IntentRow.region, IntentRow.state)
+        price = (
+            select(IntentRow.job_id, func.sum(IntentRow.price_usd_per_hour).label("usd"))
+            .where(IntentRow.state.in_(_PAID))
+            .group_by(IntentRow.job_id)
+            .subquery()
+        )
+        workers = (
+            select(ProcessRow.job_id, func.count().label("count"))
+            .where(ProcessRow.role == "worker", ProcessRow.state.not_in(_ENDED))
+            .group_by(ProcessRow.job_id)
+            .subquery()
+        )
+        live = (
+            select(
+                JobRow.id,
+                JobRow.name,
+                JobRow.created_at,
+                JobRow.cost_usd,
+                price.c.usd,
+                JobRow.step,
+                workers.c.count,
+            )
+            .outerjoin(price, price.c.job_id == JobRow.id)
+            .outerjoin(workers, workers.c.job_id == JobRow.id)
+            .where(JobRow.state.in_(LIVE_STATES))
+        )
+        with self._database.reading() as session:
+            jobs = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
+            queue = session.execute(
+                select(SubmissionRow.state, func.count()).group_by(SubmissionRow.state)
+            ).all()
+            paid = session.execute(
+                select(*vms, func.count()).where(IntentRow.state.in_(_PAID)).group_by(*vms)
+            ).all()
+            rows = session.execute(live.order_by(JobRow.created_at, JobRow.id)).all()
+        return Census(
+            {row[0]: row[1] for row in jobs},
+            {row[0]: row[1] for row in queue},
+            {(provider, region, state): count for provider, region, state, count in paid},
+            tuple(
+                LiveJob(job_id, name, at, cost or 0.0, usd or 0.0, 0 if step is None else step, count or 0)
+                for job_id, name, at, cost, usd, step, count in rows
+            ),
+        )
+
+    def jobs_with_vms(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of the jobs that have rented VMs."""
+        query = select(IntentRow.job_id).where(IntentRow.job_id.in_(ids)).distinct()
+        with self._database.reading() as session:
+            return frozenset(session.scalars(query))
