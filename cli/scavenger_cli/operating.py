@@ -55,7 +55,8 @@ def scale(
     """Change how many workers a running job has."""
 
     def command() -> int:
-        from scavenger_cli.commands.operate import operate, scaling
+        from scavenger.control.documents.operations import scaling
+        from scavenger_cli.commands.operate import operate
 
         operation = scaling(workers, add, _split(remove))
         return operate(
@@ -81,7 +82,8 @@ def migrate(
     """Replace the workers of a running job by new ones."""
 
     def command() -> int:
-        from scavenger_cli.commands.operate import migration, operate
+        from scavenger.control.documents.operations import migration
+        from scavenger_cli.commands.operate import operate
 
         operation = migration(_split(worker))
         return operate(

@@ -5,21 +5,12 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from scavenger.control.documents.operations import outcome_document
-from scavenger.domain.operation import (
-    Migrate,
-    Operation,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-    describe,
-)
+from scavenger.domain.operation import Operation, StopJob, describe
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean, duration
 from scavenger_cli.ui import console
@@ -28,46 +19,11 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import EventRecord, JobRecord, OperationRecord
 
-__all__ = ["migration", "operate", "scaling"]
-
-Made = TypeVar("Made", bound=Operation)
+__all__ = ["operate"]
 
 WITHDRAWN = "withdrawn before the job started it"
 POLL_S = 0.5
 """Between two polls of the store: the job polls about once a second, and a poll costs a millisecond."""
-
-
-def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Operation:
-    """The change of size that the options ask for.
-
-    Raises:
-        ConfigurationError: Not exactly one option was given, or its value is not allowed.
-    """
-    from scavenger.domain.ranges import WORKERS_MAX
-
-    if [workers is not None, add is not None, bool(remove)].count(True) != 1:
-        raise ConfigurationError("give one of --workers N, --add N and --remove ID")
-    if (count := workers or add or 0) > WORKERS_MAX:
-        raise ConfigurationError(f"a job has at most {WORKERS_MAX:,} workers, not {count:,}")
-    if workers is not None:
-        return _made(lambda: ScaleTo(workers))
-    return _made(lambda: ScaleIn(remove)) if add is None else _made(lambda: ScaleOut(add))
-
-
-def migration(workers: tuple[str, ...]) -> Migrate:
-    """The migration of these workers, or of all workers if none is given.
-
-    Raises:
-        ConfigurationError: A name is not the id of a worker.
-    """
-    return _made(lambda: Migrate(workers or None))
-
-
-def _made(make: Callable[[], Made]) -> Made:
-    try:
-        return make()
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
 
 
 def operate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.costs import billed
+from scavenger.control.documents.costs import all_billed, billed
 from scavenger.control.documents.jobs import jobs_document, progress_of, status_document, status_of
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
@@ -70,7 +70,7 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
     from scavenger.store.owner import this_process
 
     found = store.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
-    jobs = tuple(billed(store, job) for job in found)
+    jobs = all_billed(store, found)
     if as_json:
         console.emit_json(jobs_document(store, jobs))
         return

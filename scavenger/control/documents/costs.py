@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import JobRecord
 
-__all__ = ["billed", "cost_document", "cost_of"]
+__all__ = ["all_billed", "billed", "cost_document", "cost_of"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,12 @@ def billed(store: Store, job: JobRecord) -> JobRecord:
     if actual is not None and usd is not None and job.ended:
         actual = replace(actual, cost_usd=usd)
     return replace(job, cost_usd=usd, actual=actual)
+
+
+def all_billed(store: Store, jobs: Sequence[JobRecord]) -> list[JobRecord]:
+    """The same for several jobs; asks once which of them rented VMs."""
+    renting = store.jobs_with_vms([job.id for job in jobs])
+    return [billed(store, job) if job.id in renting else job for job in jobs]
 
 
 def cost_document(cost: JobCost) -> dict[str, Any]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from scavenger.domain.report import RunReport
     from scavenger.store.records import JobRecord
 
-__all__ = ["curve_document", "report_with_curve"]
+__all__ = ["curve_document", "plan_document", "report_with_curve"]
 
 _OF_A_JOB = (
     "schema_version",
@@ -24,6 +24,7 @@ _OF_A_JOB = (
     "actual",
     "time_error",
 )
+_OF_A_PLAN = ("schema_version", "job", "search", "choice", "infeasible", "predicted", "estimate", "warnings")
 
 
 def report_with_curve(job: JobRecord) -> RunReport:
@@ -45,3 +46,9 @@ def curve_document(report: RunReport) -> dict[str, Any]:
     """The curve, the choice, and predicted and actual figures."""
     whole = report_document(report)
     return {name: whole[name] for name in _OF_A_JOB}
+
+
+def plan_document(report: RunReport) -> dict[str, Any]:
+    """What was profiled, predicted and chosen."""
+    whole = report_document(report)
+    return {name: whole[name] for name in _OF_A_PLAN}

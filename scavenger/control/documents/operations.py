@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.domain.operation import operation_document
+from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, operation_document
+from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord
 
-__all__ = ["operation_row", "outcome_document"]
+__all__ = ["migration", "operation_row", "outcome_document", "scaling"]
+
+Made = TypeVar("Made", bound=Operation)
 
 
 def operation_row(record: OperationRecord) -> dict[str, Any]:
@@ -26,3 +30,36 @@ def outcome_document(job: JobRecord, record: OperationRecord) -> dict[str, Any]:
         "job": {"id": job.id, "name": job.name, "state": job.state},
         "operation": operation_row(record),
     }
+
+
+def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Operation:
+    """The change of size that the options ask for.
+
+    Raises:
+        ConfigurationError: Not exactly one option was given, or its value is not allowed.
+    """
+    from scavenger.domain.ranges import WORKERS_MAX
+
+    if [workers is not None, add is not None, bool(remove)].count(True) != 1:
+        raise ConfigurationError("give one of --workers N, --add N and --remove ID")
+    if (count := workers or add or 0) > WORKERS_MAX:
+        raise ConfigurationError(f"a job has at most {WORKERS_MAX:,} workers, not {count:,}")
+    if workers is not None:
+        return _made(lambda: ScaleTo(workers))
+    return _made(lambda: ScaleIn(remove)) if add is None else _made(lambda: ScaleOut(add))
+
+
+def migration(workers: tuple[str, ...]) -> Migrate:
+    """The migration of these workers, or of all workers if none is given.
+
+    Raises:
+        ConfigurationError: A name is not the id of a worker.
+    """
+    return _made(lambda: Migrate(workers or None))
+
+
+def _made(make: Callable[[], Made]) -> Made:
+    try:
+        return make()
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None

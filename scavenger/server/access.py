@@ -1,0 +1,86 @@
+"""Who makes a request: by a token in the header, or by the session of a browser in a cookie."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+
+from scavenger.domain.access import Caller
+from scavenger.server.context import Context, ContextOf
+from scavenger.server.problems import RefusedError
+from scavenger.store.records import JobRecord
+
+__all__ = ["COOKIE", "SESSION", "Admin", "CallerOf", "Changer", "find_job", "only_of"]
+
+COOKIE = "scavenger_session"
+SESSION = timedelta(hours=12)
+
+_bearer = HTTPBearer(auto_error=False, description="A token, as `scavenger api token` makes it.")
+_cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The session of a browser, from `/login`.")
+
+
+def _caller(
+    request: Request,
+    context: ContextOf,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    session: Annotated[str | None, Depends(_cookie)],
+) -> Caller:
+    """The user whose token comes with the request.
+
+    Raises:
+        RefusedError: 401 without a valid token; 403 for a change by a cookie that another site may have sent.
+    """
+    token = bearer.credentials if bearer is not None else session
+    caller = context.store.caller(token) if token else None
+    if caller is None:
+        raise RefusedError(
+            401,
+            "unauthorized",
+            "the request has no valid token",
+            fix="send `Authorization: Bearer TOKEN`; `scavenger api token` makes one",
+            headers={"WWW-Authenticate": 'Bearer realm="scavenger"'},
+        )
+    # a browser adds the cookie to what any page asks for; the Origin, which pages cannot set, was checked before
+    if bearer is None and request.method not in ("GET", "HEAD") and "origin" not in request.headers:
+        raise RefusedError(403, "origin", "a change by a browser's session needs the header Origin")
+    request.state.user = caller.user.name
+    return caller
+
+
+CallerOf = Annotated[Caller, Depends(_caller)]
+
+
+def _changer(caller: CallerOf) -> Caller:
+    if not caller.user.changes_jobs:
+        raise RefusedError(403, "forbidden", f"{caller.user.name} is a viewer, who changes nothing")
+    return caller
+
+
+def _admin(caller: CallerOf) -> Caller:
+    if caller.user.role != "admin":
+        raise RefusedError(403, "forbidden", f"{caller.user.name} is no admin")
+    return caller
+
+
+Changer = Annotated[Caller, Depends(_changer)]
+"""A caller who may change jobs."""
+Admin = Annotated[Caller, Depends(_admin)]
+"""A caller who may manage users."""
+
+
+def only_of(caller: Caller) -> str | None:
+    """The user whose jobs alone the caller sees; None for all jobs."""
+    return None if caller.user.sees_all else caller.user.name
+
+
+def find_job(context: Context, caller: Caller, key: str) -> JobRecord:
+    """A job that the caller may see.
+
+    Raises:
+        NotFoundError: There is none; a job of another user is told in the same words.
+        ConfigurationError: Several ids begin with `key`.
+    """
+    return context.store.job(key, user=only_of(caller))

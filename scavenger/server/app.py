@@ -1,0 +1,111 @@
+"""The application: routes, what every request passes, and the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.responses import Response
+
+from scavenger import __version__
+from scavenger.server import problems
+from scavenger.server.access import CallerOf
+from scavenger.server.context import Context, answer
+from scavenger.server.routes import health, jobs, operations, stored, streaming, users
+from scavenger.server.settings import ServerSettings
+from scavenger.server.shield import Shield
+from scavenger.server.writer import Writer
+from scavenger.store import Store
+
+__all__ = ["create_app"]
+
+BODY_BYTES_MAX = 8 << 20
+"""Largest accepted body: a batch of indicators of the largest size has some 2 MB."""
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": problems.Problem, "description": "Refused; see `code` and `fix`"},
+    "5XX": {"model": problems.Problem, "description": "The server, its store or a cloud failed"},
+}
+
+
+def create_app(
+    store: Store, settings: ServerSettings | None = None, *, is_ready: Callable[[], bool] = lambda: True
+) -> FastAPI:
+    """The ASGI application over a store, which stays open as long as the application runs.
+
+    Args:
+        store: Shared by all requests.
+        settings: Where it listens; decides which hosts it answers to.
+        is_ready: Tells whether whoever runs submitted jobs works.
+    """
+    context = Context(store, Writer(store), settings or ServerSettings(), is_ready=is_ready)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        context.writer.start()
+        yield
+        context.writer.stop()
+
+    app = FastAPI(
+        title="Scavenger",
+        version=__version__,
+        description="Decides which machines a training job should run on, and runs it there.",
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        max_body_size=BODY_BYTES_MAX,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.context = context
+    app.add_middleware(Shield, context=context)
+    problems.register(app)
+    for part in (jobs, operations, streaming, stored, users):
+        app.include_router(part.router, responses=_REFUSALS)
+    app.include_router(health.router, responses=_REFUSALS)
+    document = _openapi(app)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def openapi(_: CallerOf) -> Response:
+        return answer(document)
+
+    app.openapi = lambda: document  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with what FastAPI cannot know: problems have a media type of their own."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        license_info=app.license_info,
+    )
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            for status, told in operation["responses"].items():
+                if status in _REFUSALS and "content" in told:
+                    told["content"] = {problems.MEDIA_TYPE: told["content"]["application/json"]}
+            if path in health.OPEN_PATHS:
+                operation["security"] = []
+    for name, schema in document["components"]["schemas"].items():
+        if not name.endswith("Request"):
+            _allow_null(schema)
+    return document
+
+
+def _allow_null(schema: Any) -> None:
+    """Numbers of answers may be null: documents tell so what is not finite."""
+    if isinstance(schema, list):
+        for item in schema:
+            _allow_null(item)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "number":
+            schema["type"] = ["number", "null"]
+        for item in schema.values():
+            _allow_null(item)

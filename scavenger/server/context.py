@@ -1,0 +1,45 @@
+"""What the routes work with: the store, its writer, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.responses import Response
+
+from scavenger.server.metrics import Metrics
+from scavenger.server.settings import ServerSettings
+from scavenger.server.writer import Writer
+from scavenger.store import Store
+
+__all__ = ["Context", "ContextOf", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the routes work with.
+
+    Attributes:
+        is_ready: Tells whether whoever runs submitted jobs works; asked by `/readyz`.
+    """
+
+    store: Store
+    writer: Writer
+    settings: ServerSettings
+    metrics: Metrics = field(default_factory=Metrics)
+    is_ready: Callable[[], bool] = lambda: True
+
+
+def _context(request: Request) -> Context:
+    return cast(Context, request.app.state.context)
+
+
+ContextOf = Annotated[Context, Depends(_context)]
+
+
+def answer(document: Mapping[str, Any], status: int = 200) -> Response:
+    """An answer in JSON, which is made as documents of commands are: it is not checked again."""
+    return Response(msgspec.json.encode(document), status_code=status, media_type="application/json")

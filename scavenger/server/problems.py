@@ -1,0 +1,173 @@
+"""Errors as `application/problem+json` [1]_, with a code, a remedy, and whether it helps to try again.
+
+The status tells who can help: 422 where the request itself does not have the form of its schema, 409 where it has, but
+what it refers to does not allow it.
+
+References:
+    .. [1] RFC 9457, "Problem Details for HTTP APIs", 2023.
+"""
+
+from __future__ import annotations
+
+import http
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from scavenger import errors
+from scavenger.masking import mask
+
+__all__ = ["KINDS", "MEDIA_TYPE", "Problem", "RefusedError", "problem_of", "problem_response", "register"]
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    type: str = Field(description="`about:blank`: the status tells the kind; `code` tells it more closely.")
+    title: str
+    status: int
+    detail: str = Field(description="One line: what went wrong, where, and the remedy.")
+    code: str = Field(description="Kind of the error, one word, which does not change between versions.")
+    fix: str = Field(description="What to do about it; empty where nothing is known.")
+    retryable: bool = Field(description="Whether the same request may succeed later.")
+    exit_code: int = Field(description="Exit code of the command for this error.")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How errors of one class are told: its status, and what helps if the message does not say."""
+
+    status: int
+    retryable: bool = False
+    fix: str = ""
+
+
+KINDS: Mapping[type[errors.ScavengerError], Kind] = {
+    errors.ScavengerError: Kind(500, fix="report it, with the server's log"),
+    errors.ConfigurationError: Kind(409, fix="change what the message names"),
+    errors.JobFileError: Kind(409, fix="correct the job file"),
+    errors.NotFoundError: Kind(404, fix="list what there is"),
+    errors.NotSupportedError: Kind(409, fix="use a version that supports it"),
+    errors.TransientError: Kind(409, retryable=True, fix="try again"),
+    errors.StoreBusyError: Kind(503, retryable=True, fix="try again"),
+    errors.ModelNotSavedError: Kind(503, retryable=True, fix="free some space, and resume the job"),
+    errors.WorkersLostError: Kind(503, retryable=True, fix="resume the job"),
+    errors.NoFeasiblePlanError: Kind(409, fix="loosen deadline or budget"),
+    errors.LimitReachedError: Kind(409, fix="raise deadline or budget"),
+    errors.TrainingError: Kind(409, fix="correct the training code"),
+    errors.CloudError: Kind(502, fix="see `scavenger doctor`"),
+    errors.CredentialsError: Kind(502, fix="renew the server's credentials"),
+    errors.QuotaError: Kind(502, fix="ask the cloud for a higher quota"),
+    errors.StockOutError: Kind(503, retryable=True, fix="try another zone or VM type, or later"),
+    errors.ThrottledError: Kind(503, retryable=True, fix="try again"),
+    errors.GoneError: Kind(409),
+    errors.CloudUnavailableError: Kind(503, retryable=True, fix="try again"),
+    errors.MessageError: Kind(500, fix="report it, with the server's log"),
+    errors.CleanupError: Kind(500, fix="run `scavenger gc`"),
+    errors.StoreError: Kind(503, fix="see the server's log"),
+    errors.StoreTooNewError: Kind(503, fix="upgrade the server"),
+    errors.StoreReadOnlyError: Kind(503, fix="make the store writable"),
+    errors.StoreUnavailableError: Kind(503, retryable=True, fix="repair the database"),
+}
+"""Every class that has a meaning of its own for a client; others are told as their nearest base."""
+
+
+class RefusedError(Exception):
+    """A request that is refused for a reason of HTTP: no token, a foreign host, a wrong form."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, *, fix: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.problem = Problem(
+            type="about:blank",
+            title=http.HTTPStatus(status).phrase,
+            status=status,
+            detail=mask(detail),
+            code=code,
+            fix=fix,
+            retryable=status in (429, 503),
+            exit_code=errors.ConfigurationError.exit_code,
+        )
+        self.headers = dict(headers or {})
+
+
+def problem_of(error: errors.ScavengerError) -> Problem:
+    """The problem that an error is."""
+    found = next(base for base in type(error).__mro__ if base in KINDS)
+    kind = KINDS[found]
+    detail = str(error)
+    _, split, remedy = detail.partition("; ")  # messages name the remedy last
+    return Problem(
+        type="about:blank",
+        title=http.HTTPStatus(kind.status).phrase,
+        status=kind.status,
+        detail=detail,
+        code=_code(type(error)),
+        fix=remedy if split else kind.fix,
+        retryable=kind.retryable,
+        exit_code=error.exit_code,
+    )
+
+
+def _code(kind: type[BaseException]) -> str:
+    """`StoreBusyError` is `store_busy`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer that tells a problem."""
+    more = {"Retry-After": str(RETRY_AFTER_S)} if problem.retryable else {}
+    return Response(
+        msgspec.json.encode(problem.model_dump()),
+        status_code=problem.status,
+        media_type=MEDIA_TYPE,
+        headers={**more, **(headers or {})},
+    )
+
+
+def register(app: FastAPI) -> None:
+    """Answer every error of the application as a problem."""
+
+    @app.exception_handler(errors.ScavengerError)
+    def known(_: Request, error: errors.ScavengerError) -> Response:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            log.warning("%s: %s", problem.code, problem.detail)
+        return problem_response(problem)
+
+    @app.exception_handler(RefusedError)
+    def refused(_: Request, error: RefusedError) -> Response:
+        return problem_response(error.problem, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        detail = " ".join(f"{place}: {first['msg']}".split())[:500]
+        return problem_response(RefusedError(422, "malformed", detail, fix="see /openapi.json").problem)
+
+    @app.exception_handler(HTTPException)
+    def of_http(_: Request, error: HTTPException) -> Response:
+        name = re.sub(r"\W+", "_", http.HTTPStatus(error.status_code).phrase.lower())
+        problem = RefusedError(error.status_code, name, str(error.detail)).problem
+        return problem_response(problem, error.headers)
+
+    @app.exception_handler(Exception)
+    def internal(_: Request, error: Exception) -> Response:
+        log.error("internal fault", exc_info=error)
+        fault = errors.ScavengerError(f"internal fault: {type(error).__name__}")
+        return problem_response(problem_of(fault))

@@ -1,0 +1,180 @@
+"""Jobs: lists, one job, its plan, curve, costs, logs and events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from scavenger.control.documents.costs import all_billed, billed, cost_document, cost_of
+from scavenger.control.documents.curves import curve_document, plan_document, report_with_curve
+from scavenger.control.documents.jobs import jobs_document, status_document, status_of
+from scavenger.control.documents.logs import JobLogs, Wanted
+from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.control.documents.submissions import submission_document, submissions_document
+from scavenger.domain.report import JobState
+from scavenger.domain.submission import Submission, SubmissionState
+from scavenger.errors import NotFoundError
+from scavenger.server import schemas
+from scavenger.server.access import CallerOf, find_job, only_of
+from scavenger.server.context import ContextOf, answer
+from scavenger.server.paging import PAGE_MAX, encode, job_place, number_place
+from scavenger.store import Store
+from scavenger.store.records import JobRecord
+
+__all__ = ["Cursor", "JobKey", "Limit", "find_submission", "router"]
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+JobKey = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=200,
+        description="The job's id, the beginning of its id, or its name (the latest).",
+    ),
+]
+Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Most entries of a page.")]
+LINES_MAX = 10_000
+
+
+@router.get("/jobs", response_model=schemas.JobsPage, summary="The latest jobs")
+def list_jobs(
+    context: ContextOf,
+    caller: CallerOf,
+    state: Annotated[list[JobState] | None, Query(max_length=10)] = None,
+    name: Annotated[str | None, Query(max_length=200, description="A pattern such as `digits*`.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    """Jobs that the caller may see, newest first."""
+    jobs, following = _page(
+        context.store, limit, states=state or (), name=name, user=only_of(caller), cursor=cursor
+    )
+    document = jobs_document(context.store, all_billed(context.store, jobs))
+    return answer({**document, "next": following})
+
+
+def _page(
+    store: Store,
+    limit: int,
+    *,
+    states: Collection[str],
+    name: str | None,
+    user: str | None,
+    cursor: str | None,
+) -> tuple[tuple[JobRecord, ...], str | None]:
+    found = store.jobs(limit + 1, states=states, name=name, user=user, after=job_place(cursor))
+    jobs = found[:limit]
+    last = jobs[-1] if len(found) > limit else None
+    return jobs, None if last is None else encode(last.created_at.isoformat(), last.id)
+
+
+def find_submission(store: Store, user: str | None, key: str) -> Submission | None:
+    """A submission that the user may see; None if there is none."""
+    found = store.submission(key)
+    return found if found is not None and user in (None, found.job.user) else None
+
+
+@router.get("/jobs/{job}", response_model=schemas.JobAnswer, summary="One job")
+def show_job(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
+    """A job with its progress, processes, operations and latest events; or its submission, while that waits."""
+    store = context.store
+    try:
+        record = billed(store, find_job(context, caller, job))
+    except NotFoundError:
+        waiting = find_submission(store, only_of(caller), job)
+        if waiting is None:
+            raise
+        empty: dict[str, Any] = {
+            "job": None,
+            "progress": None,
+            "processes": [],
+            "operations": [],
+            "events": [],
+        }
+        document = {"schema_version": SCHEMA_VERSION, "store": store.name, **empty}
+        return answer({**document, "submission": submission_document(waiting)})
+    document = status_document(store, status_of(store, record))
+    submission = store.submission(record.id)
+    told = None if submission is None else submission_document(submission)
+    return answer({**document, "submission": told})
+
+
+@router.get("/jobs/{job}/plan", response_model=schemas.PlanAnswer, summary="What was predicted and chosen")
+def show_plan(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
+    """What was profiled, predicted and chosen, from the report of the job."""
+    return answer(plan_document(report_with_curve(find_job(context, caller, job))))
+
+
+@router.get("/jobs/{job}/curve", response_model=schemas.CurveAnswer, summary="The tradeoff curve")
+def show_curve(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
+    """Every configuration with its predicted time and cost; the choice; predicted and actual figures."""
+    return answer(curve_document(report_with_curve(find_job(context, caller, job))))
+
+
+@router.get("/jobs/{job}/cost", response_model=schemas.CostAnswer, summary="What a job costs")
+def show_cost(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
+    """Predicted and actual cost, item by item and VM by VM."""
+    found = cost_of(context.store, find_job(context, caller, job), datetime.now(UTC))
+    return answer({"schema_version": SCHEMA_VERSION, "job": cost_document(found)})
+
+
+@router.get("/costs", response_model=schemas.CostsPage, summary="What the latest jobs cost")
+def list_costs(context: ContextOf, caller: CallerOf, limit: Limit = 20, cursor: Cursor = None) -> Response:
+    """Costs of the jobs that the caller may see, newest first."""
+    store, now = context.store, datetime.now(UTC)
+    jobs, following = _page(store, limit, states=(), name=None, user=only_of(caller), cursor=cursor)
+    rows = [
+        cost_document(cost_of(store, store.job(job.id), now)) for job in jobs
+    ]  # pages come without reports
+    return answer({"schema_version": SCHEMA_VERSION, "jobs": rows, "next": following})
+
+
+@router.get("/jobs/{job}/events", response_model=schemas.EventsPage, summary="Events of a job")
+def list_events(
+    context: ContextOf, caller: CallerOf, job: JobKey, limit: Limit = 100, cursor: Cursor = None
+) -> Response:
+    """Events, oldest first."""
+    record = find_job(context, caller, job)
+    found = context.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
+    events = found[:limit]
+    following = encode(events[-1].id) if len(found) > limit else None
+    return answer({"schema_version": SCHEMA_VERSION, "events": plain(events), "next": following})
+
+
+@router.get("/jobs/{job}/logs", response_model=schemas.LogsAnswer, summary="Logs of a job")
+def show_logs(
+    context: ContextOf,
+    caller: CallerOf,
+    job: JobKey,
+    process: Annotated[
+        str | None, Query(max_length=100, description="Only of this process, such as `w0`.")
+    ] = None,
+    lines: Annotated[int, Query(ge=0, le=LINES_MAX, description="Most lines of each process.")] = 20,
+) -> Response:
+    """The latest events of the job and lines of its processes, with secrets masked."""
+    record = find_job(context, caller, job)
+    logs = JobLogs(context.store, record, Wanted(process is None, True, process))
+    return answer(logs.document(lines))
+
+
+@router.get("/queue", response_model=schemas.SubmissionsPage, summary="Submitted jobs")
+def list_submissions(
+    context: ContextOf,
+    caller: CallerOf,
+    state: Annotated[list[SubmissionState] | None, Query(max_length=10)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    """Submitted jobs, newest first, with why they wait."""
+    found = context.store.submissions(
+        limit + 1, states=state or (), user=only_of(caller), before=number_place(cursor)
+    )
+    shown = found[:limit]
+    following = encode(shown[-1].number) if len(found) > limit else None
+    return answer({**submissions_document(shown), "next": following})

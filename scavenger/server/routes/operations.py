@@ -1,0 +1,149 @@
+"""Operations on running jobs, and the indicators that jobs report."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.responses import Response
+
+from scavenger.control.documents.operations import migration, operation_row, outcome_document, scaling
+from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.control.documents.submissions import submission_answer
+from scavenger.domain.access import Caller
+from scavenger.domain.operation import Operation, StopJob
+from scavenger.errors import NotFoundError
+from scavenger.server import schemas
+from scavenger.server.access import CallerOf, Changer, find_job, only_of
+from scavenger.server.context import Context, ContextOf, answer
+from scavenger.server.paging import encode, number_place
+from scavenger.server.routes.jobs import Cursor, JobKey, Limit, find_submission
+from scavenger.store.records import OperationRecord
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["operations"])
+
+OperationId = Annotated[int, Path(ge=1, lt=2**63)]
+
+
+@router.post(
+    "/jobs/{job}/scale", response_model=schemas.OperationAnswer, status_code=202, summary="Change the workers"
+)
+def scale(context: ContextOf, caller: Changer, job: JobKey, request: schemas.ScaleRequest) -> Response:
+    """Ask a running job to change its number of workers; `operations/{id}` tells what became of it."""
+    match request:
+        case schemas.ScaleTo(workers=workers):
+            operation = scaling(workers, None, ())
+        case schemas.ScaleOut(add=add):
+            operation = scaling(None, add, ())
+        case schemas.ScaleIn(remove=remove):
+            operation = scaling(None, None, tuple(remove))
+    return _asked(context, caller, job, operation)
+
+
+@router.post(
+    "/jobs/{job}/migrate", response_model=schemas.OperationAnswer, status_code=202, summary="Replace workers"
+)
+def migrate(context: ContextOf, caller: Changer, job: JobKey, request: schemas.MigrateRequest) -> Response:
+    """Ask a running job to replace workers by new ones."""
+    return _asked(context, caller, job, migration(tuple(request.workers or ())))
+
+
+@router.post(
+    "/jobs/{job}/stop",
+    response_model=schemas.OperationAnswer | schemas.SubmissionAnswer,
+    status_code=202,
+    summary="Stop a job",
+)
+def stop(context: ContextOf, caller: Changer, job: JobKey, request: schemas.StopRequest) -> Response:
+    """Ask a running job to stop; one that still waits in the queue is withdrawn from it."""
+    waiting = find_submission(context.store, only_of(caller), job)
+    if waiting is not None and waiting.state == "queued":
+        reason = f"withdrawn by {caller.user.name}"
+        cancelled = context.writer.call(lambda: context.store.cancel(waiting.id, reason))
+        if cancelled is not None and cancelled.state == "cancelled":
+            return answer(submission_answer(cancelled), 202)
+    return _asked(context, caller, job, StopJob(request.save))
+
+
+def _asked(context: Context, caller: Caller, key: str, operation: Operation) -> Response:
+    job = find_job(context, caller, key)
+    requester = f"{caller.user.name} (server)"
+    record = context.writer.call(lambda: context.store.submit_operation(job.id, operation, requester))
+    return answer(outcome_document(job, record), 202)
+
+
+@router.get("/jobs/{job}/operations", response_model=schemas.OperationsAnswer, summary="Operations of a job")
+def list_operations(context: ContextOf, caller: CallerOf, job: JobKey, limit: Limit = 20) -> Response:
+    """The latest operations that were requested, oldest first."""
+    found = context.store.operations(find_job(context, caller, job).id, limit=limit)
+    return answer({"schema_version": SCHEMA_VERSION, "operations": [operation_row(one) for one in found]})
+
+
+@router.get(
+    "/jobs/{job}/operations/{operation}", response_model=schemas.OperationAnswer, summary="One operation"
+)
+def show_operation(context: ContextOf, caller: CallerOf, job: JobKey, operation: OperationId) -> Response:
+    """What became of an operation."""
+    record = find_job(context, caller, job)
+    return answer(outcome_document(record, _operation(context, record.id, operation)))
+
+
+@router.delete(
+    "/jobs/{job}/operations/{operation}",
+    response_model=schemas.OperationAnswer,
+    summary="Withdraw an operation",
+)
+def withdraw(context: ContextOf, caller: Changer, job: JobKey, operation: OperationId) -> Response:
+    """Withdraw an operation that the job has not started; one that it has is only shown."""
+    record = find_job(context, caller, job)
+    found = _operation(context, record.id, operation)
+    message = f"withdrawn by {caller.user.name} before the job started it"
+    withdrawn = context.writer.call(lambda: context.store.withdraw_operation(found.id, message))
+    return answer(outcome_document(record, withdrawn))
+
+
+def _operation(context: Context, job_id: str, number: int) -> OperationRecord:
+    found = context.store.operation(number)
+    if found.job_id != job_id:
+        raise NotFoundError(f"there is no operation {number} of job {job_id}")
+    return found
+
+
+@router.post(
+    "/jobs/{job}/indicators",
+    response_model=schemas.IndicatorsTaken,
+    status_code=202,
+    summary="Report indicators",
+)
+def add_indicators(
+    context: ContextOf, caller: Changer, job: JobKey, request: schemas.IndicatorsRequest
+) -> Response:
+    """Take in what a job's training reports of its steps, in batches; a batch that was sent twice is refused."""
+    record = find_job(context, caller, job)
+    values = {
+        name: [math.nan if value is None else value for value in column]
+        for name, column in request.values.items()
+    }
+    count = len(request.steps) * len(values)
+    on_record = context.writer.call(lambda: context.store.add_indicators(record.id, request.steps, values))
+    context.metrics.count_indicators(count)
+    return answer({"schema_version": SCHEMA_VERSION, "taken": count, "on_record": on_record}, 202)
+
+
+@router.get("/jobs/{job}/indicators", response_model=schemas.IndicatorsPage, summary="Indicators of a job")
+def list_indicators(
+    context: ContextOf, caller: CallerOf, job: JobKey, limit: Limit = 10, cursor: Cursor = None
+) -> Response:
+    """Batches of indicators, oldest first."""
+    record = find_job(context, caller, job)
+    found = context.store.indicators(record.id, limit=limit + 1, after=number_place(cursor) or 0)
+    shown = found[:limit]
+    rows = [
+        {"id": one.id, "at": one.at.isoformat(), "steps": list(one.steps), "values": plain(one.values)}
+        for one in shown
+    ]
+    following = encode(shown[-1].id) if len(found) > limit else None
+    return answer({"schema_version": SCHEMA_VERSION, "batches": rows, "next": following})

@@ -1,0 +1,390 @@
+"""The forms of requests and answers, for validation and for the OpenAPI document.
+
+Answers are made by `scavenger.control.documents`, as for commands; these classes only describe them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from scavenger.control.provisioning.bill import JobCost
+from scavenger.domain.access import Role
+from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
+from scavenger.domain.progress import Progress
+from scavenger.domain.ranges import WORKERS_MAX
+from scavenger.domain.submission import SubmissionState
+from scavenger.store.records import (
+    EventRecord,
+    JobRecord,
+    ModelRecord,
+    OperationState,
+    ProcessRecord,
+)
+
+__all__ = [
+    "Anything",
+    "AuditPage",
+    "CatalogAnswer",
+    "CostAnswer",
+    "CostsPage",
+    "CurveAnswer",
+    "EventsPage",
+    "IndicatorsAnswer",
+    "IndicatorsPage",
+    "IndicatorsRequest",
+    "IndicatorsTaken",
+    "InfoAnswer",
+    "JobAnswer",
+    "JobsPage",
+    "LogsAnswer",
+    "MigrateRequest",
+    "ModelAnswer",
+    "ModelsAnswer",
+    "NewTokenRequest",
+    "OperationAnswer",
+    "OperationsAnswer",
+    "PlanAnswer",
+    "PoolAnswer",
+    "ResumeRequest",
+    "ScaleRequest",
+    "StopRequest",
+    "SubmissionAnswer",
+    "SubmissionsPage",
+    "SubmitRequest",
+    "TokenAnswer",
+    "TokensAnswer",
+    "UserRequest",
+    "UsersAnswer",
+]
+
+Anything = dict[str, Any]
+WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+WholeNumber = Annotated[int, Field(strict=True)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Answer(BaseModel):
+    schema_version: int
+
+
+# ---- jobs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDocument(JobRecord):
+    """A job; `alive` tells whether its process lives."""
+
+    alive: bool
+
+
+class OperationDocument(BaseModel):
+    """An operation that was requested of a running job."""
+
+    id: int
+    job_id: str
+    operation: Anything
+    requested_by: str
+    state: OperationState
+    message: str
+    requested_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class SubmissionDocument(BaseModel):
+    """A submitted job, without its specification."""
+
+    id: str
+    number: int
+    name: str
+    job_file: str
+    user: str
+    state: SubmissionState
+    reason: str
+    cancelling: bool
+    starts: int
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class JobsPage(_Answer):
+    store: str
+    jobs: list[JobDocument]
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
+
+
+class JobAnswer(_Answer):
+    store: str
+    job: JobDocument | None = Field(description="Null while the submission waits for its runner.")
+    submission: SubmissionDocument | None = Field(description="Null for a job that a command runs itself.")
+    progress: Progress | None
+    processes: list[ProcessRecord]
+    operations: list[OperationDocument]
+    events: list[EventRecord]
+
+
+class EventsPage(_Answer):
+    events: list[EventRecord]
+    next: str | None
+
+
+class LogsAnswer(_Answer):
+    job: Anything
+    folder: str
+    events: list[EventRecord]
+    logs: dict[str, list[str]]
+
+
+class PlanAnswer(_Answer):
+    """What was profiled, predicted and chosen; see the report of `scavenger plan JOB.yaml -o json`."""
+
+    job: Anything
+    search: Anything
+    choice: Anything | None
+    infeasible: Anything | None
+    predicted: Anything | None
+    estimate: Anything | None
+    warnings: list[str]
+
+
+class CurveAnswer(_Answer):
+    """As `scavenger curves JOB -f json`."""
+
+    job: Anything
+    choice: Anything | None
+    infeasible: Anything | None
+    curve: list[Anything] | None
+    curve_info: Anything | None
+    predicted: Anything | None
+    actual: Anything | None
+    time_error: Anything | None
+
+
+class CostAnswer(_Answer):
+    job: JobCost
+
+
+class CostsPage(_Answer):
+    jobs: list[JobCost]
+    next: str | None
+
+
+class SubmissionAnswer(_Answer):
+    submission: SubmissionDocument
+
+
+class SubmissionsPage(_Answer):
+    submissions: list[SubmissionDocument]
+    next: str | None
+
+
+class OperationAnswer(_Answer):
+    job: Anything
+    operation: OperationDocument
+
+
+class OperationsAnswer(_Answer):
+    operations: list[OperationDocument]
+
+
+class SubmitRequest(_Request):
+    """A job file on the server's machine, as `scavenger optimize JOB.yaml --detach` takes it."""
+
+    job_file: str = Field(min_length=1, max_length=4096, description="Absolute path on the server's machine.")
+    objective: Literal["time", "cost", "knee"] | None = None
+    strategy: Literal["auto", "full", "partial", "extremes", "none", "universal"] | None = None
+    budget: str | None = Field(default=None, max_length=40, description="US dollars, as `$20`.")
+    deadline: str | None = Field(default=None, max_length=40, description="As `8h` or `90m`.")
+    audit: bool = False
+    priority: WholeNumber = Field(default=0, ge=-1000, le=1000)
+
+
+class ScaleTo(_Request):
+    workers: WholeNumber = Field(ge=1, le=WORKERS_MAX, description="Train with so many workers.")
+
+
+class ScaleOut(_Request):
+    add: WholeNumber = Field(ge=1, le=WORKERS_MAX, description="Add so many workers.")
+
+
+class ScaleIn(_Request):
+    remove: list[WorkerName] = Field(min_length=1, max_length=1000, description="Remove these workers.")
+
+
+ScaleRequest = ScaleTo | ScaleOut | ScaleIn
+
+
+class MigrateRequest(_Request):
+    workers: list[WorkerName] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Replace these; null: all."
+    )
+
+
+class StopRequest(_Request):
+    save: bool = Field(default=True, description="Save the model as trained so far.")
+
+
+class ResumeRequest(_Request):
+    audit: bool = False
+
+
+# ---- indicators --------------------------------------------------------------------------------------------------
+
+Steps = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**53, strict=True)]], Field(min_length=1, max_length=BATCH_VALUES_MAX)
+]
+Columns = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], list[float | None]],
+    Field(min_length=1, max_length=COLUMNS_MAX),
+]
+
+
+class IndicatorsRequest(_Request):
+    """Values of consecutive steps, by name: one number a step; null where a step has none."""
+
+    steps: Steps
+    values: Columns
+
+
+class IndicatorsTaken(_Answer):
+    taken: int = Field(description="Values that were taken in.")
+    on_record: int = Field(description="Values of the job on record.")
+
+
+class IndicatorsAnswer(BaseModel):
+    """A batch: one value of each indicator a step; null where a step has none."""
+
+    id: int
+    at: datetime
+    steps: list[int]
+    values: dict[str, list[float | None]]
+
+
+class IndicatorsPage(_Answer):
+    batches: list[IndicatorsAnswer]
+    next: str | None
+
+
+# ---- models, prices, the pool ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel(ModelRecord):
+    """A model, without its content."""
+
+    model: None  # type: ignore[assignment]  # left out of lists
+    job_name: str | None
+
+
+class ModelsAnswer(_Answer):
+    models: list[ListedModel]
+
+
+class ModelAnswer(_Answer):
+    model: ModelRecord
+
+
+class PriceDocument(BaseModel):
+    usd_per_hour: float
+    source: str
+    dated: str
+    age_days: int
+
+
+class MachineDocument(BaseModel):
+    provider: str
+    region: str
+    vm: str
+    cpus: int
+    memory_gib: float
+    accelerator: str | None
+    accelerators: int
+    on_demand: PriceDocument | None
+    spot: PriceDocument | None
+    interruption: str | None
+    caveat: str | None
+
+
+class CatalogAnswer(_Answer):
+    regions: list[Anything]
+    machines: list[MachineDocument]
+
+
+class PoolAnswer(_Answer):
+    pool: Anything | None = Field(description="Null if no pool is served on the server's machine.")
+
+
+# ---- users -------------------------------------------------------------------------------------------------------
+
+
+class UserDocument(BaseModel):
+    name: str
+    role: Role
+    created_at: datetime
+
+
+class TokenDocument(BaseModel):
+    id: int
+    user: str
+    label: str
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class UsersAnswer(_Answer):
+    users: list[UserDocument]
+
+
+class TokensAnswer(_Answer):
+    tokens: list[TokenDocument]
+
+
+class TokenAnswer(_Answer):
+    token: TokenDocument
+    text: str = Field(description="The token itself, which is shown only now.")
+
+
+class UserRequest(_Request):
+    role: Role
+
+
+class NewTokenRequest(_Request):
+    label: str = Field(default="", max_length=200)
+    days: WholeNumber | None = Field(
+        default=None, ge=1, le=3650, description="How long it is valid; null: for good."
+    )
+
+
+class AuditDocument(BaseModel):
+    id: int
+    at: datetime
+    user: str
+    action: str
+    object: str
+    status: int
+    client: str
+
+
+class AuditPage(_Answer):
+    records: list[AuditDocument]
+    next: str | None
+
+
+class InfoAnswer(_Answer):
+    """What serves, and who asks."""
+
+    version: str
+    api: str
+    user: str
+    role: Role
+    store: str
+    schema_revision: str
+    servers: int = Field(description="Processes that run submitted jobs.")

@@ -1,0 +1,175 @@
+"""Who may: a token on every route, another user's objects are not there, hosts and origins, the audit log."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from server_world import World
+from starlette.testclient import TestClient
+
+from scavenger.domain.access import TOKEN_PREFIX, token_digest
+from scavenger.masking import MASK, mask
+from scavenger.server.app import create_app
+from scavenger.server.routes.health import OPEN_PATHS
+from scavenger.store import Store
+
+
+def _routes(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method and path; parameters have a value."""
+    found = []
+    for path, item in app.openapi()["paths"].items():
+        filled = re.sub(r"\{\w+\}", "1", path)
+        found += [(method.upper(), filled) for method in item if path not in OPEN_PATHS]
+    return [*found, ("GET", "/openapi.json")]
+
+
+def test_the_document_has_every_route(app: FastAPI) -> None:
+    told = set(app.openapi()["paths"])
+    assert {"/v1/jobs", "/v1/jobs/{job}/events/stream", "/metrics", "/healthz"} <= told
+    shown = {
+        route.path for route in app.routes if isinstance(route, APIRoute) and route.path != "/openapi.json"
+    }
+    assert shown <= told
+
+
+def test_every_route_needs_a_token(app: FastAPI, client: TestClient) -> None:
+    routes = _routes(app)
+    assert len(routes) > 30
+    for method, path in routes:
+        for headers in ({}, {"Authorization": "Bearer scv_wrong"}, {"Authorization": "Basic YTpi"}):
+            answer = client.request(method, path, headers=headers, json={})
+            assert (method, path, answer.status_code) == (method, path, 401)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["code"] == "unauthorized"
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_a_token_is_stored_as_its_digest_and_masked(store: Store, world: World) -> None:
+    token = world.tokens["ann"]
+    assert token.startswith(TOKEN_PREFIX)
+    assert store.path is not None
+    content = b"".join(path.read_bytes() for path in store.path.parent.glob("store.db*"))
+    assert token.encode() not in content
+    assert token_digest(token).encode() in content
+    assert mask(f"got {token} from somebody") == f"got {MASK} from somebody"
+
+
+def test_a_revoked_token_and_one_of_a_deleted_user_are_worth_nothing(
+    client: TestClient, store: Store, world: World
+) -> None:
+    own = client.get("/v1/tokens", headers=world.headers("ann")).json()["tokens"]
+    [mine] = own
+    assert client.delete(f"/v1/tokens/{mine['id']}", headers=world.headers("bob")).status_code == 404
+    assert client.delete(f"/v1/tokens/{mine['id']}", headers=world.headers("ann")).status_code == 200
+    assert client.get("/v1/jobs", headers=world.headers("ann")).status_code == 401
+    assert client.delete("/v1/users/bob", headers=world.headers("root")).status_code == 200
+    assert client.get("/v1/jobs", headers=world.headers("bob")).status_code == 401
+
+
+class TestAnotherUsersJob:
+    def test_is_told_as_one_that_is_not_there(self, app: FastAPI, client: TestClient, world: World) -> None:
+        """By id, beginning of the id and name; on every route of a job; in the words of a job that never was."""
+        theirs = world.jobs["bob"]
+        bodies = {"scale": {"workers": 2}, "indicators": {"steps": [9], "values": {"loss": [1.0]}}}
+        paths = [path for path in app.openapi()["paths"] if path.startswith("/v1/jobs/{job}")]
+        assert len(paths) > 12
+        for path in paths:
+            for method in app.openapi()["paths"][path]:
+                for key in (theirs, theirs[:8], "bob-secret"):
+                    url = path.replace("{job}", key).replace("{operation}", "1")
+                    body = bodies.get(path.rsplit("/", 1)[-1], {})
+                    answer = client.request(method, url, headers=world.headers("ann"), json=body)
+                    assert (method, url, answer.status_code) == (method, url, 404)
+                    assert "bob" not in answer.text.replace(repr(key), "")
+
+    def test_is_in_no_list_of_others(self, client: TestClient, world: World) -> None:
+        for path in ("/v1/jobs", "/v1/queue", "/v1/costs"):
+            assert "bob" not in client.get(path, headers=world.headers("ann")).text
+            for user in ("root", "eve"):
+                assert "bob" in client.get(path, headers=world.headers(user)).text
+
+    def test_is_seen_by_its_own_user(self, client: TestClient, world: World) -> None:
+        for key in (world.jobs["bob"], "bob-secret"):
+            shown = client.get(f"/v1/jobs/{key}", headers=world.headers("bob")).json()
+            assert shown["job"]["id"] == world.jobs["bob"]
+            assert shown["submission"]["user"] == "bob"
+
+
+def test_a_viewer_changes_nothing_and_only_an_admin_manages(client: TestClient, world: World) -> None:
+    job = world.jobs["ann"]
+    stop = client.post(f"/v1/jobs/{job}/stop", headers=world.headers("eve"), json={})
+    assert (stop.status_code, stop.json()["code"]) == (403, "forbidden")
+    for user in ("ann", "eve"):
+        assert client.get("/v1/users", headers=world.headers(user)).status_code == 403
+        assert client.get("/v1/audit", headers=world.headers(user)).status_code == 403
+        made = client.post("/v1/users/root/tokens", headers=world.headers(user), json={})
+        assert made.status_code == 403
+    assert (
+        client.put("/v1/users/root", headers=world.headers("root"), json={"role": "user"}).status_code == 409
+    )
+    assert client.get("/metrics", headers=world.headers("ann")).status_code == 403
+
+
+class TestBrowsers:
+    @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.:80", ""])
+    def test_a_foreign_host_is_refused(self, client: TestClient, world: World, host: str) -> None:
+        answer = client.get("/v1/jobs", headers={**world.headers("root"), "Host": host})
+        assert (answer.status_code, answer.json()["code"]) == (403, "host")
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST:1", "[::1]:8765", "[::1]"])
+    def test_an_own_host_is_served(self, client: TestClient, world: World, host: str) -> None:
+        assert client.get("/v1/jobs", headers={**world.headers("root"), "Host": host}).status_code == 200
+
+    @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9", "https://[", ""])
+    def test_a_page_of_another_origin_is_refused(self, client: TestClient, world: World, origin: str) -> None:
+        for method in ("GET", "POST"):
+            answer = client.request(method, "/v1/jobs", headers={**world.headers("root"), "Origin": origin})
+            assert (answer.status_code, answer.json()["code"]) == (403, "origin")
+
+    def test_a_session_by_cookie_changes_only_with_the_servers_own_origin(
+        self, client: TestClient, world: World
+    ) -> None:
+        begun = client.get("/login", params={"token": world.tokens["ann"]}, follow_redirects=False)
+        assert begun.status_code == 303
+        cookie = begun.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert world.tokens["ann"] not in begun.headers["set-cookie"]
+        assert client.get("/v1/info").json()["user"] == "ann"  # the client keeps the cookie
+        path, body = f"/v1/jobs/{world.jobs['ann']}/scale", {"workers": 2}
+        assert client.post(path, json=body).status_code == 403
+        own = {"Origin": "http://127.0.0.1:8765"}
+        assert client.post(path, json=body, headers=own).status_code == 202
+
+    def test_answers_allow_no_frames_and_no_foreign_scripts(self, client: TestClient, world: World) -> None:
+        for answer in (client.get("/healthz"), client.get("/v1/jobs", headers=world.headers("ann"))):
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "frame-ancestors 'none'" in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_audit_log_names_who_tried_what(client: TestClient, world: World) -> None:
+    job = world.jobs["ann"]
+    client.post(f"/v1/jobs/{job}/scale", headers=world.headers("ann"), json={"workers": 2})
+    client.post(f"/v1/jobs/{job}/stop", headers=world.headers("bob"), json={})
+    client.post(f"/v1/jobs/{job}/stop", json={})
+    client.get("/v1/jobs", headers=world.headers("ann"))  # reading is not recorded
+    records = client.get("/v1/audit", headers=world.headers("root")).json()["records"]
+    told = [(one["user"], one["action"], one["object"], one["status"]) for one in records]
+    assert told == [
+        ("", "POST /v1/jobs/{job}/stop", f"/v1/jobs/{job}/stop", 401),
+        ("bob", "POST /v1/jobs/{job}/stop", f"/v1/jobs/{job}/stop", 404),
+        ("ann", "POST /v1/jobs/{job}/scale", f"/v1/jobs/{job}/scale", 202),
+    ]
+
+
+def test_a_host_that_was_named_is_served(store: Store, world: World) -> None:
+    from scavenger.server.settings import ServerSettings
+
+    app = create_app(store, ServerSettings(allowed_hosts=("Jobs.Example",)))
+    with TestClient(app, base_url="http://jobs.example:8765") as client:
+        assert client.get("/v1/info", headers=world.headers("ann")).status_code == 200
