@@ -69,7 +69,7 @@ class _Job:
         random = np.random.default_rng(1)
         for array in self.source.tensors(self.at):
             array[...] = random.standard_normal(array.shape, dtype=np.float32)
-        self._buckets = buckets(self.layout, 0)
+        self._buckets = buckets(self.layout)
         self._under_way: deque[tuple[str, GradientBucket, bytes] | tuple[str, BucketsSent, None]] = deque()
         self._sums = ArrivingSums(
             self.shard, set(), ask=self._asked, formed=lambda formed: None, ready=lambda order: None

@@ -18,7 +18,7 @@ from scavenger.train.aggregation.arriving_sums import ArrivingSums
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import buckets as cutting
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.buckets import buckets, packed, read, unpacked
+from scavenger.train.transport.buckets import buckets, numbers_of, packed, read, unpacked
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.data import (
     ApplyPart,
@@ -288,7 +288,7 @@ def test_no_bit_tells_which_workers_shared_memory_and_what_was_lost(
 def test_what_is_no_bucket_is_refused(jobs: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(1)
     jobs.append(job)
-    bucket = buckets(job.layout, 0)[0]
+    bucket = buckets(job.layout)[0]
     data, none = bytes(bucket.bytes), bytes(8)
     for counts, payload in [
         ((), data + b"\0"),
@@ -310,13 +310,26 @@ def test_what_is_no_bucket_is_refused(jobs: list[Job], capsys: pytest.CaptureFix
     assert not job.sums._kept
 
 
+def test_each_bucket_is_with_the_holder_of_its_segments_under_any_map(jobs: list[Job]) -> None:
+    job = Job(3, parts=3)
+    jobs.append(job)
+    layout, every = job.layout, buckets(job.layout)
+    for holders in (layout.holders, [1] * len(layout.buckets), [n % 3 for n in range(len(layout.buckets))]):
+        moved = layout.moved(holders, 1)
+        numbers = [numbers_of(moved, every, index) for index in range(3)]
+        assert sorted(number for some in numbers for number in some) == list(range(len(every)))
+        for part, some in zip(moved.parts, numbers, strict=True):
+            assert {one.segment for number in some for one in every[number].parts} == {*part}
+        assert len(every) - 1 in numbers[0], "the metric sums"
+
+
 def test_buckets_cover_the_shard_once_and_are_packed_as_they_are_read(jobs: list[Job]) -> None:
     job = Job(3)
     jobs.append(job)
     covered = []
     at, block = job.layout.slot_at(0), job.shared.block
     result = job._gradient(1, Piece(1, Share(0, 4), "w0", 0), 0)
-    for bucket in buckets(job.layout, 0):
+    for bucket in buckets(job.layout):
         assert bucket.bytes <= 128 + 64
         covered += [(part.segment, part.begin, part.end) for part in bucket.parts]
         if bucket.parts:

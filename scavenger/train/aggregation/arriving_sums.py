@@ -7,6 +7,7 @@ step share the aggregator's memory, nothing is done here: the step is applied fr
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from scavenger.elastic import sums as s
@@ -15,7 +16,7 @@ from scavenger.elastic.view import SLOTS_PER_WORKER
 from scavenger.train.aggregation.mean_gradient import Gradient
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.buckets import Values, buckets, budget_bytes, read, unpacked
+from scavenger.train.transport.buckets import Values, budget_bytes, numbers_of, read, unpacked
 from scavenger.train.transport.messages.data import (
     ApplyPart,
     AskBuckets,
@@ -54,8 +55,10 @@ class ArrivingSums:
     ) -> None:
         self._shard, self._own = shard, own
         self._ask, self._tell_formed, self._ready = ask, formed, ready
-        self._buckets = buckets(shard.layout, shard.index)
-        self._sizes = [bucket.bytes for bucket in self._buckets]
+        self._buckets = shard.held.buckets
+        self._numbers = numbers_of(shard.layout, self._buckets, shard.index)
+        """Of each bucket of this aggregator, its index among those of all."""
+        self._sizes = [self._buckets[number].bytes for number in self._numbers]
         self._budget = budget_bytes(shard.layout, shard.index)
         self._sums = s.Sums(self._sizes, self._budget)
         self._kept: dict[tuple[int, int], tuple[GradientBucket, bytes]] = {}
@@ -156,14 +159,15 @@ class ArrivingSums:
 
     def take(self, worker: str, message: GradientBucket, payload: bytes) -> None:
         """A bucket of a piece has arrived."""
-        if not 0 <= message.bucket < len(self._buckets):
+        place = bisect_left(self._numbers, message.bucket)
+        if self._numbers[place : place + 1] != (message.bucket,):
             return
         try:
             unpacked(self._buckets[message.bucket], message.counts, payload)
         except ValueError as error:
             print(f"rejected a bucket of {worker}: {error}", flush=True)
             return
-        self._handle(s.Arrived(worker, message.piece, message.bucket), (message, payload))
+        self._handle(s.Arrived(worker, message.piece, place), (message, payload))
 
     def answered(self, worker: str, message: BucketsSent) -> None:
         """A worker has sent what it was asked for."""
@@ -219,7 +223,8 @@ class ArrivingSums:
         for action in actions:
             match action:
                 case s.Ask():
-                    self._ask(action.worker, AskBuckets(action.piece, action.question, action.buckets))
+                    numbers = tuple(self._numbers[place] for place in action.buckets)
+                    self._ask(action.worker, AskBuckets(action.piece, action.question, numbers))
                 case s.Keep() if arrived is not None:
                     self._kept[action.piece, action.bucket] = arrived
                 case s.Drop():
@@ -252,14 +257,15 @@ class ArrivingSums:
             )
 
     def _add(self, action: s.Add, arrived: tuple[GradientBucket, bytes] | None) -> None:
-        bucket, expected = self._buckets[action.bucket], self._sums.expected
+        number, expected = self._numbers[action.bucket], self._sums.expected
+        bucket = self._buckets[number]
         assert expected is not None
         slot_at = self._shard.layout.slot_at(self._slots[action.piece])
         here = self._kept.pop((action.piece, action.bucket), None)
         if (
             here is None
             and arrived is not None
-            and (action.piece, action.bucket)
+            and (action.piece, number)
             == (
                 arrived[0].piece,
                 arrived[0].bucket,
@@ -279,7 +285,7 @@ class ArrivingSums:
             values = unpacked(bucket, here[0].counts, here[1])
         total = sum(term.samples for term in expected.terms)
         share = expected.terms[action.position].samples / total
-        self._shard.sums.add(action.bucket, values, share, first=action.position == 0)
+        self._shard.sums.add(number, values, share, first=action.position == 0)
 
 
 def _worker(slot: int) -> str:

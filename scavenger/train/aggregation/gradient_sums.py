@@ -32,7 +32,7 @@ class GradientSums:
 
     Args:
         segments: The shard's segments, by their indices in the layout.
-        buckets: The shard's buckets.
+        buckets: The buckets of all shards.
     """
 
     def __init__(self, segments: dict[int, Segment], buckets: Sequence[Bucket]) -> None:

@@ -13,7 +13,7 @@ from scavenger.train.aggregation.gradient_sums import GradientSums
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Update
-from scavenger.train.transport.buckets import buckets
+from scavenger.train.transport.buckets import Bucket, buckets
 from scavenger.train.transport.layout import Layout, Segment
 from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.rows import Rows
@@ -41,6 +41,7 @@ class Holding:
         states: Those that the forward pass updates.
         update: The optimizer of the trainable segments; None without any.
         optimizer: The optimizer's state; that of no tensor, which all that have trainable segments keep, included.
+        buckets: All buckets in which gradients are sent, whoever holds them.
         sums: Mean gradients that are formed as gradients arrive.
         differing: How the states of even and odd steps differ, by trainable segment; see `Update.apply`.
 
@@ -66,7 +67,8 @@ class Holding:
         self.optimizer = OptimizerMemory(fd, layout, index, slots, owners)
         self._weights = [self.section(turn, self.trainable) for turn in (0, 1)]
         self._gradients: dict[int, list[Array]] = {}
-        self.sums = GradientSums({n: segments[n] for n in self.numbers}, buckets(layout, index))
+        self.buckets: tuple[Bucket, ...] = buckets(layout) if before is None else before.buckets
+        self.sums = GradientSums({n: segments[n] for n in self.numbers}, self.buckets)
         self.differing: Differing = [None] * len(self.trainable)
 
     def section(self, step: int, numbers: Sequence[int]) -> list[Array]:

@@ -1,6 +1,7 @@
 """Buckets of a gradient: what a worker sends at a time to an aggregator that does not share its memory.
 
-The buckets of an aggregator are the same for all pieces. A bucket is a run of small segments, or a part of one that
+They are the same for all pieces and all maps of buckets to aggregators, so their numbers have one meaning for all
+processes. Each lies within a bucket of the layout: a run of small segments, or a part of one that
 cannot be cut for the optimizer's sake; adding gradients is possible element by element. Parts of a segment with rows
 consist of whole rows, so that a bucket of a sparse gradient is those of its rows that are in the part. State that the
 forward pass updates has buckets, too. The buckets of metric sums, which are small, are not summed but stored.
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.train.transport.layout import BUCKET_BYTES, TENSOR_ALIGNMENT, Layout
+from scavenger.train.transport.layout import BUCKET_BYTES, Layout
 from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.rows import Rows, row_size
 from scavenger.train.transport.shared_memory import Block
@@ -26,6 +27,7 @@ __all__ = [
     "Values",
     "buckets",
     "budget_bytes",
+    "numbers_of",
     "packed",
     "read",
     "unpacked",
@@ -58,11 +60,15 @@ class Part(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Bytes `begin` to `end` of a state section: `parts` to be summed, or, without parts, bytes to be stored."""
+    """Bytes `begin` to `end` of a state section: `parts` to be summed, or, without parts, bytes to be stored.
+
+    Those with parts are within the bucket of the layout of index `place`.
+    """
 
     begin: int
     end: int
     parts: tuple[Part, ...] = ()
+    place: int = -1
 
     @property
     def bytes(self) -> int:
@@ -70,21 +76,28 @@ class Bucket(NamedTuple):
         return self.end - self.begin
 
 
-def buckets(layout: Layout, index: int) -> tuple[Bucket, ...]:
-    """Return the buckets of an aggregator."""
+def buckets(layout: Layout) -> tuple[Bucket, ...]:
+    """Return the buckets of all aggregators."""
     # trainable segments come first
     found: list[Bucket] = []
-    for part in (part for number in layout.parts[index] for part in _parts(layout, number)):
-        last = found[-1] if found else None
-        end = part.offset + part.bytes
-        if last and part.offset - last.end < TENSOR_ALIGNMENT and end - last.begin <= BUCKET_BYTES:
-            found[-1] = Bucket(last.begin, end, (*last.parts, part))
-        else:
-            found.append(Bucket(part.offset, end, (part,)))
-    if index == 0 and layout.manifest.metrics:
+    for number, segment in enumerate(layout.segments):
+        for part in _parts(layout, number):
+            last = found[-1] if found else None
+            end = part.offset + part.bytes
+            if last and last.place == segment.bucket and end - last.begin <= BUCKET_BYTES:
+                found[-1] = Bucket(last.begin, end, (*last.parts, part), last.place)
+            else:
+                found.append(Bucket(part.offset, end, (part,), segment.bucket))
+    if layout.manifest.metrics:
         ends = range(layout.weights_bytes, layout.state_bytes, BUCKET_BYTES)
         found += (Bucket(at, min(at + BUCKET_BYTES, layout.state_bytes)) for at in ends)
     return tuple(found)
+
+
+def numbers_of(layout: Layout, every: Sequence[Bucket], index: int) -> tuple[int, ...]:
+    """Return the indices of the buckets that an aggregator holds, ascending; the first has those of the metric sums."""
+    holders = (*layout.holders, 0)
+    return tuple(number for number, one in enumerate(every) if holders[one.place] == index)
 
 
 def _parts(layout: Layout, number: int) -> Iterator[Part]:

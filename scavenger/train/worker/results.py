@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from scavenger.elastic.sums import unasked
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.buckets import Bucket, buckets, budget_bytes, packed
+from scavenger.train.transport.buckets import buckets, budget_bytes, numbers_of, packed
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.data import (
     AskBuckets,
     BucketsSent,
@@ -34,7 +35,12 @@ class Results:
         self._in_slot: dict[int, tuple[int, Piece]] = {}
         self._pushed: dict[tuple[int, int], int] = {}
         """The pieces of which the first buckets were sent to an aggregator, and their steps."""
-        self._of_aggregators: dict[int, tuple[Bucket, ...]] = {}
+        self._buckets = buckets(block.layout)
+        self._layout = block.layout
+
+    def take(self, layout: Layout) -> None:
+        """Use another map of buckets from now on."""
+        self._layout = layout
 
     def begin(self, action: str, step: int, piece: Piece) -> Contributed | Evaluation | None:
         """Return the result if it was computed already, else None; drop results of older steps.
@@ -69,10 +75,10 @@ class Results:
             first = piece is not None and result.samples and (index, result.piece) not in self._pushed
             if piece is not None and first and piece.slot % SLOTS_PER_WORKER == 0:
                 self._pushed[index, result.piece] = result.step
-                layout = self._block.layout
-                sizes = [bucket.bytes for bucket in self._buckets(index)]
-                count = unasked(sizes, budget_bytes(layout, index), workers)
-                self._send(index, piece, result, range(count), send)
+                numbers = numbers_of(self._layout, self._buckets, index)
+                sizes = [self._buckets[number].bytes for number in numbers]
+                count = unasked(sizes, budget_bytes(self._layout, index), workers)
+                self._send(piece, result, numbers[:count], send)
             fail_here("worker.pushed_some")
 
     def answer(self, index: int, ask: AskBuckets, send: Send) -> None:
@@ -81,22 +87,15 @@ class Results:
         result = self._computed.get(("train", step, ask.piece))
         if piece is None or not isinstance(result, Contributed):
             return
-        self._send(index, piece, result, ask.buckets, send)
+        self._send(piece, result, ask.buckets, send)
         send(BucketsSent(ask.piece, ask.question), None)
 
-    def _send(
-        self, index: int, piece: Piece, result: Contributed, numbers: Iterable[int], send: Send
-    ) -> None:
-        at, buckets = self._block.layout.slot_at(piece.slot), self._buckets(index)
+    def _send(self, piece: Piece, result: Contributed, numbers: Iterable[int], send: Send) -> None:
+        at = self._layout.slot_at(piece.slot)
         for number in numbers:
-            if 0 <= number < len(buckets):
-                counts, data = packed(self._block, at, result.rows, buckets[number])
+            if 0 <= number < len(self._buckets):
+                counts, data = packed(self._block, at, result.rows, self._buckets[number])
                 send(GradientBucket(piece.number, number, counts), data)
-
-    def _buckets(self, index: int) -> tuple[Bucket, ...]:
-        if index not in self._of_aggregators:
-            self._of_aggregators[index] = buckets(self._block.layout, index)
-        return self._of_aggregators[index]
 
     def _in_slot_of(self, number: int) -> tuple[int, Piece | None]:
         """Return step and piece for a piece number; `(0, None)` if its gradient was overwritten."""
