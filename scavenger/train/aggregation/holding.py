@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from scavenger.errors import NotSupportedError
@@ -13,8 +15,9 @@ from scavenger.train.aggregation.gradient_sums import GradientSums
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Update
+from scavenger.train.transport.arrivals import Arrivals, Arrived, Owned
 from scavenger.train.transport.buckets import Bucket, buckets
-from scavenger.train.transport.layout import Layout, Segment
+from scavenger.train.transport.layout import Layout, Segment, joined
 from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory
@@ -70,6 +73,16 @@ class Holding:
         self.buckets: tuple[Bucket, ...] = buckets(layout) if before is None else before.buckets
         self.sums = GradientSums({n: segments[n] for n in self.numbers}, self.buckets)
         self.differing: Differing = [None] * len(self.trainable)
+        self._found: Arrived | None = None
+        self._arrived_step = -1
+        self._arrived: ShardState | None = None
+        self._arrived_states: dict[int, Array] = {}
+
+    @property
+    def slots_owned(self) -> tuple[Owned, ...]:
+        """The optimizer's arrays, each with the index of its segment; -1 for state of no tensor."""
+        specs = self.update.slots if self.update is not None else ()
+        return tuple((slot, -1 if slot.tensor < 0 else self.trainable[slot.tensor]) for slot in specs)
 
     def section(self, step: int, numbers: Sequence[int]) -> list[Array]:
         """Return views of some segments after a step."""
@@ -77,7 +90,51 @@ class Holding:
 
     def state(self, step: int) -> ShardState:
         """Return the trainable segments and the optimizer's state after a step."""
+        if self._arrived is not None and step == self._arrived_step:
+            return self._arrived
         return ShardState(self._weights[step % 2], self.optimizer.slots(step))
+
+    def accept(self, arrivals: Arrivals) -> None:
+        """Use what has arrived of other blocks for this map as the state before the map's first step."""
+        found = arrivals.recorded
+        if found is None or found.number != self.layout.map_number:
+            return
+        self._found = found
+        segments, places = self.layout.segments, {*found.buckets}
+        gained = {number for number in self.numbers if segments[number].bucket in places}
+        step = self._arrived_step = found.first - 1
+        self._arrived_states = {n: arrivals.weights(n) for n in self.states if n in gained}
+        weights = [
+            arrivals.weights(number) if number in gained else array
+            for number, array in zip(self.trainable, self._weights[step % 2], strict=True)
+        ]
+        if not gained.isdisjoint(self.trainable):
+            gained.add(-1)
+        slots = [
+            arrivals.slot(slot, segment) if segment in gained else array
+            for (slot, segment), array in zip(self.slots_owned, self.optimizer.slots(step), strict=True)
+        ]
+        self._arrived = ShardState(weights, slots)
+
+    def release(self, arrivals: Arrivals, step: float) -> None:
+        """Free the memory of what has arrived, once no step up to `step` is applied again."""
+        if self._found is not None and self._found.first <= step:
+            arrivals.release(self._found.buckets)
+            self._found, self._arrived, self._arrived_states, self._arrived_step = None, None, {}, -1
+
+    def touch(self, before: Holding) -> None:
+        """Map the pages of what is gained now, so that the first steps do not wait for it."""
+        old = {before.layout.segments[number].bucket for number in before.numbers}
+        new = {self.layout.segments[number].bucket for number in self.numbers} - old
+        for begin, end in joined(self.layout.buckets[bucket] for bucket in sorted(new)):
+            for turn in (0, 1):
+                self._block.touch(self.layout.state_at(turn) + begin, end - begin)
+        for (_, segment), *arrays in zip(
+            self.slots_owned, self.optimizer.slots(0), self.optimizer.slots(1), strict=True
+        ):
+            if segment >= 0 and self.layout.segments[segment].bucket in new:
+                for array in arrays:
+                    array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def gradients(self, slot: int, rows: RowCounts) -> list[Array | Rows]:
         """Return views of the gradients in a slot, of which some are sparse."""
@@ -113,10 +170,12 @@ class Holding:
 
     def carry_over(self, step: int) -> None:
         """Make the state after a step equal to that of the step before."""
-        sources = (*self.section(step - 1, self.numbers), *self.optimizer.slots(step - 1))
-        for target, value in zip(
-            (*self.section(step, self.numbers), *self.optimizer.slots(step)), sources, strict=True
-        ):
+        before, after = self.state(step - 1), self.state(step)
+        states = self.section(step - 1, self.states)
+        if step - 1 == self._arrived_step:
+            states = [self._arrived_states.get(n, old) for n, old in zip(self.states, states, strict=True)]
+        targets = (*after.weights, *after.slots, *self.section(step, self.states))
+        for target, value in zip(targets, (*before.weights, *before.slots, *states), strict=True):
             target[...] = value
 
     def merge_states(self, step: int, counted: Sequence[tuple[int, int]]) -> None:

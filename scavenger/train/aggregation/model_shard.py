@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +21,9 @@ from scavenger.train.aggregation.update import Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.ranges import SavedArrays, range_name
 from scavenger.train.failpoints import fail_here
+from scavenger.train.transport.arrivals import Arrivals, copied_payload
 from scavenger.train.transport.layout import Layout, Ranges, Segment
-from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
+from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull, PullBuckets
 from scavenger.train.transport.replication import Payload, weights_payload
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, PartRecord
@@ -45,7 +47,9 @@ class ModelShard:
 
     def __init__(self, fd: int, layout: Layout, index: int) -> None:
         self._fd, self.block, self.index = fd, Block(fd, layout), index
+        self.arrivals = Arrivals(fd, layout, index)
         self._holdings = [(0, Holding(fd, self.block, layout, index))]
+        self.held.accept(self.arrivals)
         """What it holds and from which step on, ascending: at most the last two maps that are still asked for."""
         self._saving: threading.Thread | None = None
         self._saving_step = 0
@@ -82,15 +86,17 @@ class ModelShard:
         Raises:
             NotSupportedError: If the optimizer cannot be built from its configuration.
         """
-        held = Holding(self._fd, self.block, layout, self.index, self.held)
+        before = self.held
+        held = Holding(self._fd, self.block, layout, self.index, before)
         held.trace()
+        held.touch(before)
         return held
 
     def take(self, held: Holding, first: int, *, beside: Iterable[int] = ()) -> None:
         """Work under another map from the step `first` on, whose sums have not begun; the state before it is complete.
 
-        Who takes a segment of another block has to have its state after the step before, in place. A checkpoint that
-        reads what is given up is waited for, since nobody else would wait.
+        What comes from another block has to be recorded in `arrivals`. A checkpoint that reads what is given up is
+        waited for, since nobody else would wait.
 
         Args:
             held: What it holds under the map, from `prepare`.
@@ -103,6 +109,7 @@ class ModelShard:
         self._holdings = [*kept, (first, held)]
         if not {*before.numbers} <= {*held.numbers}:
             self._copied.wait()
+        held.accept(self.arrivals)
         if held.update is not None and before.update is None:
             segments, parts = before.layout.segments, before.layout.parts
             for other in beside:
@@ -114,11 +121,18 @@ class ModelShard:
         """Forget the maps that are older than that of `step`."""
         while len(self._holdings) > 1 and self._holdings[1][0] <= step:
             del self._holdings[0]
+        for _, held in self._holdings:
+            held.release(self.arrivals, step)
+
+    def _forget_arrivals(self) -> None:
+        self.held.release(self.arrivals, math.inf)
+        self.arrivals.forget()
 
     # ---- start-up ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Initialise the optimizer from the initial weights, which are in the block, as may be its own state."""
+        self._forget_arrivals()
         held = self.held
         if held.update is not None and not self.layout.manifest.iterations:
             state = held.state(0)
@@ -138,6 +152,7 @@ class ModelShard:
         Raises:
             ScavengerError: If an array is missing, or has another size or type.
         """
+        self._forget_arrivals()
         for record in self._records(self.held, step):
             if not self._read(saved, record):
                 raise ScavengerError(
@@ -253,9 +268,13 @@ class ModelShard:
         """Return the epoch's metric sums as of a step, one array per metric variable."""
         return self.block.metrics(self.layout.state_at(step))
 
-    def payload(self, pull: Pull) -> Payload:
-        """Return the shard's weights, and the optimizer's state if it is requested, as a payload."""
+    def payload(self, pull: Pull | PullBuckets) -> Payload:
+        """Return the shard's weights, and the optimizer's state if it is requested, or some buckets, as a payload."""
         held = self._held_in(pull.step)
+        if isinstance(pull, PullBuckets):
+            own = [n for n, holder in enumerate(held.layout.holders) if holder == self.index]
+            asked = msgspec.structs.replace(pull, buckets=tuple({*pull.buckets}.intersection(own)))
+            return copied_payload(self.block, held.layout, held.optimizer, held.slots_owned, asked)
         return weights_payload(
             self.block, held.layout, self.index, pull, held.optimizer if pull.optimizer else None
         )

@@ -29,6 +29,7 @@ from scavenger.train.transport.messages.values import Manifest, RowCounts, Tenso
 from scavenger.train.transport.rows import row_size, rows_bytes
 
 __all__ = [
+    "ARRIVAL_PLANES",
     "BUCKET_BYTES",
     "HEADER_BYTES",
     "MAPS_AT",
@@ -39,6 +40,7 @@ __all__ = [
     "REPORT_BYTES",
     "SECTION_ALIGNMENT",
     "SHARED_BYTES",
+    "TENSOR_ALIGNMENT",
     "Layout",
     "Ranges",
     "Segment",
@@ -67,6 +69,8 @@ _SLOTS_BYTES_MAX = 1 << 45
 """Room for slots, bytes. Slots that no process uses take neither memory nor addresses."""
 OPTIMIZER_COPIES_MAX = 16
 """Room for the optimizer's state: so many arrays for each tensor, of its size at most."""
+ARRIVAL_PLANES = OPTIMIZER_COPIES_MAX + 4
+"""Room for what arrives of buckets that move, in `Layout.plane_bytes`; see `scavenger.train.transport.arrivals`."""
 SHARED_BYTES = 64 << 10
 """Room for the optimizer's state that belongs to no tensor, which every aggregator keeps for itself."""
 RECORD_BYTES = 64
@@ -326,7 +330,7 @@ class Layout:
     @property
     def slots_at(self) -> int:
         """Offset of the first slot."""
-        return self.shared_at(self.aggregators)
+        return self.arrivals_at(self.aggregators)
 
     def place_of(self, slot: int) -> int:
         """Return the index of a slot in the block. Slot numbers only grow; indices of lost workers are reused.
@@ -350,6 +354,15 @@ class Layout:
         """Return the offset of an aggregator's copies, for even and odd steps, of state that belongs to no tensor."""
         begin = self.fixed_bytes + 2 * OPTIMIZER_COPIES_MAX * self.weights_bytes
         return begin + aggregator * aligned(2 * SHARED_BYTES, SECTION_ALIGNMENT)
+
+    def arrivals_at(self, aggregator: int) -> int:
+        """Return the offset of the memory in which buckets arrive that an aggregator is to hold."""
+        return self.shared_at(self.aggregators) + aggregator * ARRIVAL_PLANES * self.plane_bytes
+
+    @property
+    def plane_bytes(self) -> int:
+        """Size of a plane of what arrives."""
+        return max(self.weights_bytes, aligned(SHARED_BYTES, SECTION_ALIGNMENT))
 
 
 def _check_holders(holders: Sequence[int], buckets: int, aggregators: int) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "Payload",
     "Send",
     "WeightsInbox",
+    "chunks_of",
     "initial_payload",
     "pack",
     "weights_payload",
@@ -42,7 +43,7 @@ Send = Callable[[Any, Any], None]
 """Sends one message to one receiver, with its payload or None."""
 
 
-def _chunks(ranges: Ranges) -> Iterator[tuple[int, int]]:
+def chunks_of(ranges: Ranges) -> Iterator[tuple[int, int]]:
     """Yield offset and size of each chunk; an empty range has one empty chunk, so that it also has an arrival."""
     for begin, end in ranges:
         for at in range(begin, max(end, begin + 1), CHUNK_BYTES):
@@ -77,7 +78,7 @@ class Payload:
 
     def chunks(self, only: Collection[int] | None = None) -> Iterator[tuple[Chunk, memoryview]]:
         """Yield all chunks, or those at the offsets `only`."""
-        for offset, size in _chunks(self.ranges):
+        for offset, size in chunks_of(self.ranges):
             if only is None or offset in only:
                 yield msgspec.structs.replace(self.head, offset=offset), self.read(offset, size)
 
@@ -193,7 +194,7 @@ class WeightsInbox:
             self._step, self.number, self._optimizers = step, self.number + 1, optimizers or {}
             layout = self._block.layout
             self._arrivals = {
-                index: Arrival(_chunks(_weights_ranges(layout, index, self._optimizers.get(index))))
+                index: Arrival(chunks_of(_weights_ranges(layout, index, self._optimizers.get(index))))
                 for index in self._remote
             }
 

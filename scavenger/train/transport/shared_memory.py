@@ -65,6 +65,7 @@ __all__ = [
     "JobRecord",
     "OptimizerMemory",
     "PartRecord",
+    "map_block",
 ]
 
 Array = npt.NDArray[Any]
@@ -130,7 +131,7 @@ class Block:
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout, self._fd = layout, fd
-        self._map = _mapped(fd, 0, layout.fixed_bytes)
+        self._map = map_block(fd, 0, layout.fixed_bytes)
         self._slots: dict[int, mmap.mmap] = {}
         signature = _SIGNATURE.pack(layout.signature, 1)
         # the processes of one job write the same signature, so it does not matter which is the first
@@ -148,7 +149,7 @@ class Block:
             return self._map, offset
         index, within = divmod(offset - self.layout.slots_at, self.layout.state_bytes)
         if index not in self._slots:
-            self._slots[index] = _mapped(self._fd, offset - within, self.layout.state_bytes)
+            self._slots[index] = map_block(self._fd, offset - within, self.layout.state_bytes)
         return self._slots[index], within
 
     def tensors(self, offset: int, indices: Sequence[int] | None = None) -> list[Array]:
@@ -376,7 +377,7 @@ class OptimizerMemory:
         self._shared_at = _shared_place(layout)
         along = [end for end in ends if end <= self._shared_at]
         size = aligned(max((1, *along)), SECTION_ALIGNMENT)
-        self._along = [_mapped(fd, layout.optimizer_at(turn), size) for turn in (0, 1)] if along else []
+        self._along = [map_block(fd, layout.optimizer_at(turn), size) for turn in (0, 1)] if along else []
         self._fd, self._layout = fd, layout
         self._shared = self._shared_of(aggregator)
         self._arrays = [
@@ -403,7 +404,7 @@ class OptimizerMemory:
         ][:SHARED_BYTES]
 
     def _shared_of(self, aggregator: int) -> mmap.mmap:
-        return _mapped(self._fd, self._layout.shared_at(aggregator), 2 * SHARED_BYTES)
+        return map_block(self._fd, self._layout.shared_at(aggregator), 2 * SHARED_BYTES)
 
     def _mapped_at(self, turn: int, place: int) -> tuple[mmap.mmap, int]:
         beyond = place - self._shared_at
@@ -436,7 +437,7 @@ def _record_at(index: int, step: int = 0) -> int:
     return (2 * (1 + index) + step % 2) * RECORD_BYTES
 
 
-def _mapped(fd: int, offset: int, size: int) -> mmap.mmap:
+def map_block(fd: int, offset: int, size: int) -> mmap.mmap:
     """Map a part of the block; a smaller block is enlarged.
 
     Raises:

@@ -30,6 +30,7 @@ __all__ = [
     "PartApplied",
     "PartSaved",
     "Pull",
+    "PullBuckets",
     "SavePart",
     "Seed",
     "Summarise",
@@ -156,6 +157,19 @@ class Pull(Tagged, frozen=True):
     number: int
     optimizer: bool = False
     map: int = 0
+
+
+class PullBuckets(Tagged, frozen=True):
+    """An aggregator requests the state after `step` of buckets that another one holds, as soon as it exists.
+
+    That is their weights and the optimizer's state, and with `best` also the best weights; for the chunks' offsets, see
+    `scavenger.train.transport.arrivals`.
+    """
+
+    step: int
+    number: int
+    buckets: tuple[int, ...]
+    best: bool = False
 
 
 class Seed(Tagged, frozen=True):
@@ -410,6 +424,7 @@ DataMessage = (
     | Check
     | Lacking
     | Pull
+    | PullBuckets
     | Seed
     | Evaluation
     | Summarise
