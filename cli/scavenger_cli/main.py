@@ -25,6 +25,7 @@ from scavenger_cli import (
     modelling,
     operating,
     pooling,
+    serving,
     storing,
 )
 from scavenger_cli.options import (
@@ -34,6 +35,7 @@ from scavenger_cli.options import (
     CurveFormat,
     DatasetSizeOption,
     DeadlineOption,
+    DetachOption,
     DryRunOption,
     InfraOption,
     JobFile,
@@ -121,6 +123,7 @@ def optimize(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
+    detach: DetachOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
     store: StoreOption = None,
@@ -131,7 +134,17 @@ def optimize(
         objective, strategy, budget=budget, deadline=deadline, workers=workers, batch_size=batch_size
     )
     _execute(
-        job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose, quiet=quiet
+        job_file,
+        overrides,
+        yes,
+        dry_run,
+        store,
+        output,
+        run=True,
+        audit=audit,
+        detach=detach,
+        verbose=verbose,
+        quiet=quiet,
     )
 
 
@@ -176,11 +189,12 @@ def _execute(
     *,
     run: bool,
     audit: bool = False,
+    detach: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> None:
     def command() -> int:
-        from scavenger_cli.commands.run import Overrides, execute
+        from scavenger_cli.commands.run import Detach, Overrides, execute
 
         return execute(
             job_file,
@@ -193,6 +207,7 @@ def _execute(
             audit=audit,
             verbose=verbose,
             quiet=quiet,
+            detach=Detach() if detach else None,
         )
 
     finish(output, command)
@@ -299,6 +314,7 @@ def status(
 
 beginning.register(app)
 operating.register(app)
+serving.register(app)
 clearing.register(app)
 imaging.register(app)
 costing.register(app)

@@ -9,6 +9,7 @@ import typer
 from scavenger.errors import ConfigurationError
 from scavenger_cli.options import (
     AuditOption,
+    DetachOption,
     Output,
     OutputOption,
     QuietOption,
@@ -117,6 +118,7 @@ def resume(
     job: RunningJob,
     yes: YesOption = False,
     audit: AuditOption = False,
+    detach: DetachOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
     store: StoreOption = None,
@@ -129,7 +131,14 @@ def resume(
 
         as_json = output is Output.JSON
         return resume_job(
-            job, yes=yes, audit=audit, verbose=verbose, quiet=quiet, store_url=store, as_json=as_json
+            job,
+            yes=yes,
+            audit=audit,
+            detach=detach,
+            verbose=verbose,
+            quiet=quiet,
+            store_url=store,
+            as_json=as_json,
         )
 
     finish(output, command)

@@ -22,6 +22,7 @@ __all__ = [
     "CurvesOption",
     "DatasetSizeOption",
     "DeadlineOption",
+    "DetachOption",
     "DryRunOption",
     "InfraOption",
     "JobFile",
@@ -141,6 +142,9 @@ AuditOption = Annotated[
     bool, typer.Option("--audit", help="Record which worker trained on which samples, in audit.jsonl.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", "-d", help="Submit the job, to be run without this command, and return.")
+]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Show only warnings while the job runs.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Show all notes.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]

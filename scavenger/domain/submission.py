@@ -120,6 +120,7 @@ class RunnerSeen:
     Attributes:
         lease: Its holder is the server that starts the runner, then the runner; None before the first.
         job_state: None before the runner has put the job on record.
+        ended: Whether the job has ended since the submission began; a job that is resumed had ended before.
         step: Last step of the job; None before the first.
         cost_usd: Cost of the job so far.
     """
@@ -127,6 +128,7 @@ class RunnerSeen:
     submission: Submission
     lease: Lease | None
     job_state: JobState | None
+    ended: bool
     step: int | None
     cost_usd: float
 

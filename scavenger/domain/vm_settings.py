@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from scavenger.domain.forms import FAULT, FrozenModel, Path, did_you_mean, fault, shown, text_form
+from scavenger.domain.service_settings import ServiceSettings
 from scavenger.domain.vm import VmSettings
 
 __all__ = [
@@ -233,6 +234,7 @@ class Settings(FrozenModel):
 
     aws: AwsSettings = Field(default=AwsSettings(), description="VMs at AWS.")
     gcp: GcpSettings = Field(default=GcpSettings(), description="VMs at Google Cloud.")
+    service: ServiceSettings = Field(default=ServiceSettings(), description="Limits of `scavenger serve`.")
 
 
 CLOUD_SETTINGS: Mapping[str, type[CloudSettings]] = {"aws": AwsSettings, "gcp": GcpSettings}
@@ -268,7 +270,8 @@ def _described(details: ErrorDetails, known: type[FrozenModel]) -> tuple[tuple[s
     if kind == FAULT:
         return (*loc, *context["at"]), context["text"]
     if kind == "extra_forbidden":
-        model = CLOUD_SETTINGS[str(loc[0])] if known is Settings and len(loc) > 1 else known
+        tables: dict[str, type[FrozenModel]] = {**CLOUD_SETTINGS, "service": ServiceSettings}
+        model = tables[str(loc[0])] if known is Settings and len(loc) > 1 else known
         keys = list(model.model_fields)
         where = f" in {loc[0]}" if len(loc) > 1 else ""
         hint = did_you_mean(str(loc[-1]), keys) or f"; known are {', '.join(keys)}"

@@ -12,7 +12,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
 
-from sqlalchemy import Select, and_, delete, or_, select
+from sqlalchemy import Select, and_, delete, false, or_, select
 from sqlalchemy.orm import Session, undefer
 
 from scavenger.domain.configuration import Configuration
@@ -244,6 +244,11 @@ class Jobs(Part):
             row.attempts += 1
             return _as_stored(session, row)
 
+    def has_job(self, job_id: str) -> bool:
+        """Whether a job of exactly this id is on record."""
+        with self._database.reading() as session:
+            return session.get(JobRow, job_id) is not None
+
     def job(self, key: str, *, user: str | None = None) -> JobRecord:
         """A job by its id, its name (the latest of that name), or the first characters of its id, at least 4.
 
@@ -252,7 +257,8 @@ class Jobs(Part):
             user: Only among the jobs that this user submitted: those of others are not mentioned either.
 
         Raises:
-            NotFoundError: There is no such job; the message suggests similar names.
+            NotFoundError: There is no such job; the message suggests similar names, and tells of one that has
+                not begun.
             ConfigurationError: Several ids begin so.
         """
         with self._database.reading() as session:
@@ -274,6 +280,16 @@ class Jobs(Part):
             return _job(row, with_report=True)
 
     def _no_job(self, session: Session, key: str, user: str | None) -> str:
+        begins = SubmissionRow.id.startswith(key, autoescape=True) if len(key) >= KEY_PREFIX_MIN else false()
+        query = select(SubmissionRow).order_by(SubmissionRow.number.desc()).limit(1)
+        query = query if user is None else query.where(SubmissionRow.user == user)
+        waiting = session.scalar(query.where((SubmissionRow.name == key) | begins))
+        if waiting is not None:
+            return (
+                f"job {waiting.name} ({waiting.id[:8]}) has not begun: it is {waiting.state}"
+                + (f", {waiting.reason}" if waiting.reason else "")
+                + "; `scavenger jobs queue` shows it"
+            )
         names = list(session.scalars(_of_user(select(JobRow.name).distinct(), user)))
         if not names:
             return f"there is no job {key!r}: {self._database.name} holds no job yet"

@@ -78,6 +78,11 @@ class Store(Jobs, Progress, Operations, Models, Intents, Submissions, Access, In
         return self._database.name
 
     @property
+    def url(self) -> str:
+        """The URL by which another process opens the store; it may hold a password."""
+        return self._database.url.render_as_string(hide_password=False)
+
+    @property
     def path(self) -> Path | None:
         """The SQLite file; None for PostgreSQL."""
         return self._database.path

@@ -148,6 +148,12 @@ class Submissions(Part):
         with self._database.reading() as session:
             return tuple(map(_submission, session.scalars(query)))
 
+    def has_runner(self, job_id: str) -> bool:
+        """Whether a submitted job runs, or waits for its next runner."""
+        query = select(SubmissionRow.id).where(SubmissionRow.id == job_id, SubmissionRow.state == "running")
+        with self._database.reading() as session:
+            return session.scalar(query) is not None
+
     def cancel(self, job_id: str, reason: str) -> Submission | None:
         """Withdraw a submission that waits; of one that runs, tell its runner to stop. One that has ended stays so.
 
@@ -289,7 +295,7 @@ class Submissions(Part):
             if lease is not None:
                 lease.holder = ""
             if state == "queued":
-                row.state, row.reason, row.fruitless = state, reason, max(0, row.fruitless - 1)
+                row.state, row.reason = state, reason
             else:
                 _end(row, state, reason, self._clock())
             return True
@@ -335,6 +341,7 @@ def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSee
         _submission(row),
         lease_of(session.get(LeaseRow, runner_lease(row.id))),
         None if job is None else cast(JobState, job.state),
+        job is not None and job.ended_at is not None and job.ended_at >= (row.started_at or row.submitted_at),
         None if job is None else job.step,
         0.0 if job is None else job.cost_usd or 0.0,
     )

@@ -76,6 +76,7 @@ def drive(
     as_json: bool,
     verbose: bool = False,
     quiet: bool = False,
+    reports: Callable[[RunReport], bool] = lambda report: True,
 ) -> int:
     """Run a job to its end, with its progress on stderr and its report on stdout.
 
@@ -87,6 +88,7 @@ def drive(
         as_json: Whether the report is a JSON document.
         verbose: Whether all notes are shown.
         quiet: Whether only warnings are shown while it runs.
+        reports: Whether this report is printed.
 
     Returns:
         The exit code: the report's own.
@@ -129,6 +131,8 @@ def drive(
             finally:
                 observer.stop()
         resumable = _can_resume(store, report)
+    if not reports(report):
+        return report.exit_code
     with_curve = not (confirmed and console.is_terminal(sys.stdout))
     show_report(report, as_json=as_json, with_curve=with_curve, verbose=verbose)
     if resumable:

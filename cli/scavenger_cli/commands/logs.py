@@ -67,7 +67,7 @@ class _Shown:
         while True:
             # the state is read first, so that the last lines are read after the end
             job = self._store.job(self._job.id)
-            over = not self._store.is_alive(job)
+            over = not self._store.is_alive(job) and not self._store.has_runner(job.id)
             self._logs.find()
             printed = [_event_line(event) for event in self._logs.events(None)]
             for name, tail in self._logs.tails.items():

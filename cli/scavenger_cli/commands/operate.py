@@ -88,7 +88,7 @@ class _Watch:
             self._print_events()
             if _answered(record, job):
                 return record
-            if not job.ended and not self._store.is_alive(job):
+            if not (job.ended or self._store.is_alive(job) or self._store.has_runner(job.id)):
                 self._end_dead(job)
             elif time.monotonic() > until_s:
                 record = self._store.withdraw_operation(record.id, WITHDRAWN)

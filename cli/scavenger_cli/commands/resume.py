@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
+from scavenger_cli.commands.detaching import submit_again
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console
 
@@ -22,10 +23,11 @@ def resume(
     store_url: str | None,
     as_json: bool,
     audit: bool = False,
+    detach: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Resume a job and run it to its end, with the display and report of `optimize`.
+    """Resume a job and run it to its end, with the display and report of `optimize`; or submit it to be resumed.
 
     Returns:
         The exit code: the report's own.
@@ -46,10 +48,18 @@ def resume(
             raise ConfigurationError(
                 f"{_whose(job)}; to resume it anyway, name it by its id: `scavenger resume {job.id[:8]}`"
             )
+        submission = store.submission(job.id)
+        if submission is not None and submission.id == job.id and submission.is_open:
+            raise TransientError(
+                f"job {clean(job.name)} ({job.id[:8]}) is {submission.state} as a detached job: a server resumes it if "
+                "its process has ended; `scavenger jobs queue` shows it"
+            )
         store.check_resumable(job)
     refuse_to_ask_nobody(yes=yes)
     if others and not _confirmed(job, yes=yes):
         return 0
+    if detach:
+        return submit_again(job, store_url=store_url, audit=audit, as_json=as_json)
     from scavenger.control.jobs.resume import resume_job
 
     return drive(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, money, plural
+from scavenger_cli.commands.detaching import Detach, Questions, detach_job
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console, render
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob
     from scavenger.domain.job import JobSpec
 
-__all__ = ["Overrides", "execute", "sizes"]
+__all__ = ["Detach", "Overrides", "execute", "sizes"]
 
 SPELLED_OUT_MAX = 6
 """Up to this many values are listed; of more, only the first and the last are shown."""
@@ -78,8 +79,22 @@ def execute(
     audit: bool = False,
     verbose: bool = False,
     quiet: bool = False,
+    detach: Detach | None = None,
 ) -> int:
-    """Run the job, or only plan it.
+    """Run the job, or only plan it, or submit it.
+
+    Args:
+        job_file: The job file.
+        run: False to end with the choice.
+        overrides: Values that replace those of the job file.
+        yes: Whether every question is answered with yes.
+        dry_run: Whether to show only what would be done.
+        store_url: The database; None for the default.
+        as_json: Whether the answer is a JSON document.
+        audit: Whether to record which worker trained on which samples.
+        verbose: Whether all notes are shown.
+        quiet: Whether only warnings are shown while it runs.
+        detach: How to submit it, to be run without this command; None to run it here.
 
     Returns:
         The exit code: the report's own.
@@ -106,6 +121,9 @@ def execute(
             return 0
     from scavenger.control.jobs.job_run import JobRun
 
+    if detach is not None:
+        options = Questions(store_url, as_json, verbose, quiet)
+        return detach_job(prepared, detach, options, ask=not yes, audit=audit)
     return drive(
         lambda store, observer, confirm: JobRun(
             prepared, store=store, observer=observer, run=run, confirm=confirm, audit=audit

@@ -62,7 +62,10 @@ def show_status(key: str | None, filters: Filters, *, store_url: str | None, as_
 
 def _state(store: Store, job: JobRecord) -> str:
     words = job.state.replace("_", " ")
-    return words if job.ended or store.is_alive(job) else f"dead ({words} when last seen)"
+    if job.ended or store.is_alive(job):
+        return words
+    waits = "waits for its next runner" if store.has_runner(job.id) else "dead"
+    return f"{waits} ({words} when last seen)"
 
 
 def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:

@@ -37,6 +37,8 @@ class JobRun:
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
         resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
         audit: Whether to record which worker computed which samples, see `scavenger.control.training.audit`.
+        job_id: Id under which the job was submitted; None for a job that was not. A job that is on record under this
+            id, and has no checkpoint, starts again from its first step.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class JobRun:
         confirm: Confirm | None,
         resumed: Resumption | None = None,
         audit: bool = False,
+        job_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared, self._store, self._observer = prepared, store, observer
+        self._submitted = job_id
         self._options = Options(run, confirm, resumed, audit, clock)
         self._running: RunningJob | None = None
         self._recorder_in_use: Recorder | None = None
@@ -113,9 +117,13 @@ class JobRun:
 
     def _recorder(self) -> Recorder:
         prepared, resumed = self._prepared, self._options.resumed
-        if resumed is None:
-            return Recorder.begin(self._store, prepared.job, prepared.job_file, self._observer)
-        entry = self._store.resume_job(resumed.job_id)
+        if resumed is not None:
+            entry = self._store.resume_job(resumed.job_id)
+        elif self._submitted is not None and self._store.has_job(self._submitted):
+            entry = self._store.resume_job(self._submitted, again=True)
+        else:
+            job, job_file = prepared.job, prepared.job_file
+            return Recorder.begin(self._store, job, job_file, self._observer, job_id=self._submitted)
         return Recorder(self._store, entry, self._observer, patience_s=prepared.job.limits.store)
 
     def _recorded(self, recorder: Recorder) -> RunReport:

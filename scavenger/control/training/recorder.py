@@ -95,9 +95,11 @@ class Recorder(Observer):
         self.muted = False
 
     @classmethod
-    def begin(cls, store: Store, job: JobSpec, job_file: Path, observer: Observer) -> Recorder:
-        """Create a new entry, in state `starting`."""
-        entry = store.create_job(job.name, spec=job.written(), job_file=job_file)
+    def begin(
+        cls, store: Store, job: JobSpec, job_file: Path, observer: Observer, *, job_id: str | None = None
+    ) -> Recorder:
+        """Create a new entry, in state `starting`; with the id of its submission, if it was submitted."""
+        entry = store.create_job(job.name, spec=job.written(), job_file=job_file, job_id=job_id)
         return cls(store, entry, observer, patience_s=job.limits.store)
 
     @property

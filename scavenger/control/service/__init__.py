@@ -1,0 +1,1 @@
+"""Jobs that run without the command: submission, runners, and the server that starts and watches them."""

@@ -1,0 +1,35 @@
+"""A server in the background: `python -m scavenger.control.service`, with the store in the environment.
+
+It is started for a detached job, and ends when there has been nothing to do for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Leave whoever started this, then serve."""
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    from scavenger.control.service.server import IDLE_S, Server, serve
+    from scavenger.errors import ScavengerError
+    from scavenger.logs import read_settings, set_up
+    from scavenger.store import Store
+
+    try:
+        set_up("server", read_settings())
+        with Store.open() as store:
+            serve(Server(store, idle_s=IDLE_S))
+    except ScavengerError as error:  # as if two jobs have started a server at the same moment
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Runs one submitted job: `python -m scavenger.control.service.runner JOB_ID TOKEN`, with the store in the environment.
+
+It is a session of its own, so it outlives the terminal, the command and the server. It runs the code of the command,
+and writes under the lease that the server has taken for it: once another runner has taken that, nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from scavenger import logs
+from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.resume import resume_job
+from scavenger.control.provisioning.lease_holder import holder_name
+from scavenger.domain.intent import Fence
+from scavenger.domain.job import JobSpec
+from scavenger.domain.report import EpochEnded, Event, Observer
+from scavenger.domain.submission import Submission, runner_lease
+from scavenger.errors import LeaseLostError, ScavengerError, TransientError
+from scavenger.store import Store
+
+__all__ = ["LEASE_LOST", "Runner", "main"]
+
+logger = logging.getLogger("scavenger.control.service.runner")
+
+LEASE_LOST = 9
+"""Exit code of a runner whose lease another process has taken."""
+_RENEW_S = 2.0
+
+
+class _Log(Observer):
+    """Writes what is not an event of the job on record: the end of each epoch."""
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer.on_event`."""
+        if isinstance(event, EpochEnded):
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.record.metrics.items())
+            logger.info("epoch %d, step %d: %s", event.record.epoch + 1, event.record.step, metrics)
+
+
+class Runner:
+    """The run of one submission.
+
+    Args:
+        store: The database, with the runner's fence.
+        submission: What is to be run.
+        fence: Of the runner's lease.
+    """
+
+    def __init__(self, store: Store, submission: Submission, fence: Fence) -> None:
+        self._store, self._submission, self._fence = store, submission, fence
+        self._job: JobRun | None = None
+        self._done = threading.Event()
+        self._stops = 0
+
+    def run(self) -> int:
+        """Run the job to its end, and end the submission; returns the exit code.
+
+        A job that cannot begin at this moment goes back into the queue.
+        """
+        renewing = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
+        renewing.start()
+        again = False
+        try:
+            with self._stopped_by_signals():
+                self._job = self._prepared()
+                report = self._job.run()
+            reason, code = report.error or report.job.state.replace("_", " "), report.exit_code
+        except TransientError as error:
+            reason, code, again = str(error), error.exit_code, True
+        except ScavengerError as error:
+            reason, code = str(error), error.exit_code
+        except Exception as error:
+            logger.exception("internal fault")
+            reason, code = f"internal fault: {type(error).__name__}: {error}", 1
+        self._done.set()
+        renewing.join()
+        logger.info("%s", reason)
+        line = " ".join(reason.split())
+        try:
+            leave = self._store.requeue if again else self._store.end_submission
+            leave(self._fence, self._submission.id, line)
+        except LeaseLostError:
+            return LEASE_LOST
+        return code
+
+    def _prepared(self) -> JobRun:
+        """The job, to be begun, resumed from its checkpoint, or begun again if its first runner left none.
+
+        Raises:
+            ScavengerError: If it cannot be run.
+        """
+        one, store = self._submission, self._store
+        if store.has_job(one.id) and store.job(one.id).checkpoint is not None:
+            return resume_job(one.id, store=store, observer=_Log(), confirm=None, audit=one.job.audit)
+        prepared = prepare_job(JobSpec.model_validate(one.job.spec), Path(one.job.job_file))
+        return JobRun(
+            prepared,
+            store=store,
+            observer=_Log(),
+            run=True,
+            confirm=None,
+            audit=one.job.audit,
+            job_id=one.id,
+        )
+
+    @contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the job in order, a second one kills it."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stops += 1
+            if self._job is not None and self._stops == 1:
+                self._job.request_stop("interrupted")
+            elif self._job is not None:
+                self._job.kill_now()
+                os._exit(128 + number)
+            else:
+                os._exit(128 + number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        yield
+
+    def _keep_lease(self) -> None:
+        """Renew the lease, and look whether the job is to be stopped."""
+        told = False
+        while not self._done.wait(_RENEW_S):
+            with suppress(
+                ScavengerError
+            ):  # the store is out of service: the job decides how long it waits for it
+                try:
+                    if not self._store.renew_lease(self._fence):
+                        raise LeaseLostError("another process has taken over")
+                except LeaseLostError:
+                    self._end_at_once()
+                now = self._store.submission(self._submission.id)
+                if now is not None and now.cancelling and self._job is not None and not told:
+                    self._job.request_stop(now.reason or "cancelled")
+                    told = True
+
+    def _end_at_once(self) -> None:
+        """End every process of the job, and this one: another runner has the job."""
+        logger.error("another runner has taken over: this one ends")
+        if self._job is not None:
+            self._job.kill_now()
+        os._exit(LEASE_LOST)
+
+
+def main() -> int:
+    """Take over the lease and run the job; returns the exit code."""
+    job_id, token = sys.argv[1], int(sys.argv[2])
+    logs.set_up("runner", logs.read_settings(), job_id=job_id)
+    with Store.open() as store:
+        lease = store.hand_over_lease(Fence(runner_lease(job_id), token), holder_name())
+        submission = store.submission(job_id)
+        if lease is None or submission is None:
+            logger.warning("another runner was started meanwhile, or the job is not wanted any more")
+            return LEASE_LOST
+        store.fence(lease.fence)
+        return Runner(store, submission, lease.fence).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,402 @@
+"""The server: begins submitted jobs in the order of the queue, each in a runner of its own, and watches the runners.
+
+It keeps nothing that is not in the store: another server adopts the runners of one that has ended. On SQLite one
+server at a time serves a store; on PostgreSQL several may, each for the jobs of its machine and account.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scavenger import __version__
+from scavenger.control.provisioning.lease_holder import holder_name
+from scavenger.control.service.holders import end_holder, state_of
+from scavenger.control.settings import load_settings
+from scavenger.domain.intent import Fence, Lease
+from scavenger.domain.submission import (
+    SERVER_LEASE,
+    Backlog,
+    RunnerSeen,
+    ServerRecord,
+    Submission,
+    runner_lease,
+)
+from scavenger.errors import (
+    LeaseLostError,
+    ScavengerError,
+    StoreBusyError,
+    StoreUnavailableError,
+    TransientError,
+)
+from scavenger.policy.admission import QueueLimits, admit
+from scavenger.policy.runners import (
+    STARTS_MAX,
+    EndSubmission,
+    Holder,
+    KillRunner,
+    StartRunner,
+    follow_runner,
+    rest_s,
+)
+from scavenger.private_files import make_private_folder, private_opener
+from scavenger.store import Store
+from scavenger.store.owner import this_process
+from scavenger.train.engines.reaper import VARIABLE
+
+__all__ = ["IDLE_S", "RUNNER_LOG", "Server", "configured_limits", "runner_log", "serve"]
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 60.0
+"""How long a server that was started for a detached job stays when nothing is left to do, seconds."""
+RUNNER_LOG = "runner.log"
+"""File name of a runner's output, beside the logs of the job's other processes."""
+_LOOK_S = 0.5
+_BEAT_S = 2.0
+_TAKE_S = 15.0
+"""Longest wait for another server to end; the lease of one that cannot be looked for is free if it was not renewed."""
+
+
+def configured_limits() -> QueueLimits:
+    """The limits of the settings file.
+
+    Raises:
+        JobFileError: If it is invalid.
+    """
+    service = load_settings().service
+    return QueueLimits(
+        service.jobs,
+        service.local_jobs,
+        service.jobs_per_user,
+        service.budget,
+        service.budget_per_user,
+        service.budgets,
+    )
+
+
+def runner_log(one: Submission) -> Path:
+    """The log of a submission's runner."""
+    output = str(one.job.spec.get("output") or ".scavenger")
+    return Path(one.job.job_file).parent / output / one.id / "logs" / RUNNER_LOG
+
+
+class Server:
+    """Serves the submissions of this machine and account.
+
+    Args:
+        store: The database.
+        limits: Limits on jobs at once and on money.
+        idle_s: Ends after so long without anything to do, and gives way to a server that does not; None: never.
+        address: URL of its API; empty if it has none.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        limits: QueueLimits | None = None,
+        *,
+        idle_s: float | None = None,
+        address: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._clock, self.idle_s = store, clock, idle_s
+        self._limits = configured_limits() if limits is None else limits
+        self._holder, me, now = holder_name(), this_process(), datetime.now(UTC)
+        self.record = ServerRecord(
+            id=str(uuid.uuid4()),
+            host=me.host,
+            pid=me.pid,
+            started_at_s=me.started_at_s,
+            user=me.user,
+            uid=os.getuid(),
+            address=address,
+            version=__version__,
+            background=idle_s is not None,
+            started_at=now,
+            heartbeat_at=now,
+        )
+        self._fence: Fence | None = None
+        self._beat_at = -math.inf
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._started_at: dict[str, float] = {}
+        self._watched: dict[str, tuple[Lease | None, float]] = {}
+        self._reasons: dict[str, str] = {}
+
+    # ---- its own place -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the place of the store's server.
+
+        Raises:
+            TransientError: Another server has it.
+        """
+        if self._store.path is not None:
+            self._fence = self._taken_lease().fence
+        self._store.put_server(self.record)
+        self._beat_at = self._clock()
+
+    def _taken_lease(self) -> Lease:
+        until, first, asked = self._clock() + _TAKE_S, self._store.lease(SERVER_LEASE), False
+        while True:
+            lease = self._store.lease(SERVER_LEASE)
+            elsewhere = lease is not None and not lease.holder.startswith(f"{socket.gethostname()}/")
+            late = self._clock() > until
+            if lease is None or state_of(lease.holder) == "dead" or (elsewhere and late and lease == first):
+                if (taken := self._store.take_lease(SERVER_LEASE, self._holder, lease)) is not None:
+                    return taken
+                continue
+            others = [one for one in self._store.servers() if f"{one.host}/{one.pid}/" in lease.holder]
+            gives_way = self.idle_s is None and bool(others) and others[0].background
+            if gives_way and not asked:
+                logger.info("taking over from the server in the background, process %d", others[0].pid)
+                end_holder(lease.holder, signal.SIGTERM)
+                asked = True
+            if late or not (gives_way or elsewhere):
+                raise TransientError(
+                    f"{self._store.name} is served already, by process {lease.holder.split('/')[1]} on "
+                    f"{lease.holder.split('/')[0]}; one server at a time serves a SQLite store"
+                )
+            time.sleep(_LOOK_S)
+
+    def _beat(self) -> None:
+        """Show that this server is alive.
+
+        Raises:
+            LeaseLostError: Another server has taken its place.
+        """
+        if self._clock() - self._beat_at < _BEAT_S:
+            return
+        if self._fence is not None and not self._store.renew_lease(self._fence):
+            raise LeaseLostError(f"another server serves {self._store.name}")
+        self._store.put_server(self.record)
+        self._beat_at = self._clock()
+
+    def close(self) -> None:
+        """Leave the place to others. Runners go on; the next server adopts them."""
+        with suppress(ScavengerError):
+            self._store.remove_server(self.record.id)
+            if self._fence is not None:
+                self._store.release_lease(self._fence)
+
+    # ---- one round -----------------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Follow every runner, and begin what may begin; returns whether anything waits or runs.
+
+        Raises:
+            LeaseLostError: Another server has taken the place of this one.
+            StoreError: The store cannot be used.
+        """
+        self._beat()
+        backlog = self.backlog()
+        for seen in backlog.running:
+            self._follow(seen)
+        self._forget({seen.submission.id for seen in backlog.running})
+        self._begin(backlog)
+        return bool(backlog.queued or backlog.running)
+
+    def backlog(self) -> Backlog:
+        """What there is to do."""
+        now = datetime.now(UTC)
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        return self._store.backlog(
+            self.record.host, self.record.uid, month if self._limits.has_budgets else None
+        )
+
+    def has_work(self) -> bool:
+        """Whether anything waits or runs."""
+        backlog = self.backlog()
+        return bool(backlog.queued or backlog.running)
+
+    def _begin(self, backlog: Backlog) -> None:
+        resting = set()
+        for one in backlog.queued:
+            if one.fruitless >= STARTS_MAX:
+                self._store.end_submission(None, one.id, one.reason or "it could not begin")
+            if self._since_start_s(one.id) < rest_s(one.fruitless) or one.fruitless >= STARTS_MAX:
+                resting.add(one.id)
+        admission = admit(backlog, self._limits, resting)
+        for one in admission.begin:
+            self._start(one, self._store.lease(runner_lease(one.id)))
+        known = {one.id: one.reason for one in backlog.queued}
+        changed = {
+            job_id: reason
+            for job_id, reason in admission.waiting.items()
+            if known[job_id] != reason and job_id not in resting
+        }
+        if changed:
+            self._store.explain_waiting(changed)
+
+    # ---- runners -------------------------------------------------------------------------------------------
+
+    def _start(self, one: Submission, seen: Lease | None) -> None:
+        """Start a runner, if no other server does."""
+        lease = self._store.start_runner(one.id, self._holder, seen)
+        if lease is None:
+            return
+        self._started_at[one.id] = self._clock()
+        log = runner_log(one)
+        env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        try:
+            make_private_folder(log.parent)
+            with open(log, "ab", opener=private_opener) as output:
+                self._children[one.id] = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "scavenger.control.service.runner",
+                        one.id,
+                        str(lease.token),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    cwd=Path(one.job.job_file).parent,
+                    env={**env, "SCAVENGER_STORE": self._store.url},
+                )
+        except OSError as error:
+            reason = f"its runner cannot be started: {error.strerror}: {error.filename}"
+            logger.error("job %s: %s", one.id, reason)
+            self._store.end_submission(lease.fence, one.id, reason)
+            return
+        logger.info("job %s: runner %d started", one.id, self._children[one.id].pid)
+
+    def _follow(self, seen: RunnerSeen) -> None:
+        one, now = seen.submission, self._clock()
+        lease, since = self._watched.get(one.id, (None, now))
+        if lease != seen.lease:
+            since = now
+        self._watched[one.id] = (seen.lease, since)
+        decision = follow_runner(
+            seen,
+            self._state_of(seen),
+            silent_s=now - since,
+            since_start_s=self._since_start_s(one.id),
+        )
+        match decision:
+            case KillRunner(reason):
+                logger.warning("job %s: its runner is ended: %s", one.id, reason)
+                self._kill(seen)
+            case StartRunner():
+                logger.warning("job %s: its runner is gone, and another one is started", one.id)
+                self._start(one, seen.lease)
+            case EndSubmission():
+                self._end(seen, decision)
+
+    def _state_of(self, seen: RunnerSeen) -> Holder:
+        """Whether the holder of a runner's lease lives; while this server holds it, its child counts."""
+        child = self._children.get(seen.submission.id)
+        running = child is not None and child.poll() is None
+        if seen.lease is None:
+            return "dead"
+        if seen.lease.holder == self._holder:
+            return "alive" if running else "dead"
+        return state_of(seen.lease.holder)
+
+    def _kill(self, seen: RunnerSeen) -> None:
+        assert seen.lease is not None
+        if seen.lease.holder == self._holder:
+            self._children[seen.submission.id].kill()
+        else:
+            end_holder(seen.lease.holder, signal.SIGKILL)
+
+    def _end(self, seen: RunnerSeen, decision: EndSubmission) -> None:
+        """End a submission whose runner is dead, and the job if it has not ended."""
+        one = seen.submission
+        if seen.job_state is not None and not seen.ended:
+            with suppress(ScavengerError):  # another server may have ended it
+                self._store.finish_job(
+                    one.id,
+                    state="interrupted" if decision.cancelled else "failed",
+                    report=None,
+                    error=decision.reason,
+                    exit_code=None,
+                )
+        if self._store.end_submission(
+            None if seen.lease is None else seen.lease.fence, one.id, decision.reason
+        ):
+            logger.info("job %s: %s", one.id, decision.reason)
+
+    def _since_start_s(self, job_id: str) -> float:
+        return self._clock() - self._started_at.get(job_id, -math.inf)
+
+    def _forget(self, running: set[str]) -> None:
+        """Forget what has ended, and collect exits of runners that this process started."""
+        for job_id in list(self._children):
+            if self._children[job_id].poll() is not None and job_id not in running:
+                del self._children[job_id]
+        for job_id in self._watched.keys() - running:
+            del self._watched[job_id]
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set within the block."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def serve(server: Server) -> None:
+    """Serve until a signal ends it, or there has been nothing to do for its `idle_s`; runners go on.
+
+    Raises:
+        TransientError: Another server serves this store.
+        LeaseLostError: Another server has taken its place.
+    """
+    with _stopped_by_signals() as stop:
+        run(server, stop)
+
+
+def run(server: Server, stop: threading.Event) -> None:
+    """Serve until the event is set; see `serve`. For a thread beside the API.
+
+    Raises:
+        TransientError, LeaseLostError: See `serve`.
+    """
+    server.start()
+    try:
+        while not stop.is_set():
+            _serve_until_idle(server, stop)
+            server.close()
+            # whoever submits looks for a server afterwards: what came in before the sign-off is seen here
+            if stop.is_set() or not server.has_work():
+                return
+            server.start()
+    finally:
+        server.close()
+
+
+def _serve_until_idle(server: Server, stop: threading.Event) -> None:
+    idle_since = time.monotonic()
+    while not stop.is_set():
+        try:
+            if server.tick():
+                idle_since = time.monotonic()
+        except (StoreBusyError, StoreUnavailableError) as error:
+            logger.warning("%s", error)
+            idle_since = time.monotonic()
+        if server.idle_s is not None and time.monotonic() - idle_since > server.idle_s:
+            return
+        stop.wait(_LOOK_S)

@@ -1,0 +1,132 @@
+"""Submits a job, and makes sure that a server is there to run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_log_path
+
+from scavenger.control.jobs.platform import PreparedJob
+from scavenger.domain.submission import NewSubmission, ServerRecord, Submission
+from scavenger.errors import TransientError
+from scavenger.private_files import make_private_folder, private_opener
+from scavenger.store import Store
+from scavenger.store.owner import this_process
+from scavenger.store.records import JobRecord
+from scavenger.train.engines.reaper import VARIABLE
+
+__all__ = ["ensure_server", "live_server", "new_submission", "resubmission", "server_log"]
+
+_START_S = 60.0
+"""How long a new server may take to begin: its machine may be busy."""
+_LOOK_S = 0.1
+
+
+def new_submission(
+    prepared: PreparedJob,
+    *,
+    user: str | None = None,
+    audit: bool = False,
+    priority: int = 0,
+    idempotency_key: str | None = None,
+) -> NewSubmission:
+    """A submission of a prepared job, to be run on this machine under this account.
+
+    Args:
+        prepared: The job; its overrides are kept, its file is not read again.
+        user: Who submits it; None for the account's name.
+        audit: Whether its runner records which worker computed which samples.
+        priority: Higher ones begin first.
+        idempotency_key: See `NewSubmission`.
+    """
+    account = this_process()
+    return NewSubmission(
+        name=prepared.job.name,
+        spec=prepared.job.written(),
+        job_file=os.path.realpath(prepared.job_file),
+        user=user or account.user,
+        host=account.host,
+        uid=os.getuid(),
+        rents=prepared.platform.rents,
+        reserved_usd=prepared.job.constraints.budget,
+        audit=audit,
+        priority=priority,
+        idempotency_key=idempotency_key,
+    )
+
+
+def resubmission(job: JobRecord, earlier: Submission | None, *, rents: bool, audit: bool) -> NewSubmission:
+    """A submission by which a job that has ended goes on, with the specification it was started with.
+
+    Args:
+        job: The job.
+        earlier: Its earlier submission, if it had one, whose user and priority are kept.
+        rents: Whether running it rents VMs.
+        audit: See `new_submission`.
+    """
+    account = this_process()
+    budget: Any = (job.spec.get("constraints") or {}).get("budget")
+    return NewSubmission(
+        name=job.name,
+        spec=job.spec,
+        job_file=job.job_file,
+        user=account.user if earlier is None else earlier.job.user,
+        host=account.host,
+        uid=os.getuid(),
+        rents=rents,
+        reserved_usd=budget if isinstance(budget, float | int) else None,
+        audit=audit,
+        priority=0 if earlier is None else earlier.job.priority,
+    )
+
+
+def live_server(store: Store) -> ServerRecord | None:
+    """A server of this machine and account that lives; None if there is none."""
+    account = this_process()
+    mine = [one for one in store.servers() if (one.host, one.uid) == (account.host, account.uid)]
+    return mine[0] if mine else None
+
+
+def server_log(store: Store) -> Path:
+    """The log of servers that are started in the background."""
+    folder = store.path.parent if store.path is not None else user_log_path("scavenger")
+    return folder / "server.log"
+
+
+def ensure_server(store: Store) -> ServerRecord:
+    """The server that runs this account's submissions; one is started in the background if there is none.
+
+    Call it after the submission: a server that ends because nothing was left looks once more when it has signed off.
+
+    Raises:
+        TransientError: A server was started, and does not begin to serve.
+        OSError: No process can be started.
+    """
+    if (found := live_server(store)) is not None:
+        return found
+    log = server_log(store)
+    make_private_folder(log.parent)
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    with open(log, "ab", opener=private_opener) as output:
+        subprocess.run(
+            [sys.executable, "-P", "-m", "scavenger.control.service"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**env, "SCAVENGER_STORE": store.url},
+            check=False,
+        )
+    deadline = time.monotonic() + _START_S
+    while (found := live_server(store)) is None:
+        if time.monotonic() > deadline:
+            raise TransientError(
+                f"the job is submitted, but no server begins to serve (log: {log}); it is run by the next"
+            )
+        time.sleep(_LOOK_S)
+    return found

@@ -1,0 +1,143 @@
+"""Decides which submitted jobs begin next, under limits on jobs at once and on money, and why the others wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from scavenger.domain.submission import Backlog, Submission
+
+__all__ = ["Admission", "QueueLimits", "admit"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Limits of one server, of one machine and account; budgets count all jobs in the store.
+
+    Attributes:
+        jobs_max: Most jobs at once.
+        local_max: Most jobs at once that rent nothing: they slow each other, and would measure wrong step times.
+        user_max: Most jobs at once of one user; None for no limit.
+        budget_usd: Most that all jobs of the period may cost together; None for no limit.
+        user_budget_usd: Most that the jobs of one user may cost; None for no limit.
+        user_budgets_usd: The same by user, instead of `user_budget_usd`.
+    """
+
+    jobs_max: int = 16
+    local_max: int = 1
+    user_max: int | None = None
+    budget_usd: float | None = None
+    user_budget_usd: float | None = None
+    user_budgets_usd: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def has_budgets(self) -> bool:
+        """Whether money is limited, so that spending must be counted."""
+        return bool(self.user_budgets_usd) or not (self.budget_usd is None and self.user_budget_usd is None)
+
+    def budget_of(self, user: str) -> float | None:
+        """The budget of one user; None for no limit."""
+        return self.user_budgets_usd.get(user, self.user_budget_usd)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What is decided on a backlog.
+
+    Attributes:
+        begin: Submissions whose runners are started now, in this order.
+        waiting: Why each of the others waits, by its id.
+    """
+
+    begin: tuple[Submission, ...]
+    waiting: Mapping[str, str]
+
+
+def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) -> Admission:
+    """Decide which queued submissions begin.
+
+    Higher priorities go first; among equals, users who run fewer jobs; then the order of submission. One that must
+    wait holds up none behind it: what it lacks is its own (its file, its user's limits), or is lacking to all.
+    A job may begin if what it can cost at most fits into what is left of each budget, beside what running jobs may
+    still cost. Without a limit of its own it could cost anything, so under a budget it needs one; what rents nothing
+    costs nothing here.
+
+    Args:
+        backlog: What waits and runs.
+        limits: The server's.
+        resting: Ids of submissions that could not begin a moment ago.
+    """
+    state = _State(backlog, limits)
+    waiting = {
+        one.id: "it could not begin, and is tried again soon" for one in backlog.queued if one.id in resting
+    }
+    left = [one for one in backlog.queued if one.id not in resting]
+    begun: list[Submission] = []
+    while left:
+        one = min(left, key=lambda each: (-each.job.priority, state.running[each.job.user], each.number))
+        left.remove(one)
+        if reason := state.obstacle(one):
+            waiting[one.id] = reason
+        else:
+            begun.append(one)
+            state.begin(one)
+    return Admission(tuple(begun), waiting)
+
+
+class _State:
+    """What runs, uses files and costs, with the submissions that were admitted so far."""
+
+    def __init__(self, backlog: Backlog, limits: QueueLimits) -> None:
+        self._limits = limits
+        jobs = [seen.submission.job for seen in backlog.running]
+        self.running = Counter(job.user for job in jobs)
+        self._local = sum(not job.rents for job in jobs)
+        self._files = {
+            **dict(backlog.busy_files),
+            **{seen.submission.job.job_file: seen.submission.id for seen in backlog.running},
+        }
+        self._committed = Counter[str]()
+        for money in (backlog.spending.spent, backlog.spending.reserved):
+            for user, usd in money.items():
+                self._committed[user] += usd  # type: ignore[assignment]
+
+    def begin(self, one: Submission) -> None:
+        job = one.job
+        self.running[job.user] += 1
+        self._local += not job.rents
+        self._files[job.job_file] = one.id
+        self._committed[job.user] += job.reserved_usd or 0.0  # type: ignore[assignment]
+
+    def obstacle(self, one: Submission) -> str:
+        """Why a submission cannot begin now; empty if it can."""
+        job, limits = one.job, self._limits
+        if (other := self._files.get(job.job_file)) is not None:
+            return f"job {other[:8]} of the same job file runs"
+        if self.running.total() >= limits.jobs_max:
+            return f"{_jobs(limits.jobs_max)} at once may run"
+        if not job.rents and self._local >= limits.local_max:
+            return f"{_jobs(limits.local_max)} at once may run on this machine itself"
+        if limits.user_max is not None and self.running[job.user] >= limits.user_max:
+            return f"{_jobs(limits.user_max)} of {job.user} at once may run"
+        return self._short_of_money(one)
+
+    def _short_of_money(self, one: Submission) -> str:
+        job, limits = one.job, self._limits
+        budgets = (
+            (limits.budget_of(job.user), self._committed[job.user], f"{job.user}'s budget"),
+            (limits.budget_usd, self._committed.total(), "the budget of all users"),
+        )
+        for budget_usd, committed_usd, name in budgets:
+            if budget_usd is None or not (job.rents or job.reserved_usd):
+                continue
+            left = f"${max(0.0, budget_usd - committed_usd):.2f} is left of {name}, ${budget_usd:.2f}"
+            if job.reserved_usd is None:
+                return f"it needs a limit, constraints.budget: {left}"
+            if committed_usd + job.reserved_usd > budget_usd:
+                return f"it may cost ${job.reserved_usd:.2f}, and {left}"
+        return ""
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"

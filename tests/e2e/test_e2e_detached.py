@@ -1,0 +1,201 @@
+"""A submitted job is run by a process that outlives the command, its terminal and the server."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from real_jobs import Job, environment, lines, marked, training, wait_for
+
+from scavenger.control.training.audit import AUDIT_FILE, verify_audit
+from scavenger.domain.intent import Lease
+from scavenger.domain.submission import Submission, runner_lease
+from scavenger.store import Store
+
+pytestmark = pytest.mark.slow
+
+MakeJob = Callable[..., Job]
+SAMPLES = 1600
+
+
+def test_a_detached_job_outlives_its_terminal_and_its_server(make_job: MakeJob) -> None:
+    job = make_job(goal={"max_epochs": 5}, code={"sleep_s": 0.001})
+    with _servers_ended(job):
+        terminal = _submitted_at_a_terminal(job)
+        (worker,) = wait_for(training(job))
+        os.close(terminal)  # the session of the command is hung up
+        first = _server(job)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: not psutil.pid_exists(first) or psutil.Process(first).status() == "zombie")
+        runner = _record(job).owner.pid
+        assert os.getsid(runner) == runner
+
+        follower = job.begin("jobs", "queue")
+        assert "no server is running" not in follower.communicate()[0]
+        with _serving(job):
+            scaled = job.ask("scale", "tiny", "--workers", "1")
+            assert scaled.code in (0, 2), scaled.stderr  # it is asked like any other, and has 1 already
+            wait_for(lambda: not _submission(job).is_open)
+
+    done = _record(job)
+    assert (done.state, done.attempts, done.owner.pid) == ("succeeded", 1, runner)
+    assert (_submission(job).state, _submission(job).reason, _submission(job).starts) == (
+        "ended",
+        "succeeded",
+        1,
+    )
+    assert done.model_path is not None
+    assert Path(done.model_path).is_file()
+    told = job.ask("logs", "tiny", "-n", "500").report
+    assert "runner" in told["logs"]
+    assert {"phase", "view"} <= {event["kind"] for event in told["events"]}
+    assert worker  # it trained under the first server
+
+
+@pytest.mark.long
+def test_a_killed_runner_is_replaced_and_each_sample_counts_once(make_job: MakeJob, mark: str) -> None:
+    epochs = 8
+    job = make_job(
+        goal={"max_epochs": epochs},
+        checkpoint={"path": "./saved", "every_steps": 35},
+        code={"sleep_s": 0.001},
+    )
+    with _servers_ended(job):
+        assert job.run("optimize", "--detach", "--audit").code == 0
+        wait_for(
+            lambda: _begun(job) and _record(job).checkpoint is not None and (_record(job).step or 0) > 100
+        )
+        first = _record(job)
+        os.kill(first.owner.pid, signal.SIGKILL)
+        wait_for(lambda: _record(job).attempts == 2)
+        wait_for(training(job))
+        os.kill(
+            _record(job).owner.pid, signal.SIGSTOP
+        )  # it stalls, and is ended when it is silent for a minute
+        stalled = _record(job).owner.pid
+        assert _waited(lambda: _record(job).attempts == 3, stalled)
+        wait_for(lambda: not _submission(job).is_open)
+
+    done = _record(job)
+    assert (done.state, done.step) == ("succeeded", epochs * SAMPLES // 32)
+    assert done.measurements_path is not None
+    assert verify_audit(Path(done.measurements_path).with_name(AUDIT_FILE), SAMPLES) == []
+    kinds = [line["kind"] for line in lines(done.measurements_path)]
+    assert kinds.count("resumed") == 2
+    lease = _lease(job)
+    assert lease is not None
+    assert (lease.holder, lease.token) == ("", 2 * _submission(job).starts)
+
+
+@pytest.mark.long
+def test_a_queued_job_waits_for_the_first_and_can_be_cancelled(make_job: MakeJob) -> None:
+    first = make_job(goal={"max_epochs": 100_000}, code={"sleep_s": 0.001})
+    second = make_job(store=first.store, goal={"max_epochs": 1})
+    with _servers_ended(first):
+        assert first.run("optimize", "--detach").code == 0
+        wait_for(training(first))
+        waiting = second.run("optimize", "--detach").report["submission"]["id"]
+        wait_for(lambda: "1 job at once" in _submission(second, waiting).reason)
+        stopped = _submission(first, _first(first))
+        assert first.ask("jobs", "cancel", stopped.id, "--yes").code == 0
+        wait_for(lambda: not _submission(first, stopped.id).is_open)
+        assert _submission(first, stopped.id).reason.startswith("cancelled by")
+        wait_for(lambda: not _submission(second, waiting).is_open)
+        assert _submission(second, waiting).reason == "succeeded"
+
+
+# ---- helpers -----------------------------------------------------------------------------------------------
+
+
+def _submitted_at_a_terminal(job: Job) -> int:
+    """Submit the job in a terminal of its own, which is returned."""
+    command = [sys.executable, "-m", "scavenger_cli", "optimize", str(job.file), "--detach", "--yes"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(command[0], [*command, "--store", job.store], environment(job.mark))
+    shown = b""
+    while True:
+        try:
+            read = os.read(terminal, 4096)
+        except OSError:
+            break
+        shown += read
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    assert b"scavenger logs" in shown
+    return terminal
+
+
+def _server(job: Job) -> int:
+    (server,) = job.ask("jobs", "queue").report["servers"]
+    assert server["background"]
+    return int(server["pid"])
+
+
+@contextmanager
+def _serving(job: Job) -> Iterator[None]:
+    """A server in the foreground."""
+    command = [sys.executable, "-m", "scavenger_cli", "serve", "--store", job.store]
+    server = subprocess.Popen(command, env=environment(job.mark), stderr=subprocess.PIPE, text=True)
+    try:
+        yield
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0, server.communicate()
+
+
+@contextmanager
+def _servers_ended(job: Job) -> Iterator[None]:
+    """Servers and runners of the test end with it."""
+    try:
+        yield
+    finally:
+        for process in marked(job.mark):
+            if "scavenger.control.service" in " ".join(process.cmdline()):
+                process.terminate()
+
+
+def _waited(what: Callable[[], Any], pid: int) -> bool:
+    """Wait for longer than a minute; the stopped process is continued if it never happens."""
+    for _ in range(3):
+        try:
+            return bool(wait_for(what))
+        except AssertionError:
+            continue
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
+def _begun(job: Job) -> bool:
+    with Store.open(job.store) as store:
+        return store.has_job(_first(job))
+
+
+def _first(job: Job) -> str:
+    with Store.open(job.store) as store:
+        return store.submissions()[-1].id
+
+
+def _record(job: Job) -> Any:
+    with Store.open(job.store) as store:
+        return store.job(_first(job))
+
+
+def _submission(job: Job, job_id: str | None = None) -> Submission:
+    with Store.open(job.store) as store:
+        found = store.submission(job_id or _first(job))
+    assert found is not None
+    return found
+
+
+def _lease(job: Job) -> Lease | None:
+    with Store.open(job.store) as store:
+        return store.lease(runner_lease(_first(job)))

@@ -1,0 +1,95 @@
+"""Laws of runners: none is replaced while it may live, and none is started for ever in vain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_admission import job
+
+from scavenger.domain.intent import Lease
+from scavenger.domain.submission import RunnerSeen
+from scavenger.policy.runners import (
+    SILENT_S,
+    STARTS_MAX,
+    EndSubmission,
+    KeepRunner,
+    KillRunner,
+    StartRunner,
+    follow_runner,
+    rest_s,
+)
+
+ONE = job(1, running=True)
+SEEN = RunnerSeen(ONE, Lease("runner/job-1", "here/1/2.0", 2, 5), "running", False, 7, 0.0)
+
+
+def follow(
+    seen: RunnerSeen, holder: str, *, silent_s: float = 0.0, since_start_s: float = math.inf
+) -> object:
+    return follow_runner(seen, holder, silent_s=silent_s, since_start_s=since_start_s)  # type: ignore[arg-type]
+
+
+def test_one_that_renews_its_lease_is_kept_even_while_its_job_ends() -> None:
+    for seen in (SEEN, replace(SEEN, job_state="succeeded", ended=True)):
+        assert isinstance(follow(seen, "alive", silent_s=SILENT_S), KeepRunner)
+
+
+def test_a_silent_one_is_ended_before_another_is_started() -> None:
+    assert isinstance(follow(SEEN, "alive", silent_s=SILENT_S + 1), KillRunner)
+    assert follow(SEEN, "dead", silent_s=SILENT_S + 1) == StartRunner()
+
+
+def test_the_submission_of_a_job_that_has_ended_ends() -> None:
+    ended = replace(SEEN, job_state="target_missed", ended=True)
+    assert follow(ended, "dead") == EndSubmission("target missed")
+    # that of an earlier attempt, which is to be resumed, had ended before
+    assert follow(replace(SEEN, job_state="interrupted", ended=False), "dead") == StartRunner()
+
+
+def test_one_that_is_to_be_stopped_is_not_started_again() -> None:
+    cancelling = replace(SEEN, submission=replace(ONE, cancelling=True, reason="cancelled by ann"))
+    assert follow(cancelling, "dead") == EndSubmission("cancelled by ann", cancelled=True)
+
+
+def test_after_starts_in_vain_there_are_pauses_and_then_an_end() -> None:
+    pauses = [rest_s(count) for count in range(1, STARTS_MAX + 1)]
+    assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0]
+    twice = replace(SEEN, submission=replace(ONE, fruitless=2))
+    assert isinstance(follow(twice, "dead", since_start_s=1.9), KeepRunner)
+    assert follow(twice, "dead", since_start_s=2.0) == StartRunner()
+    often = replace(SEEN, submission=replace(ONE, fruitless=STARTS_MAX))
+    assert isinstance(follow(often, "dead"), EndSubmission)
+
+
+@given(
+    st.sampled_from(["alive", "dead"]),
+    st.floats(0, 1e4),
+    st.floats(0, 1e4),
+    st.integers(0, 9),
+    st.booleans(),
+    st.booleans(),
+)
+def test_no_runner_is_started_while_one_may_live(
+    holder: str, silent_s: float, since_s: float, fruitless: int, cancelling: bool, ended: bool
+) -> None:
+    submission = replace(ONE, fruitless=fruitless, cancelling=cancelling)
+    seen = replace(SEEN, submission=submission, ended=ended)
+    decision = follow(seen, holder, silent_s=silent_s, since_start_s=since_s)
+
+    if holder == "alive":
+        assert isinstance(decision, KeepRunner | KillRunner)
+    else:
+        assert not isinstance(decision, KillRunner)
+    if isinstance(decision, StartRunner):
+        assert not cancelling
+        assert not ended
+        assert fruitless < STARTS_MAX
+
+
+@pytest.mark.parametrize("fruitless", [20, 500])
+def test_pauses_are_bounded(fruitless: int) -> None:
+    assert rest_s(fruitless) == 60.0
