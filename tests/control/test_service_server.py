@@ -1,0 +1,157 @@
+"""Laws of a server: one at a time on SQLite, and what it does about runners that are dead, without starting one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scavenger.control.service.server import Server, runner_log
+from scavenger.control.settings import parse_settings
+from scavenger.domain.submission import SERVER_LEASE, NewSubmission, Submission, runner_lease
+from scavenger.errors import JobFileError, LeaseLostError, TransientError
+from scavenger.policy.admission import QueueLimits
+from scavenger.policy.runners import STARTS_MAX
+from scavenger.store import Store
+
+HOST = socket.gethostname()
+DEAD = f"{HOST}/4194303/1.00"
+"""A holder that was a process of this machine, and is not any more."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as opened:
+        yield opened
+
+
+def submitted(store: Store, folder: str = "/nowhere", **fields: Any) -> Submission:
+    return store.submit(NewSubmission("tiny", {}, f"{folder}/job.yaml", "ann", HOST, os.getuid(), **fields))
+
+
+def now(store: Store, one: Submission) -> Submission:
+    found = store.submission(one.id)
+    assert found is not None
+    return found
+
+
+class TestItsPlace:
+    def test_a_second_server_of_a_sqlite_store_is_refused(self, store: Store) -> None:
+        first, second = Server(store, QueueLimits()), Server(store, QueueLimits())
+        first.start()
+        with pytest.raises(TransientError, match=f"served already, by process {os.getpid()}"):
+            second.start()
+        first.close()
+        second.start()
+        assert [one.id for one in store.servers()] == [second.record.id]
+
+    def test_the_place_of_a_dead_server_is_taken_at_once(self, store: Store) -> None:
+        store.take_lease(SERVER_LEASE, DEAD, None)
+        Server(store, QueueLimits()).start()
+
+        lease = store.lease(SERVER_LEASE)
+        assert lease is not None
+        assert lease.token == 2
+
+    def test_one_whose_place_was_taken_ends(self, store: Store) -> None:
+        clock = Clock()
+        server = Server(store, QueueLimits(), clock=clock)
+        server.start()
+        store.take_lease(SERVER_LEASE, "elsewhere/1/1.0", store.lease(SERVER_LEASE))
+        clock.at += 10.0
+
+        with pytest.raises(LeaseLostError, match="another server"):
+            server.tick()
+
+
+class TestRounds:
+    def test_a_job_whose_folder_is_gone_ends_with_the_reason(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        one = submitted(store, str(tmp_path / "file"))
+        assert Server(store, QueueLimits()).tick()
+
+        ended = now(store, one)
+        assert (ended.state, ended.starts) == ("ended", 1)
+        assert ended.reason.startswith("its runner cannot be started")
+
+    def test_why_a_job_waits_is_on_record(self, store: Store) -> None:
+        waits = submitted(store, rents=True)
+        server = Server(store, QueueLimits(budget_usd=1.0))
+        assert server.tick()
+
+        assert now(store, waits).reason == (
+            "it needs a limit, constraints.budget: $1.00 is left of the budget of all users, $1.00"
+        )
+        store.cancel(waits.id, "")
+        assert not server.tick()
+
+    def test_jobs_of_other_machines_and_accounts_are_left_alone(self, store: Store) -> None:
+        other = store.submit(NewSubmission("tiny", {}, "/job.yaml", "ann", "elsewhere", os.getuid()))
+        third = store.submit(NewSubmission("tiny", {}, "/job.yaml", "ann", HOST, os.getuid() + 1))
+
+        assert not Server(store, QueueLimits()).tick()
+        assert (now(store, other).state, now(store, third).state) == ("queued", "queued")
+
+    def test_a_cancelled_job_whose_runner_is_dead_ends_as_interrupted(self, store: Store) -> None:
+        one = _with_dead_runner(store)
+        store.cancel(one.id, "cancelled by ann")
+        Server(store, QueueLimits()).tick()
+
+        assert (now(store, one).state, now(store, one).reason) == ("ended", "cancelled by ann")
+        assert (store.job(one.id).state, store.job(one.id).error) == ("interrupted", "cancelled by ann")
+        lease = store.lease(runner_lease(one.id))
+        assert lease is not None
+        assert lease.holder == ""
+
+    def test_a_job_whose_runners_die_without_progress_ends_as_failed(self, store: Store) -> None:
+        one = _with_dead_runner(store)
+        for _ in range(STARTS_MAX - 1):
+            assert store.start_runner(one.id, DEAD, store.lease(runner_lease(one.id)))
+        Server(store, QueueLimits()).tick()
+
+        assert now(store, one).state == "ended"
+        assert (store.job(one.id).state, store.job(one.id).exit_code) == ("failed", None)
+        assert "5 times in a row" in store.job(one.id).error
+
+    def test_the_submission_of_a_job_that_ended_before_its_runner_died_ends_too(self, store: Store) -> None:
+        one = _with_dead_runner(store)
+        store.finish_job(one.id, state="succeeded", report=None, exit_code=0)
+        Server(store, QueueLimits()).tick()
+
+        assert (now(store, one).state, now(store, one).reason) == ("ended", "succeeded")
+
+    def test_the_log_of_a_runner_is_beside_those_of_its_job(self, store: Store) -> None:
+        one = submitted(store, "/home/ann")
+
+        assert runner_log(one) == Path(f"/home/ann/.scavenger/{one.id}/logs/runner.log")
+
+
+def test_limits_are_read_from_the_settings_file() -> None:
+    service = parse_settings(
+        '[service]\njobs = 3\nbudget = "$200"\nbudgets = {ann = "$5"}\n', path="c"
+    ).service
+
+    assert (service.jobs, service.local_jobs, service.budget, service.budgets) == (3, 1, 200.0, {"ann": 5.0})
+    with pytest.raises(JobFileError, match=r"unknown key 'job' in service.*did you mean"):
+        parse_settings("[service]\njob = 3\n", path="c")
+
+
+def _with_dead_runner(store: Store) -> Submission:
+    """A submission whose first runner has put its job on record, and died."""
+    one = submitted(store)
+    lease = store.start_runner(one.id, DEAD, None)
+    assert lease is not None
+    store.create_job("tiny", spec={}, job_file="/nowhere/job.yaml", job_id=one.id)
+    return one
