@@ -19,6 +19,9 @@ refused or ignored::
                                                                                                      STOPPED
     STOPPED    -                   refused             -                  refused          -         -
 
+Migrations of buckets between aggregators are decided within STEP (`scavenger.elastic.migration`): a new map of buckets
+begins a new list of pieces, and a migration that has to be waited for delays APPLY.
+
 Where callbacks decide on the learning rate of the first step, too, the first view leads from IDLE to VERDICT: the job
 reports epoch -1 and begins with its verdict. Where they decide on every step, a step within an epoch leads from APPLY
 to VERDICT; a verdict that stops training there leads to EVALUATE, since the epoch ends with that step.
@@ -53,6 +56,8 @@ from dataclasses import replace
 from enum import Enum
 
 from scavenger.elastic import quarantine as q
+from scavenger.elastic.inquiry import Inquiry
+from scavenger.elastic.migration import BucketMap, Copied, Migrate, Migration, Taken
 from scavenger.elastic.pieces import Pieces
 from scavenger.elastic.steps import (
     Announce,
@@ -88,7 +93,6 @@ from scavenger.elastic.view import (
     View,
     plan_step,
     split,
-    step_range,
 )
 
 __all__ = [
@@ -145,6 +149,7 @@ class Barrier:
         asks_first: Whether a job at its beginning waits for the verdict on epoch -1 before its first step.
         asks_each: Whether every step is followed by a verdict before the next begins.
         sums: Whether some aggregator may not share the memory of some worker, and so needs the lists of pieces.
+        migration: The map of buckets and its changes; by default, every aggregator holds one bucket.
     """
 
     def __init__(
@@ -160,13 +165,15 @@ class Barrier:
         asks_first: bool = False,
         asks_each: bool = False,
         sums: bool = False,
+        migration: Migration | None = None,
     ) -> None:
         if dataset_size < 1:
             raise ValueError("a job needs at least one training sample")
         if aggregators < 1:
             raise ValueError("a job needs at least one aggregator")
         self.dataset_size, self.validation_size = dataset_size, validation_size
-        self.aggregators = aggregators
+        every = BucketMap(0, 0, tuple(range(aggregators)))
+        self.migration = migration or Migration(every, aggregators=aggregators)
         self.phase = Phase.IDLE
         self.step = step
         self.position = position or Position()
@@ -175,10 +182,11 @@ class Barrier:
         self.token = 0
         self._pending: Announce | None = None
         self._plan: StepPlan | None = None
-        self._pieces = Pieces(aggregators)
+        self._pieces = Pieces(self.map.participants)
         self._unapplied: set[int] = set()
         self._lost: set[str] = set()
-        self._suspects, self._asks_first, self._asks_each = suspects, asks_first, asks_each
+        self._inquiry = Inquiry(suspects, dataset_size)
+        self._asks_first, self._asks_each = asks_first, asks_each
         self._sums = sums
         self._deaths: dict[str, Death] = {}
         self._summariser: str | None = None
@@ -186,7 +194,12 @@ class Barrier:
     @property
     def suspicious(self) -> bool:
         """Whether workers have died of samples that are not identified yet."""
-        return self._suspects is not None and self._suspects.any
+        return self._inquiry.open
+
+    @property
+    def map(self) -> BucketMap:
+        """The map of buckets of the step in progress."""
+        return self.migration.map
 
     def awaits(self, verdict: Verdict) -> bool:
         """Whether this is the verdict that is awaited."""
@@ -222,6 +235,8 @@ class Barrier:
                 return self._summed(event)
             case Verdict():
                 return self._verdict(event)
+            case Migrate() | Copied() | Taken():
+                return self._migrate(event)
             case Halt():
                 return self._stop()
             case Tick():
@@ -267,10 +282,12 @@ class Barrier:
             return [refusal]
         piece = self._pieces.of(event.worker, event.piece)
         assert piece is not None
-        if self._pieces.report(piece.number, event.aggregator) and self.suspicious:
-            assert self._suspects is not None
-            self._suspects.passed(self._suspect(piece.share))
-        return self._begin_apply() if self._pieces.complete else self._order()
+        if self._pieces.report(piece.number, event.aggregator):
+            assert self.view is not None
+            self._inquiry.passed(self.view, self.step + 1, piece.share)
+        if self._pieces.reported:
+            self.migration.results_complete()
+        return self._begin_apply() if self._complete else self._order()
 
     def _formed(self, event: Formed) -> list[Instruction]:
         if self.phase is not Phase.STEP or self.view is None:
@@ -278,14 +295,32 @@ class Barrier:
         if (event.view, event.step, event.number) != (self.view.number, self.step + 1, self._pieces.number):
             return []  # of another list
         self._pieces.form(event.aggregator)
-        return self._begin_apply() if self._pieces.complete else []
+        return self._begin_apply() if self._complete else []
+
+    def _migrate(self, event: Migrate | Copied | Taken) -> list[Instruction]:
+        if self.phase is Phase.STOPPED:
+            return []
+        map_before, waited = self.map, bool(self.migration.releasing)
+        follows: list[Instruction] = [*self.migration.handle(event)]
+        if self.map != map_before:
+            # sums under the map before are void; the new list is told once no old holder writes to its own
+            self._pieces.share_out(self.map.participants)
+        if waited and not self.migration.releasing and self.phase is Phase.STEP:
+            follows += self._begin_apply() if self._complete else self._expect()
+        return follows
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the step in progress can be applied."""
+        return self._pieces.complete and not self.migration.holds_up
 
     def _begin_apply(self) -> list[Instruction]:
         """Start to apply the step, now that no piece is missing."""
         assert self.view is not None
+        self.migration.results_complete()
         self.phase = Phase.APPLY
         self._plan = plan_step(self.view, self.step + 1, self.dataset_size)
-        self._unapplied = set(range(self.aggregators))
+        self._unapplied = set(self.map.participants)
         return [self._apply()]
 
     def _applied(self, event: Applied) -> list[Instruction]:
@@ -296,9 +331,10 @@ class Barrier:
             return []
         self.step = event.step
         self.position = self._plan.next_position
+        migrated: list[Instruction] = [*self.migration.applied()]
         if self._plan.ends_epoch:
-            return self._begin_evaluation()
-        return self._ask() if self._asks_each else self._begin_step()
+            return migrated + self._begin_evaluation()
+        return migrated + (self._ask() if self._asks_each else self._begin_step())
 
     def _evaluated(self, event: Evaluated) -> list[Instruction]:
         if refusal := self._refusal(event, Phase.EVALUATE, self.step):
@@ -331,8 +367,13 @@ class Barrier:
 
     def _repeat(self) -> list[Instruction]:
         match self.phase:
-            case Phase.STEP | Phase.EVALUATE:
-                return self._expect() + self._orders(self._pieces.outstanding)
+            case Phase.STEP:
+                follows: list[Instruction] = [*self.migration.repeat()]
+                if self._complete:  # a copy that was waited for was given up
+                    return follows + self._begin_apply()
+                return follows + self._expect() + self._orders(self._pieces.outstanding)
+            case Phase.EVALUATE:
+                return self._orders(self._pieces.outstanding)
             case Phase.APPLY:
                 return [replace(self._apply(), aggregators=tuple(sorted(self._unapplied)))]
             case Phase.SUMMARISE if self._summariser is not None:
@@ -358,7 +399,7 @@ class Barrier:
         self.phase = Phase.STEP
         # no member of a new view is known to be lost
         self._pieces.cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
-        return instructions + self._expect() + self._order()
+        return [*instructions, *self.migration.begin(self.step), *self._expect(), *self._order()]
 
     def _begin_evaluation(self) -> list[Instruction]:
         assert self.view is not None
@@ -408,6 +449,7 @@ class Barrier:
             reason=announced.reason,
         )
         self._pieces.new_view(self.view.number)
+        self.migration.new_view(self.view.number)
         members = {member.worker for member in self.view.members}
         left = [] if before is None else [m for m in before.members if m.worker not in members]
         lost = self._lost
@@ -443,18 +485,19 @@ class Barrier:
         before = self._pieces.number
         orphaned = self._pieces.withdraw(self._is_gone)
         for worker, outstanding in orphaned.items():
-            if (death := self._deaths.pop(worker, None)) is not None:
-                found += self._inquire(death, outstanding)
+            death = self._deaths.pop(worker, None)
+            if death is not None and self.phase is Phase.STEP:  # no weights depend on evaluations
+                found += self._inquiry.into(self.view, self.step + 1, death, outstanding)
         able = self._able()
         if not self._pieces.orphans or not able:
             return found + self._order()
-        parts = self._apart(self._pieces.adopt())
+        parts = self._parted(self._pieces.adopt())
         if not self._pieces.has_room(able, len(parts)):
             # no worker has slots left for this step: restart it with as few pieces as possible
             shares = [*self._pieces.covered, *(share for share, _ in parts)]
             low, high = min(share.start for share in shares), max(share.stop for share in shares)
             self._pieces.cut((), ())
-            parts = self._apart([Share(low, high)])
+            parts = self._parted([Share(low, high)])
         for share, alone in parts:
             if alone:
                 self._pieces.give(share, self._pieces.least_used(able))
@@ -463,7 +506,7 @@ class Barrier:
             for part, member in cuts:
                 if part.samples:
                     self._pieces.give(part, member)
-        if self._pieces.complete and self.phase is Phase.STEP:
+        if self._complete and self.phase is Phase.STEP:
             return found + self._begin_apply()  # all remaining samples are left out
         # a list that has not changed is told by repetition
         return found + (self._expect() if self._pieces.number != before else []) + self._order()
@@ -477,56 +520,25 @@ class Barrier:
         return worker in self._lost or all(member.worker != worker for member in members)
 
     def _expect(self) -> list[Instruction]:
-        """Tell the aggregators the list of pieces; an incomplete one is not told."""
-        if not self._sums or self.phase is not Phase.STEP or self._pieces.orphans:
+        """Tell the aggregators the list of pieces; an incomplete one is not told, nor one under an unconfirmed map."""
+        waits = self._pieces.orphans or self.migration.releasing
+        if not self._sums or self.phase is not Phase.STEP or waits:
             return []
         assert self.view is not None
         plan = plan_step(self.view, self.step + 1, self.dataset_size)
         pieces, unformed = self._sorted_pieces(), self._pieces.unformed
         held = tuple((index, self._pieces.held_by(index)) for index in unformed)
-        return [Expect(plan, self.view, pieces, held, self._pieces.number)]
+        return [Expect(plan, self.view, pieces, held, self._pieces.number, self.map)]
 
     def _sorted_pieces(self) -> tuple[Piece, ...]:
         return tuple(sorted(self._pieces.all, key=lambda piece: piece.share.start))
 
-    def _inquire(self, death: Death, outstanding: Sequence[Piece]) -> list[Instruction]:
-        """Check whether a worker died of its data; evaluations are not checked, since no weights depend on them."""
-        if self._suspects is None or self.phase is not Phase.STEP or not outstanding:
-            return []
-        if len(outstanding) > 1:
-            # results of the first ones may be lost with the worker, so any of them may be the cause
-            if death.cause.blames_data:
-                for piece in outstanding:
-                    self._suspects.watch(self._suspect(piece.share))
-            return []
-        finding = self._suspects.crashed(
-            death.worker,
-            death.host,
-            self._suspect(outstanding[0].share),
-            self.step + 1,
-            death.cause,
-            hosts=death.hosts,
-        )
-        match finding:
-            case q.Quarantined():
-                return [Quarantine(finding.piece, finding.reason)]
-            case q.NotTheData():
-                return [Despair(finding.reason)]
-            case _:
-                return []
-
-    def _suspect(self, share: Share) -> q.Piece:
-        """A share of the current step as a piece of the data."""
-        assert self.view is not None
-        epoch = step_range(self.view, self.step + 1, self.dataset_size).epoch
-        return q.Piece(epoch, share.start, share.stop)
-
-    def _apart(self, shares: list[Share]) -> list[tuple[Share, bool]]:
+    def _parted(self, shares: list[Share]) -> list[tuple[Share, bool]]:
         """The parts of some shares that are to be computed, and whether each has to be computed alone."""
-        if self._suspects is None or self.phase is not Phase.STEP:
+        if self.phase is not Phase.STEP:
             return [(share, False) for share in shares]
-        cut = [part for share in shares for part in self._suspects.cut(self._suspect(share))]
-        return [(Share(part.start, part.stop), self._suspects.watches(part)) for part in cut]
+        assert self.view is not None
+        return self._inquiry.apart(self.view, self.step + 1, shares)
 
     def _able(self) -> tuple[Member, ...]:
         """Members that are alive; if there are none, those of the next view."""
@@ -539,8 +551,8 @@ class Barrier:
     def _apply(self) -> Apply:
         assert self.view is not None
         assert self._plan is not None
-        every = tuple(range(self.aggregators))
-        return Apply(self._plan, self.view, self._sorted_pieces(), every, self._pieces.number)
+        pieces, number = self._sorted_pieces(), self._pieces.number
+        return Apply(self._plan, self.view, pieces, self.map.participants, number, self.map)
 
     def _summarise(self) -> list[Instruction]:
         assert self.view is not None

@@ -19,9 +19,8 @@ late is waited for the next time (*patient*), so that every migration makes prog
 
 **One writer.** Sums of a step are formed, and its update is written, in memory that the old and the new holder may
 share. So the new holder hears of the new map only when all old ones have `Taken` it, and so write nothing more of what
-they gave up. Whoever has taken a map refuses orders under an older one. A sequencer that is restarted asks again for
-what was not confirmed when it died, and decides nothing in its first step, of which others may have orders from its
-predecessor.
+they gave up. Whoever has taken a map refuses orders under an older one. A sequencer that is restarted in the step for
+which a map was decided asks again, since it does not know who has confirmed it.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ class Migration:
             raise ValueError(f"{len(self._sizes)} sizes for {len(current.holders)} buckets")
         self._aggregators, self._refusal = aggregators, refusal
         self._number = current.number
-        self._fresh, self._undone = True, before is not None
+        self._undone = before is not None
         self._goal: Migrate | None = None
         self._ended: Migrated | None = None
         self._newest = 0
@@ -239,10 +238,12 @@ class Migration:
         """Begin a step, after `step`: have the next batch copied."""
         if self.phase is Phase.RELEASING:
             return self.repeat()
-        if self._fresh or self._goal is None:
+        if self._goal is None:
             return []
         pairs = zip(self.map.holders, self._goal.holders, strict=True)
         wanted = [bucket for bucket, (now, then) in enumerate(pairs) if now != then]
+        if not wanted:  # the map is decided, and not in effect
+            return []
         target = self._goal.holders[wanted[0]]
         batch = self._fitting([bucket for bucket in wanted if self._goal.holders[bucket] == target])
         self._number, self._ticks, self.phase = self._number + 1, 0, Phase.COPYING
@@ -262,7 +263,7 @@ class Migration:
 
     def applied(self) -> list[MigrationInstruction]:
         """Note that the step was applied everywhere; returns the end of a migration that is done."""
-        self._fresh = self._undone = False
+        self._undone = False
         if self._goal is None or self._goal.holders != self.map.holders:
             return []
         return self._end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
 
@@ -23,11 +23,11 @@ class Pieces:
         number: Number of the list of pieces; it grows whenever the list changes.
 
     Args:
-        aggregators: Number of aggregators that must have a piece.
+        aggregators: The aggregators that must have a piece.
     """
 
-    def __init__(self, aggregators: int) -> None:
-        self._aggregators = aggregators
+    def __init__(self, aggregators: Iterable[int]) -> None:
+        self._aggregators = frozenset(aggregators)
         self._made = 0
         self._orphans: list[Share] = []
         self._all: dict[int, Piece] = {}
@@ -67,6 +67,11 @@ class Pieces:
     def complete(self) -> bool:
         """Whether every sample is in a piece that all aggregators have."""
         return not self._orphans and not self._open
+
+    @property
+    def reported(self) -> bool:
+        """Whether every sample is in a piece that was computed."""
+        return not self._orphans and len(self._reported) == len(self._all)
 
     @property
     def covered(self) -> tuple[Share, ...]:
@@ -126,11 +131,11 @@ class Pieces:
     @property
     def unformed(self) -> tuple[int, ...]:
         """The aggregators that have not formed the sums of the list."""
-        return tuple(index for index in range(self._aggregators) if index not in self._formed)
+        return tuple(sorted(self._aggregators - self._formed))
 
     def _close(self, numbers: list[int]) -> None:
         for number in numbers:
-            everywhere = len(self._held[number] | self._formed) == self._aggregators
+            everywhere = self._aggregators <= self._held[number] | self._formed
             if everywhere and number in self._reported:
                 self._open.pop(number, None)
 
@@ -139,18 +144,27 @@ class Pieces:
         self.number += 1
         if self._formed:
             self._formed.clear()
-            self._open = dict(self._all)
-            self._close(list(self._open))
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._open = dict(self._all)
+        self._close(list(self._open))
+
+    def share_out(self, aggregators: Iterable[int]) -> None:
+        """Go on with other aggregators, or with others of their parts of the model: all sums begin again."""
+        self._aggregators = frozenset(aggregators)
+        self._change()
+        self._reopen()
 
     def finish(self, number: int) -> None:
         """Record that a piece is complete."""
-        for aggregator in range(self._aggregators):
+        for aggregator in self._aggregators:
             self.report(number, aggregator)
 
     def loses(self, gone: Callable[[str], bool]) -> bool:
         """Whether some aggregator lacks a piece in its memory whose worker is gone."""
         return any(
-            gone(piece.worker) and len(self._held[piece.number]) < self._aggregators
+            gone(piece.worker) and not self._aggregators <= self._held[piece.number]
             for piece in self._all.values()
         )
 
@@ -170,6 +184,7 @@ class Pieces:
                 of_worker = outstanding.setdefault(piece.worker, [])
                 if self._withheld.pop(piece.number, None) is None and piece.number not in self._reported:
                     of_worker.append(piece)
+                self._reported.discard(piece.number)
         return outstanding
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scavenger.elastic import quarantine as q
+from scavenger.elastic.migration import BucketMap, MigrationEvent, MigrationInstruction
 from scavenger.elastic.view import Member, Piece, StepPlan, View
 
 __all__ = [
@@ -145,7 +146,19 @@ class Tick:
     """No message has arrived for a while: repeat the open requests."""
 
 
-Event = Lead | Announce | Contribution | Formed | Applied | Evaluated | Summed | Verdict | Halt | Tick
+Event = (
+    Lead
+    | Announce
+    | Contribution
+    | Formed
+    | Applied
+    | Evaluated
+    | Summed
+    | Verdict
+    | MigrationEvent
+    | Halt
+    | Tick
+)
 
 
 # ---- instructions ------------------------------------------------------------------------------------------
@@ -155,14 +168,16 @@ Event = Lead | Announce | Contribution | Formed | Applied | Evaluated | Summed |
 class Apply:
     """Average the pieces by samples, apply the optimizer, publish; then send `Applied`.
 
-    `aggregators`: who is to do it; all of them, or those that have not answered. `number`: of the list of pieces.
+    `aggregators`: who is to do it; all that hold something, or those that have not answered. `number`: of the list of
+    pieces. `map`: who holds which bucket.
     """
 
     plan: StepPlan
     view: View
     pieces: tuple[Piece, ...]
     aggregators: tuple[int, ...]
-    number: int = 0
+    number: int
+    map: BucketMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +185,7 @@ class Expect:
     """Form the sums of a list of pieces as they arrive; then send `Formed`. What an earlier list has led to is void.
 
     `aggregators`: who is to do it, all of them or those that have not answered, each with the pieces that are known to
-    be in its memory: the worker, which tells it, may have died.
+    be in its memory: the worker, which tells it, may have died. `map`: who holds which bucket.
     """
 
     plan: StepPlan
@@ -178,6 +193,7 @@ class Expect:
     pieces: tuple[Piece, ...]
     aggregators: tuple[tuple[int, tuple[int, ...]], ...]
     number: int
+    map: BucketMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +268,16 @@ class Refuse:
     reason: str
 
 
-Instruction = Apply | Expect | Proceed | Sum | Report | Installed | Inform | Quarantine | Despair | Refuse
+Instruction = (
+    Apply
+    | Expect
+    | Proceed
+    | Sum
+    | Report
+    | Installed
+    | Inform
+    | Quarantine
+    | Despair
+    | Refuse
+    | MigrationInstruction
+)

@@ -33,6 +33,9 @@ small models need no further message. What can be added as soon as the link has 
 what has to wait for another worker leaves a quarter of it. If nothing is on its way, one bucket that has its turn is
 asked for in any case. So at most the budget and one bucket are asked for or kept, and there is always progress.
 
+**Migration.** The aggregator may come to hold other buckets (`Hold`). What it gives up is dropped at once; a bucket
+that it gains has no sum before the next list, since until then another aggregator may be adding to it.
+
 **Lost messages.** A link delivers in order, but may break, and then loses consecutive messages. A worker answers a
 question after all that it was asked for before. So what has not arrived by then was lost, and is asked for again;
 `Tick` asks workers that have been silent. Nothing that arrived is sent twice.
@@ -40,7 +43,7 @@ question after all that it was asked for before. So what has not arrived by then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "Event",
     "Expect",
     "Formed",
+    "Hold",
     "Keep",
     "Offered",
     "Sums",
@@ -130,11 +134,18 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """The aggregator holds these buckets from now on, ascending. A new list follows."""
+
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing has arrived for a while."""
 
 
-Event = Expect | Offered | Arrived | Answered | Tick
+Event = Expect | Offered | Arrived | Answered | Hold | Tick
 
 
 # ---- actions -----------------------------------------------------------------------------------------------
@@ -223,8 +234,11 @@ class Sums:
         self.used_bytes = 0
         self._positions: dict[int, int] = {}
         self._added = [0] * len(sizes)
+        self._held = self._active = tuple(range(len(sizes)))
+        """The buckets that the aggregator holds, and those of them that have sums of the newest list."""
+        self._is_active = [True] * len(sizes)
         self._open = 0
-        """Buckets that lack a piece of the list; the lowest is at least `_first`."""
+        """Active buckets that lack a piece of the list; the lowest has at least index `_first` among them."""
         self._first = 0
         self._offers: dict[int, Offered] = {}
         self._asked: dict[int, dict[int, int]] = {}
@@ -246,7 +260,7 @@ class Sums:
         """The workers whose gradients have not arrived as a whole."""
         if self.expected is None or self.formed:
             return ()
-        low = min(self._added)
+        low = min(self._added[bucket] for bucket in self._active)
         return tuple(dict.fromkeys(term.worker for term in self.expected.terms[low:]))
 
     def handle(self, event: Event) -> list[Action]:
@@ -260,6 +274,8 @@ class Sums:
                 return self._arrived(event)
             case Answered():
                 return self._answered(event)
+            case Hold():
+                return self._hold(event)
             case Tick():
                 return self._tick()
 
@@ -278,13 +294,13 @@ class Sums:
             if term.piece in self._offers or term.unasked == 0:
                 continue
             asked, kept = self._asked.setdefault(term.piece, {}), self._kept.get(term.piece, set())
-            for bucket in range(min(term.unasked, len(self._sizes))):
+            for bucket in self._held[: term.unasked]:
                 if self.used_bytes + self._sizes[bucket] > self._budget:
                     break
                 if bucket not in kept and bucket not in asked and not self._is_added(term.piece, bucket):
                     asked[bucket] = 0
                     self.used_bytes += self._sizes[bucket]
-        for bucket in range(len(self._sizes)):
+        for bucket in self._active:
             actions += self._add_in_turn(bucket)
         return actions + self._make_room() + self._go_on(changed=True)
 
@@ -299,8 +315,8 @@ class Sums:
             for bucket in list(self._asked.pop(event.piece, ())):
                 self.used_bytes -= self._sizes[bucket]
             if (position := self._positions.get(event.piece)) is not None:
-                for bucket, added in enumerate(self._added):
-                    if added == position:
+                for bucket in self._active:
+                    if self._added[bucket] == position:
                         actions += self._add_in_turn(bucket)
             return actions + self._go_on(changed=bool(actions))
         # it was sent after the first ones
@@ -308,7 +324,9 @@ class Sums:
 
     def _arrived(self, event: Arrived) -> list[Action]:
         piece, bucket = event.piece, event.bucket
-        if not 0 <= bucket < len(self._sizes) or not self._is_expected(event.worker, piece):
+        if not 0 <= bucket < len(self._sizes) or not self._is_active[bucket]:
+            return []
+        if not self._is_expected(event.worker, piece):
             return []
         if self._is_added(piece, bucket) or bucket in self._kept.get(piece, ()):
             return []
@@ -330,6 +348,20 @@ class Sums:
         if offer is None or offer.worker != event.worker:
             return []
         return self._lose(event.piece, event.question)
+
+    def _hold(self, event: Hold) -> list[Action]:
+        kept, actions = {*event.buckets}, list[Action]()
+        for piece in list(self._kept):
+            for bucket in sorted(self._kept[piece] - kept):
+                self._release(piece, bucket)
+                actions.append(Drop(piece, bucket))
+        for asked in self._asked.values():
+            for bucket in asked.keys() - kept:
+                del asked[bucket]
+                self.used_bytes -= self._sizes[bucket]
+        self._held = event.buckets
+        self._activate(bucket for bucket in self._active if bucket in kept)
+        return actions
 
     def _tick(self) -> list[Action]:
         if self.expected is None:
@@ -368,9 +400,20 @@ class Sums:
                 if (old.piece, old.samples) != (new.piece, new.samples):
                     break
                 same += 1
-        self._added = [added if added <= same else 0 for added in self._added]
-        self._open = sum(added < len(now.terms) for added in self._added)
-        self._first = 0
+        self._added = [
+            added if added <= same and is_active else 0
+            for added, is_active in zip(self._added, self._is_active, strict=True)
+        ]
+        self._activate(self._held)
+
+    def _activate(self, buckets: Iterable[int]) -> None:
+        """Form the sums of these buckets from now on."""
+        self._active = tuple(buckets)
+        self._is_active = [False] * len(self._sizes)
+        for bucket in self._active:
+            self._is_active[bucket] = True
+        length = 0 if self.expected is None else len(self.expected.terms)
+        self._open, self._first = sum(self._added[bucket] < length for bucket in self._active), 0
 
     def _forget_pieces(self) -> list[Action]:
         """Forget the pieces that are not in the list, except for those of a list that is still to come."""
@@ -454,7 +497,8 @@ class Sums:
         if self.formed:
             return [Formed(self.expected)] if changed else []
         wanted: dict[int, list[int]] = {}
-        while self._first < len(self._sizes) and self._added[self._first] == len(self.expected.terms):
+        active, length = self._active, len(self.expected.terms)
+        while self._first < len(active) and self._added[active[self._first]] == length:
             self._first += 1
         offered = [
             self._positions[p] for p, offer in self._offers.items() if p in self._positions and not offer.own
@@ -462,7 +506,7 @@ class Sums:
         if not offered:
             return []
         smallest, last = min(self._sizes), max(offered)
-        for bucket in range(self._first, len(self._sizes)):
+        for bucket in active[self._first :]:
             if self.used_bytes + smallest > self._budget and self._is_moving():
                 break
             self._want(bucket, last, wanted)

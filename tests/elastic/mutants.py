@@ -11,6 +11,7 @@ from typing import Any
 
 from scavenger.elastic.barrier import Announce, Barrier, Contribution, Instruction, Phase
 from scavenger.elastic.membership import Membership, WorkerState, worker_slot
+from scavenger.elastic.migration import Copied, Migration, MigrationEvent, MigrationInstruction, Taken
 from scavenger.elastic.view import View
 
 # ---- the sequencer's state machine -------------------------------------------------------------------------
@@ -51,7 +52,7 @@ class SomePartsSuffice(Barrier):
         if event.aggregator:
             return []
         follows: list[Instruction] = []
-        for aggregator in range(self.aggregators):
+        for aggregator in self.map.participants:
             follows += super()._contribution(replace(event, aggregator=aggregator))
         return follows[:1]
 
@@ -164,6 +165,49 @@ class SlotsAreReused(Membership):
         self._had: set[str] = set()
 
 
+# ---- migrations --------------------------------------------------------------------------------------------
+
+
+class OldHoldersAreNotAsked(Migration):
+    """Tells the new holder at once, while the old one may still be writing."""
+
+    def handle(self, event: MigrationEvent) -> list[MigrationInstruction]:
+        follows = super().handle(event)
+        for aggregator in self.releasing:
+            follows += super().handle(Taken(aggregator, self.map.number))
+        return follows
+
+
+class AnyAnswerWillDo(Migration):
+    """Takes a copy for whole that was made for another request."""
+
+    def _copied(self, event: Copied) -> list[MigrationInstruction]:
+        number = event.number if self._copy is None else self._copy.number
+        return super()._copied(replace(event, number=number))
+
+
+class NothingIsLate(Migration):
+    """Decides on a new map after the step was left to the old holders."""
+
+    def results_complete(self) -> None:
+        pass
+
+
+class NothingIsWaitedFor(Migration):
+    """Has a bucket that is late copied again and again, but never waits for it."""
+
+    def results_complete(self) -> None:
+        super().results_complete()
+        self._patient = False
+
+
+class CopiesAreOrderedOnce(Migration):
+    """Trusts that what it orders arrives."""
+
+    def repeat(self) -> list[MigrationInstruction]:
+        return []
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """How to break a `World`, and what it must then complain of (a regular expression)."""
@@ -178,6 +222,10 @@ def _barrier(barrier: type[Barrier], complaint: str, **world: Any) -> Mutant:
 
 def _membership(membership: type[Membership], complaint: str) -> Mutant:
     return Mutant(complaint, {"membership": membership})
+
+
+def _migration(migration: type[Migration], complaint: str) -> Mutant:
+    return Mutant(complaint, {"migration": migration, "migrates": True})
 
 
 def _without(rule: str, complaint: str, **world: Any) -> Mutant:
@@ -206,4 +254,14 @@ MUTANTS = {
     "a part forgets its view": _without("parts know their view", "weights|changed while"),
     "slots are emptied at once": _without("slots are kept", "slot .* holds|changed while"),
     "only the newest weights are served": _without("serves the step before", "stuck"),
+    "old holders are not asked": _migration(
+        OldHoldersAreNotAsked, "adds to what|has formed|another aggregator"
+    ),
+    "any copy will do": _migration(AnyAnswerWillDo, "weights"),
+    "nothing is late": _migration(NothingIsLate, "weights|stuck|follows"),
+    "no copy is waited for": _migration(NothingIsWaitedFor, "never ends"),
+    "copies are ordered once": _migration(CopiesAreOrderedOnce, "stuck"),
+    "maps are not recorded": _without("maps are recorded", "weights|stuck|updated", migrates=True),
+    "old maps are taken": _without("old maps are refused", "another|has formed|weights", migrates=True),
+    "late copies count": _without("late copies are void", "weights|overwritten", migrates=True),
 }

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic import sums as s
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, plan_step
 
 if TYPE_CHECKING:
@@ -45,12 +46,16 @@ def gradient(epoch: int, start: int, stop: int, weights: int) -> int:
 
 @dataclass(slots=True)
 class Section:
-    """One aggregator's weights and optimizer after a step; `step` is -1 while they are being written."""
+    """A bucket's weights and optimizer after a step; `step` is -1 while they are being written.
+
+    Sums are formed in the same memory: of each part, who forms it, and what it consists of.
+    """
 
     step: int
     weights: int
     momentum: int
     written: int = 0
+    sums: dict[int, tuple[int, list[Written | None]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Order:
     lr_scale: int
     pieces: tuple[Piece, ...]
     number: int
+    map: BucketMap
 
 
 class Process:
@@ -173,13 +179,14 @@ class Worker(Process):
         self.remote = remote
         self.ready = self.quitting = False
         self.newest = (0, 0)
-        self.mirror: dict[int, tuple[int, int]] = {}
+        self.mirror: dict[int, tuple[tuple[int, int], dict[int, int]]] = {}
+        """Of each remote aggregator, the step and the map of what was pulled last, and the weights by bucket."""
         self._done: dict[tuple[str, int, int], b.Contribution | b.Evaluated] = {}
         self._own: dict[int, Written] = {}
         """What is in the slots, by piece."""
         self._in_slot: dict[int, int] = {}
 
-    def order(self, order: b.Proceed, sequencer: Process) -> None:
+    def order(self, order: b.Proceed, sequencer: Process, buckets: BucketMap) -> None:
         """An order arrives."""
         if self.deaf_to(sequencer):
             return
@@ -188,7 +195,7 @@ class Worker(Process):
             return
         self.newest = max(self.newest, key)
         if order.action == "train":
-            self.deliver(lambda: self._train(order))
+            self.deliver(lambda: self._train(order, buckets))
         elif order.action == "evaluate":
             self.deliver(lambda: self._evaluate(order))
 
@@ -199,37 +206,44 @@ class Worker(Process):
 
         self.deliver(work)
 
-    def _train(self, order: b.Proceed) -> Takes:
+    def _train(self, order: b.Proceed, buckets: BucketMap) -> Takes:
         step = order.step + 1
         self._done = {key: said for key, said in self._done.items() if key[1] >= step - 1}
         epoch = plan_step(order.view, step, self.world.dataset_size).epoch
         for piece in order.pieces:
             said = self._done.get(("train", step, piece.number))
             if said is None:
-                if not (yield from self._compute(step, epoch, order, piece)):
+                if not (yield from self._compute(step, epoch, buckets, piece)):
                     return
                 said = b.Contribution(self.name, order.view.number, step, piece.number)
                 self._done["train", step, piece.number] = said
             assert isinstance(said, b.Contribution)
             self._push(said)
 
-    def _compute(self, step: int, epoch: int, order: b.Proceed, piece: Piece) -> Generator[float, None, bool]:
+    def _compute(
+        self, step: int, epoch: int, buckets: BucketMap, piece: Piece
+    ) -> Generator[float, None, bool]:
         world = self.world
-        asked = 0.0
-        while lacking := [a for a in self.remote if self.mirror.get(a, (-1, 0))[0] != step - 1]:
+        asked, key = 0.0, (step - 1, buckets.number)
+        remote = [a for a in self.remote if a in buckets.holders]
+        while lacking := [a for a in remote if self.mirror.get(a, ((-1, 0), {}))[0] != key]:
             if self._inbox:
                 return False  # what it waits for may never come; if it is still wanted, it is asked for again
             if asked <= 0.0:
                 asked = REPEAT_S
                 for a in lacking:
-                    world.send(self, world.aggregators[a], lambda t, s=step - 1: t.pull(self, s))  # type: ignore[misc]
+                    world.send(self, world.aggregators[a], lambda t: t.pull(self, step - 1, buckets))
             asked -= 0.1
             yield 0.1
-        local = [(a, world.sections[a][(step - 1) % 2]) for a in range(world.parts) if a not in self.remote]
+        local = [
+            (bucket, world.memory[a][bucket][(step - 1) % 2])
+            for bucket, a in enumerate(buckets.holders)
+            if a not in self.remote
+        ]
         began = [section.written for _, section in local]
         clean = all(section.step == step - 1 for _, section in local)
-        weights = sum((a + 1) * section.weights for a, section in local)
-        weights += sum((a + 1) * self.mirror[a][1] for a in self.remote)
+        weights = sum((bucket + 1) * section.weights for bucket, section in local)
+        weights += sum((bucket + 1) * value for a in remote for bucket, value in self.mirror[a][1].items())
         yield world.duration()
         clean = clean and began == [section.written for _, section in local]
         world.slot_of[piece.number] = piece.slot
@@ -238,14 +252,15 @@ class Worker(Process):
             raise ViolationError(f"slot {piece.slot} is given to {self.name}, whose own begin at {own}")
         share = piece.share
         self._own.pop(self._in_slot.pop(piece.slot, -1), None)
-        for a, _ in local:
+        shared = [a for a in range(world.parts) if a not in self.remote]
+        for a in shared:
             world.slots[a].pop(piece.slot, None)
         yield 0.01
         value = gradient(epoch, share.start, share.stop, weights)
         written = Written(self.name, step, share.start, share.stop, value, clean)
         self._own.pop(self._in_slot.get(piece.slot, -1), None)
         self._own[piece.number], self._in_slot[piece.slot] = written, piece.number
-        for a, _ in local:
+        for a in shared:
             world.slots[a][piece.slot] = written
         self.point()
         return True

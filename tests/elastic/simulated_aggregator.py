@@ -6,16 +6,19 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from simulated import MODULUS, REPEAT_S, Order, Process, Takes, ViolationError, Worker, Written
+from simulated_migration import Copying, numbered
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic import sums as s
+from scavenger.elastic.migration import Adopt, BucketMap, Copy, Migrated, Take, Taken
 from scavenger.elastic.view import Piece
 
 if TYPE_CHECKING:
     from simulation import World
 
 
-BUCKETS = 3
+PARTS = 3
+"""A bucket of the model arrives in so many parts."""
 
 
 def expected(step: int, view: int, number: int, pieces: Iterable[Piece]) -> s.Expect:
@@ -36,11 +39,13 @@ class Aggregator(Process):
         super().__init__(world, f"a{index}")
         self.index = index
         self.step, self.view, self.number = 0, 0, 0
-        self.sums = s.Sums([1] * BUCKETS, world.budget)
-        self._kept: dict[tuple[int, int], Written] = {}
-        self._totals: list[list[Written | None]] = [[] for _ in range(BUCKETS)]
-        self._waiting: Order | None = None
         self.initialised = False
+        self.map = self._before = world.map_known_to(index)
+        self.copying = Copying(self)
+        self.sums = s.Sums([1] * PARTS * len(self.map.holders), world.budget)
+        self._kept: dict[tuple[int, int], Written] = {}
+        self._hold()
+        self._waiting: Order | None = None
         self.barrier: b.Barrier | None = None
         self._order: Order | None = None
         self._instruction: b.Apply | None = None
@@ -68,9 +73,11 @@ class Aggregator(Process):
 
         def work() -> Takes | None:
             plan, view = instruction.plan, instruction.view
+            if not self.initialised or not self._takes(instruction.map):
+                return None
             known = (self.step, self.view, self.number)
             current = known < (plan.step, view.number, instruction.number) and view.number >= self.view
-            if not self.initialised or not current or plan.step > self.step + 1:
+            if not current or plan.step > self.step + 1:
                 return None
             if not self._is_remote(instruction.pieces):
                 return self._form(s.Expect(plan.step, view.number, 2 * instruction.number))
@@ -119,10 +126,14 @@ class Aggregator(Process):
             else:
                 slots = self.world.slots[self.index]
                 value = slots.get(self.slot_of(action.piece))
+        bucket, part = divmod(action.bucket, PARTS)
+        section = self.world.memory[self.index][bucket][expected.step % 2]
         if action.position == 0:
-            self._totals[action.bucket] = []
-        self._totals[action.bucket].append(value)
-        section = self.world.sections[self.index][expected.step % 2]
+            section.sums[part] = (self.serial, [])
+        owner, total = section.sums[part]
+        if owner != self.serial:
+            raise ViolationError(f"{self.name} adds to what another forms of bucket {bucket}")
+        total.append(value)
         if section.step != -1:  # sums are formed where the new weights will be
             section.step, section.written = -1, section.written + 1
 
@@ -145,17 +156,63 @@ class Aggregator(Process):
             return None
         return None if self.barrier is None else self._feed(event)
 
-    def pull(self, worker: Worker, step: int) -> None:
-        """Answered once the step is there, and for as long as it is."""
+    def pull(self, worker: Worker, step: int, buckets: BucketMap) -> None:
+        """Answered once the step is there, and for as long as it is, of what is held under a map."""
 
         def answer() -> None:
-            section = self.world.sections[self.index][step % 2]
-            there = section.step == step and (self.step == step or self.world.obeys("serves the step before"))
-            if self.initialised and there:
-                value = (step, section.weights)
+            memory = self.world.memory[self.index]
+            own = {bucket: memory[bucket][step % 2] for bucket in self._held_in(buckets)}
+            there = all(section.step == step for section in own.values()) and (
+                self.step == step or self.world.obeys("serves the step before")
+            )
+            if self.initialised and there and buckets in (self.map, self._before):
+                value = (step, buckets.number), {bucket: section.weights for bucket, section in own.items()}
                 self.world.send(self, worker, lambda t: t.mirror.__setitem__(self.index, value))
 
         self.deliver(answer)
+
+    # ---- migration -----------------------------------------------------------------------------------------
+
+    def _held_in(self, buckets: BucketMap) -> list[int]:
+        return [bucket for bucket, holder in enumerate(buckets.holders) if holder == self.index]
+
+    def _hold(self) -> None:
+        parts = (bucket * PARTS + part for bucket in self._held_in(self.map) for part in range(PARTS))
+        for action in self.sums.handle(s.Hold(tuple(parts))):
+            if isinstance(action, s.Drop):
+                del self._kept[action.piece, action.bucket]
+        if self.initialised and self.index in self.map.participants and self.step < self.map.since - 1:
+            # what it gained was copied as of the step before
+            self.step = self.map.since - 1
+            self.world.part_records[self.index] = self.step, self.view, self.number
+
+    def _takes(self, buckets: BucketMap) -> bool:
+        """Take the map of an order; returns False if it is older than one that was taken."""
+        if buckets.number < self.map.number and self.world.obeys("old maps are refused"):
+            return False
+        if buckets.number > self.map.number:
+            self._before, self.map = self.map, buckets
+            self.world.part_maps[self.index] = buckets
+            self.copying.taken(buckets.number)
+            self._hold()
+        return True
+
+    def copy(self, copy: Copy, sequencer: Process) -> None:
+        """From the sequencer."""
+        if not self.deaf_to(sequencer):
+            self.deliver(lambda: self.copying.ordered(copy) if self.initialised else None)
+
+    def take(self, buckets: BucketMap, sequencer: Process) -> None:
+        """From the sequencer: what is given up in a map is not written any more."""
+        if self.deaf_to(sequencer):
+            return
+
+        def work() -> None:
+            if self.initialised and self._takes(buckets):
+                event = Taken(self.index, buckets.number)
+                self.world.send(self, self.world.aggregators[0], lambda t: t.hear(event))
+
+        self.deliver(work)
 
     def apply(self, order: Order, sequencer: Process) -> None:
         """From the sequencer."""
@@ -170,6 +227,8 @@ class Aggregator(Process):
 
     def _apply(self, order: Order) -> Generator[float, None, bool]:
         world, step, a = self.world, order.step, self.index
+        if not self._takes(order.map):
+            return False
         if (step, order.view, order.number) == (self.step, self.view, self.number):
             return True  # said again
         if world.obeys("refuses the old") and (
@@ -191,23 +250,35 @@ class Aggregator(Process):
                         yield from work
                 return False
         self._form(s.Expect(step, order.view, 2 * order.number + 2))  # nothing is added any more
-        before, after = world.sections[a][(step - 1) % 2], world.sections[a][step % 2]
-        if before.step != step - 1:
-            raise ViolationError(f"{self.name} applies step {step} to the weights of step {before.step}")
-        momentum = before.momentum if world.obeys("double buffer") else world.momentum[a]
+        memory, held = world.memory[a], self._held_in(order.map)
+        sections = [(bucket, memory[bucket][(step - 1) % 2], memory[bucket][step % 2]) for bucket in held]
+        for bucket, before, _ in sections:
+            if before.step != step - 1:
+                what = f"bucket {bucket} of step {before.step}"
+                raise ViolationError(f"{self.name} applies step {step} to the weights of {what}")
+        double = world.obeys("double buffer")
+        momenta = [before.momentum if double else world.momentum[bucket] for bucket, before, _ in sections]
         total = self._read(order)
-        after.step, after.written = -1, after.written + 1
-        if not world.obeys("double buffer"):
-            world.momentum[a] = (3 * momentum + order.lr_scale * total + step) % MODULUS
+        for bucket, _, after in sections:
+            after.step, after.written = -1, after.written + 1
+            if not double:
+                world.momentum[bucket] = (
+                    3 * world.momentum[bucket] + order.lr_scale * total + step
+                ) % MODULUS
+        written = [after.written for _, _, after in sections]
         yield world.duration()
         self.point()
-        if before.step != step - 1 or (
+        if any(before.step != step - 1 for _, before, _ in sections) or (
             self._read(order) != total and self.world.aggregators[0]._order == order
         ):
             raise ViolationError(f"what step {step} is made of was changed while it was applied")
-        after.momentum = (3 * momentum + order.lr_scale * total + step) % MODULUS
-        after.weights = (31 * before.weights + after.momentum) % MODULUS
-        after.step = step
+        if written != [after.written for _, _, after in sections]:
+            raise ViolationError(f"another aggregator wrote what {self.name} applied of step {step}")
+        for (_, before, after), momentum in zip(sections, momenta, strict=True):
+            after.momentum = (3 * momentum + order.lr_scale * total + step) % MODULUS
+            after.weights = (31 * before.weights + after.momentum) % MODULUS
+            after.step = step
+        world.updated(order, a, held)
         self.point()
         self.step, self.view, self.number = world.part_records[a] = step, order.view, order.number
         self.point()
@@ -218,13 +289,17 @@ class Aggregator(Process):
             return self._total(
                 order, [self.world.slots[self.index].get(piece.slot) for piece in order.pieces]
             )
-        totals = [
-            self._total(order, [*written, *[None] * (len(order.pieces) - len(written))])
-            for written in self._totals
-        ]
+        totals: list[int] = []
+        for bucket in self._held_in(order.map):
+            sums = self.world.memory[self.index][bucket][order.step % 2].sums
+            for part in range(PARTS):
+                owner, written = sums.get(part, (self.serial, []))
+                if owner != self.serial or len(written) > len(order.pieces):
+                    raise ViolationError(f"{self.name} applies what another has formed of bucket {bucket}")
+                totals.append(self._total(order, [*written, *[None] * (len(order.pieces) - len(written))]))
         if any(total != totals[0] for total in totals):
             raise ViolationError(f"buckets of step {order.step} are sums of different pieces")
-        return totals[0]
+        return totals[0] if totals else 0
 
     def _total(self, order: Order, written: list[Written | None]) -> int:
         total = 0
@@ -265,6 +340,7 @@ class Aggregator(Process):
                 return None
             self.initialised = True
             self.step, self.view, self.number = world.part_records[self.index]
+            self._hold()
             if world.remoteness:
                 self.every(0.5, self._ask_again)
             if not world.obeys("parts know their view"):
@@ -273,7 +349,9 @@ class Aggregator(Process):
                 world.send(self, world.aggregators[0], lambda t: t.repeat(), lossy=False)
                 return None
             record = world.job_record
-            self.barrier = world.new_barrier(record.step, record.position, max(record.number, number))
+            before = numbered(self.map, record.step, world.map_record[1])
+            number_now = max(record.number, number)
+            self.barrier = world.new_barrier(record.step, record.position, number_now, self.map, before)
             self.barrier.token = token
             world.led = max(world.led, token)
             self.moved_at = world.now
@@ -367,7 +445,8 @@ class Aggregator(Process):
                         )
                 case b.Proceed():
                     worker = world.workers[instruction.worker]
-                    world.send(self, worker, lambda t, order=instruction: t.order(order, self))  # type: ignore[misc]
+                    buckets = self.barrier.map
+                    world.send(self, worker, lambda t, o=instruction, m=buckets: t.order(o, self, m))  # type: ignore[misc]
                 case b.Sum(view=view, plan=plan):
                     summariser = world.workers[instruction.worker]
                     world.check_evaluated(instruction)
@@ -377,13 +456,31 @@ class Aggregator(Process):
                 case b.Installed(view=view):
                     self.moved_at = world.now
                     world.install(self, self.barrier, view)
+                case Copy():
+                    target = world.aggregators[instruction.target]
+                    world.send(self, target, lambda t, c=instruction: t.copy(c, self))  # type: ignore[misc]
+                case Adopt():
+                    self.point(5.0)
+                    world.adopt(instruction)
+                    self.point(5.0)
+                case Take(map=buckets):
+                    for a in instruction.aggregators:
+                        world.send(self, world.aggregators[a], lambda t, m=buckets: t.take(m, self))  # type: ignore[misc]
+                case Migrated():
+                    world.requests.ended(self, instruction)
                 case _:
                     pass
 
     def _begin_apply(self, instruction: b.Apply) -> Takes:
         plan, view, world = instruction.plan, instruction.view, self.world
         order = Order(
-            plan.step, view.number, plan.epoch, int(view.lr_scale), instruction.pieces, instruction.number
+            plan.step,
+            view.number,
+            plan.epoch,
+            int(view.lr_scale),
+            instruction.pieces,
+            instruction.number,
+            instruction.map,
         )
         if order != self._order:
             world.check_cover(instruction)
@@ -398,13 +495,17 @@ class Aggregator(Process):
 
     def _complete(self) -> Takes:
         world, instruction = self.world, self._instruction
-        if instruction is None or self.barrier is None or len(self._applied) < world.parts:
+        if (
+            instruction is None
+            or self.barrier is None
+            or not {*instruction.map.participants} <= self._applied
+        ):
             return
         self._order = self._instruction = None
         self.moved_at = world.now
         world.complete(instruction, self.barrier.number)
         self.point()
         follows: list[b.Instruction] = []
-        for a in range(world.parts):
+        for a in instruction.map.participants:
             follows += self.barrier.handle(b.Applied(instruction.plan.step, a))
         yield from self._carry_out(follows)

@@ -19,14 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated import MODULUS, Process, Section, ViolationError, Worker, Written, gradient
+from simulated import MODULUS, Order, Process, Section, ViolationError, Worker, Written, gradient
 from simulated_aggregator import Aggregator
 from simulated_coordinator import WATCH_S, Coordinator, Resize
+from simulated_migration import Requests
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import Membership
+from scavenger.elastic.migration import Adopt, BucketMap, Migration
 from scavenger.elastic.view import Position, StepPlan, View
 
 __all__ = ["ViolationError", "World"]
@@ -42,6 +44,9 @@ RULES = {
     "parts know their view": "a part's record tells under which view its step was applied",
     "slots are kept": "a dead worker's slots are kept until a view without it is in effect",
     "serves the step before": "weights can be pulled for as long as an aggregator has them",
+    "maps are recorded": "a map of buckets is recorded before anybody hears of it",
+    "old maps are refused": "who has taken a map refuses orders under an older one",
+    "late copies are void": "what is copied counts for the newest request alone, and not once its map is taken",
 }
 """What the shells must hold to, besides what `scavenger.elastic` decides."""
 
@@ -78,6 +83,8 @@ class World:
         disorder: Whether messages may be doubled and overtake each other; drawn where None.
         without: A rule, one of `RULES`, that is to be left out.
         asks_each: Whether every step waits for a verdict.
+        migrates: Whether buckets move between aggregators.
+        migration: A broken one should be caught.
     """
 
     def __init__(
@@ -89,8 +96,10 @@ class World:
         disorder: bool | None = None,
         without: str = "",
         asks_each: bool = False,
+        migrates: bool = False,
+        migration: type[Migration] = Migration,
     ) -> None:
-        self._asks_each = asks_each
+        self._asks_each, self._migration = asks_each, migration
         self.random = random.Random(seed)
         draw = self.random
         self._barrier, self._membership = barrier, membership
@@ -102,7 +111,7 @@ class World:
         self.dataset_size = draw.choice([draw.randint(1, 6), draw.randint(20, 200), draw.randint(20, 200)])
         self.validation_size = draw.choice([0, 1, 7, 40])
         self.epochs = draw.randint(1, 5)
-        self.parts = draw.choice([1, 1, 2, 3, 4])
+        self.parts = max(2 if migrates else 1, draw.choice([1, 1, 2, 3, 4]))
         self.batches = (1, 8) if self.dataset_size < 7 else (self.dataset_size // 20, self.dataset_size // 2)
         self.remoteness = draw.choice([0.0, 0.3, 1.0])
         self.deadliness = draw.choice([0.0, 0.005, 0.02])
@@ -114,15 +123,23 @@ class World:
         self._links: dict[tuple[int, int], float] = {}
 
         # what outlives every process
-        self.sections = [[Section(0, a + 1, 0), Section(-1, 0, 0)] for a in range(self.parts)]
-        self.momentum = [0] * self.parts
+        own = random.Random(seed)
+        buckets = range(own.randint(self.parts, 7) if migrates else self.parts)
+        start = BucketMap(0, 0, tuple(bucket * self.parts // len(buckets) for bucket in buckets))
+        self.map_record, self.part_maps = (start, start), [start] * self.parts
+        self.is_shared, self.copying_s = migrates and own.random() < 0.5, own.choice([0.0, 1.0, 10.0])
+        self.memory = [_memory(len(buckets)) for _ in range(self.parts)]
+        if self.is_shared:
+            self.memory = self.memory[:1] * self.parts
+        self.updates: dict[tuple[int, int, int, int], int] = {}
+        self.momentum = [0] * len(buckets)
         self.slots: list[dict[int, Written]] = [{} for _ in range(self.parts)]
         self.slot_of: dict[int, int] = {}
         self.budget = seed % 7
         self.part_records = [(0, 0, 0)] * self.parts
         self.job_record = Record()
 
-        self.reference = [(a + 1, 0) for a in range(self.parts)]
+        self.reference = [(bucket + 1, 0) for bucket in buckets]
         self.steps = 0
         self.position = Position()
         self.view: View | None = None
@@ -130,7 +147,7 @@ class World:
         self._progress_at = 0.0
         self.led = 0
         self.done = False
-        self.losses = self.recoveries = self.views = 0
+        self.losses = self.recoveries = self.views = self.maps = 0
 
         self.workers: dict[str, Worker] = {}
         self.unfreed: set[str] = set()
@@ -139,6 +156,7 @@ class World:
         self.wanted = self._draw_resize()
         self.token = 0
         self._supervisor = Process(self, "supervisor")
+        self.requests, self._migrates = Requests(self, seed), migrates
         self._watching = Liveness()
         self._lead()
         self.aggregators = [Aggregator(self, a) for a in range(self.parts)]
@@ -148,7 +166,9 @@ class World:
     def obeys(self, rule: str) -> bool:
         return rule != self._without
 
-    def new_barrier(self, step: int, position: Position, number: int) -> Barrier:
+    def new_barrier(
+        self, step: int, position: Position, number: int, current: BucketMap, before: BucketMap | None
+    ) -> Barrier:
         return self._barrier(
             self.dataset_size,
             self.validation_size,
@@ -158,6 +178,9 @@ class World:
             number=number,
             asks_each=self._asks_each,
             sums=self.remoteness > 0,
+            migration=self._migration(
+                current, aggregators=self.parts, sizes=[4 << 20] * len(current.holders), before=before
+            ),
         )
 
     def new_membership(self, token: int) -> Membership:
@@ -202,6 +225,8 @@ class World:
         self.after(self.duration() * 3, self._mischief)
         self.after(self.chaos_s, self._calm)
         self._supervisor.every(WATCH_S, self._watch)
+        if self._migrates:
+            self.requests.start()
         while not self.done:
             self.now, _, action = heapq.heappop(self._queue)
             if self.now > max(self.chaos_s, self._progress_at) + _STUCK_S:
@@ -280,6 +305,8 @@ class World:
 
     def _launch(self) -> None:
         remote = tuple(a for a in range(self.parts) if self.random.random() < self.remoteness)
+        if remote and self.is_shared:
+            remote = tuple(range(self.parts))
         worker = Worker(self, f"w{len(self.workers)}", remote)
         self.workers[worker.name] = worker
         self.send(self._supervisor, self.coordinator, lambda c: c.launched(worker.name), lossy=False)
@@ -346,14 +373,16 @@ class World:
                 if not self.obeys("slots are kept"):
                     self.free(process.name)
                 self.send(self._supervisor, self.coordinator, lambda c: c.ended(process.name), lossy=False)
-            case Aggregator():
-                self.after(self.duration() * 3, lambda: self._restart(process.index))
+            case Aggregator() if process.index not in self.requests.retired:
+                self.after(self.duration() * 3, lambda: self.restart(process.index))
             case Coordinator() if process is self.coordinator:
                 self._lead()
             case _:
                 pass
 
-    def _restart(self, index: int) -> None:
+    def restart(self, index: int) -> None:
+        if index in self.requests.retired or self.aggregators[index].alive:
+            return
         self.recoveries += 1
         self.aggregators[index] = Aggregator(self, index)
         self.to_leader(self.aggregators[index], lambda c: c.aggregator_ready(index))
@@ -447,15 +476,53 @@ class World:
             raise ViolationError(
                 f"step {plan.step} at {plan.epoch}, {start} follows step {self.steps} at {self.position}"
             )
-        weights = sum((a + 1) * value for a, (value, _) in enumerate(self.reference))
+        weights = sum((bucket + 1) * value for bucket, (value, _) in enumerate(self.reference))
         step = gradient(plan.epoch, start, stop, weights)
-        for a, (value, momentum) in enumerate(self.reference):
+        for bucket, (value, momentum) in enumerate(self.reference):
             momentum = (3 * momentum + lr_scale * step + plan.step) % MODULUS
-            self.reference[a] = (31 * value + momentum) % MODULUS, momentum
-            section = self.sections[a][plan.step % 2]
-            if (section.step, section.weights, section.momentum) != (plan.step, *self.reference[a]):
-                raise ViolationError(f"the weights of aggregator {a} after step {plan.step} are wrong")
+            self.reference[bucket] = (31 * value + momentum) % MODULUS, momentum
+            a = instruction.map.holders[bucket]
+            section = self.memory[a][bucket][plan.step % 2]
+            if (section.step, section.weights, section.momentum) != (plan.step, *self.reference[bucket]):
+                raise ViolationError(
+                    f"the weights of bucket {bucket} of a{a} after step {plan.step} are wrong"
+                )
+            key = (plan.step, instruction.view.number, instruction.number, bucket)
+            if self.updates.get(key, a) != a:
+                raise ViolationError(f"bucket {bucket} is updated by a{self.updates[key]}, held by a{a}")
+        self.updates = {key: a for key, a in self.updates.items() if key[0] > plan.step}
         before = Record(plan.step - 1, self.position, number)
         self.steps, self.position, self._progress_at = plan.step, plan.next_position, self.now
         after = Record(plan.step, self.position, number)
         self.job_record = after if self.obeys("steps are recorded") else before
+
+    # ---- migration -----------------------------------------------------------------------------------------
+
+    @property
+    def map(self) -> BucketMap:
+        """The map that was decided last."""
+        return self.map_record[0]
+
+    def map_known_to(self, index: int) -> BucketMap:
+        """What an aggregator that starts knows: what is recorded in the memory that it uses."""
+        return self.map if self.is_shared or index == 0 else self.part_maps[index]
+
+    def adopt(self, instruction: Adopt) -> None:
+        """A map is decided, which is to be recorded before anything else."""
+        new, before = instruction.map, instruction.before
+        if self.obeys("maps are recorded"):
+            if before != self.map or new.number <= before.number or new.since != self.steps + 1:
+                raise ViolationError(f"{new} follows {self.map} in step {self.steps + 1}")
+            self.map_record = new, before
+        self.maps += 1
+
+    def updated(self, order: Order, aggregator: int, buckets: list[int]) -> None:
+        """An aggregator has applied a step to buckets: no other one may, of the same list."""
+        for bucket in buckets:
+            key = (order.step, order.view, order.number, bucket)
+            if self.updates.setdefault(key, aggregator) != aggregator:
+                raise ViolationError(f"bucket {bucket} is updated by a{aggregator} and a{self.updates[key]}")
+
+
+def _memory(buckets: int) -> list[list[Section]]:
+    return [[Section(0, bucket + 1, 0), Section(-1, 0, 0)] for bucket in range(buckets)]

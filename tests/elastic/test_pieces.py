@@ -28,7 +28,7 @@ SIZE = 40
 
 
 def test_pieces_are_ordered_at_once_or_one_by_one_for_each_worker() -> None:
-    pieces, members = Pieces(1), (Member("w0", 0), Member("w1", SLOTS_PER_WORKER))
+    pieces, members = Pieces([0]), (Member("w0", 0), Member("w1", SLOTS_PER_WORKER))
     pieces.cut((Share(0, 2), Share(2, 4)), members)
     pieces.give(Share(4, 6), members[0])
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from scavenger.elastic.barrier import Apply
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import Member, Piece, Position, Share, View, plan_step
 from scavenger.train.aggregation.step_in_progress import StepInProgress
 from scavenger.train.transport.messages.data import Contributed, PartApplied
@@ -27,7 +28,7 @@ PIECES = (Piece(0, Share(0, 2), "w0", 0), Piece(1, Share(2, 4), "w1", 64))
 def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could_go_on(
     loss: float, applied: bool, plain: str, scaled: str
 ) -> None:
-    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0,))
+    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0,), 0, BucketMap(0, 0, (0,)))
     step = StepInProgress(1)
     for piece, each in zip(PIECES, (0.25, loss), strict=True):
         step.contributed(Contributed(1, 1, piece.number, 2, (), 0.1, 0.0, each, 0.0))
@@ -49,7 +50,7 @@ def test_norms_for_the_noise_are_those_that_workers_sent_weighed_by_samples(
     step = StepInProgress(2)
     for piece, count, sqnorm in zip(PIECES, samples, (2.0, 4.0), strict=True):
         step.contributed(Contributed(1, 1, piece.number, count, (), 0.1, 0.0, 0.5, 0.5, sqnorm=sqnorm))
-    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0, 1))
+    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0, 1), 0, BucketMap(0, 0, (0, 1)))
     step.begin_apply(instruction, lr_scale=1.0)
     for index in (0, 1):
         step.applied(PartApplied(index, 1, True, 0.75 if any(samples) else 0.0, 0.0, view=1))
