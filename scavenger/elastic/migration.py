@@ -194,6 +194,7 @@ class Migration:
             raise ValueError(f"{len(self._sizes)} sizes for {len(current.holders)} buckets")
         self._aggregators, self._refusal = aggregators, refusal
         self._number = current.number
+        self._before = current if before is None else before
         self._undone = before is not None
         self._goal: Migrate | None = None
         self._ended: Migrated | None = None
@@ -210,6 +211,11 @@ class Migration:
     def holds_up(self) -> bool:
         """Whether the step cannot be applied yet, whatever the workers have done."""
         return self.phase is Phase.RELEASING or (self.phase is Phase.COPYING and self._patient)
+
+    @property
+    def settled(self) -> BucketMap:
+        """The map under which the last step was applied, and its weights are held."""
+        return self._before if self._undone else self.map
 
     @property
     def releasing(self) -> tuple[int, ...]:
@@ -238,12 +244,10 @@ class Migration:
         """Begin a step, after `step`: have the next batch copied."""
         if self.phase is Phase.RELEASING:
             return self.repeat()
-        if self._goal is None:
+        if self._goal is None or self._undone:
             return []
         pairs = zip(self.map.holders, self._goal.holders, strict=True)
         wanted = [bucket for bucket, (now, then) in enumerate(pairs) if now != then]
-        if not wanted:  # the map is decided, and not in effect
-            return []
         target = self._goal.holders[wanted[0]]
         batch = self._fitting([bucket for bucket in wanted if self._goal.holders[bucket] == target])
         self._number, self._ticks, self.phase = self._number + 1, 0, Phase.COPYING
@@ -303,7 +307,8 @@ class Migration:
             return []
         before, moved = self.map, {bucket for bucket, _ in copy.buckets}
         holders = tuple(copy.target if b in moved else a for b, a in enumerate(before.holders))
-        self.map, self._undone = BucketMap(copy.number, copy.step + 1, holders), True
+        self._before, self._undone = before, True
+        self.map = BucketMap(copy.number, copy.step + 1, holders)
         self._grow(self._size(copy))
         self._rest()
         self.phase, self._waiting, self._patient = Phase.RELEASING, set(before.sources(self.map)), False

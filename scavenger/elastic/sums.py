@@ -135,9 +135,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The aggregator holds these buckets from now on, ascending. A new list follows."""
+    """The aggregator holds these buckets from now on, ascending, and has another budget. A new list follows."""
 
     buckets: tuple[int, ...]
+    budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,7 @@ class Sums:
         self._sizes, self._budget = tuple(sizes), budget_bytes
         self.expected: Expect | None = None
         self.used_bytes = 0
+        self._largest = max(self._sizes, default=0)
         self._positions: dict[int, int] = {}
         self._added = [0] * len(sizes)
         self._held = self._active = tuple(range(len(sizes)))
@@ -359,7 +361,7 @@ class Sums:
             for bucket in asked.keys() - kept:
                 del asked[bucket]
                 self.used_bytes -= self._sizes[bucket]
-        self._held = event.buckets
+        self._held, self._budget = event.buckets, event.budget_bytes
         self._activate(bucket for bucket in self._active if bucket in kept)
         return actions
 
@@ -379,7 +381,7 @@ class Sums:
 
     @property
     def _reserve(self) -> int:
-        return max(self._budget // _RESERVE, max(self._sizes, default=0))
+        return max(self._budget // _RESERVE, self._largest)
 
     def _is_expected(self, worker: str, piece: int) -> bool:
         """Whether this is the worker's piece in the list, or may be in a list that is not here yet."""
@@ -505,7 +507,7 @@ class Sums:
         ]
         if not offered:
             return []
-        smallest, last = min(self._sizes), max(offered)
+        smallest, last = min(self._sizes[bucket] for bucket in active), max(offered)
         for bucket in active[self._first :]:
             if self.used_bytes + smallest > self._budget and self._is_moving():
                 break

@@ -40,7 +40,7 @@ class Aggregator(Process):
         self.index = index
         self.step, self.view, self.number = 0, 0, 0
         self.initialised = False
-        self.map = self._before = world.map_known_to(index)
+        self.map, self._before = world.maps_known_to(index)
         self.copying = Copying(self)
         self.sums = s.Sums([1] * PARTS * len(self.map.holders), world.budget)
         self._kept: dict[tuple[int, int], Written] = {}
@@ -178,7 +178,7 @@ class Aggregator(Process):
 
     def _hold(self) -> None:
         parts = (bucket * PARTS + part for bucket in self._held_in(self.map) for part in range(PARTS))
-        for action in self.sums.handle(s.Hold(tuple(parts))):
+        for action in self.sums.handle(s.Hold(tuple(parts), self.world.budget)):
             if isinstance(action, s.Drop):
                 del self._kept[action.piece, action.bucket]
         if self.initialised and self.index in self.map.participants and self.step < self.map.since - 1:
@@ -192,7 +192,7 @@ class Aggregator(Process):
             return False
         if buckets.number > self.map.number:
             self._before, self.map = self.map, buckets
-            self.world.part_maps[self.index] = buckets
+            self.world.part_maps[self.index] = buckets, self._before
             self.copying.taken(buckets.number)
             self._hold()
         return True
@@ -445,7 +445,7 @@ class Aggregator(Process):
                         )
                 case b.Proceed():
                     worker = world.workers[instruction.worker]
-                    buckets = self.barrier.map
+                    buckets = self.barrier.migration.settled
                     world.send(self, worker, lambda t, o=instruction, m=buckets: t.order(o, self, m))  # type: ignore[misc]
                 case b.Sum(view=view, plan=plan):
                     summariser = world.workers[instruction.worker]

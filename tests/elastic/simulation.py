@@ -126,7 +126,7 @@ class World:
         own = random.Random(seed)
         buckets = range(own.randint(self.parts, 7) if migrates else self.parts)
         start = BucketMap(0, 0, tuple(bucket * self.parts // len(buckets) for bucket in buckets))
-        self.map_record, self.part_maps = (start, start), [start] * self.parts
+        self.map_record, self.part_maps = (start, start), [(start, start)] * self.parts
         self.is_shared, self.copying_s = migrates and own.random() < 0.5, own.choice([0.0, 1.0, 10.0])
         self.memory = [_memory(len(buckets)) for _ in range(self.parts)]
         if self.is_shared:
@@ -503,9 +503,9 @@ class World:
         """The map that was decided last."""
         return self.map_record[0]
 
-    def map_known_to(self, index: int) -> BucketMap:
+    def maps_known_to(self, index: int) -> tuple[BucketMap, BucketMap]:
         """What an aggregator that starts knows: what is recorded in the memory that it uses."""
-        return self.map if self.is_shared or index == 0 else self.part_maps[index]
+        return self.map_record if self.is_shared or index == 0 else self.part_maps[index]
 
     def adopt(self, instruction: Adopt) -> None:
         """A map is decided, which is to be recorded before anything else."""

@@ -51,6 +51,7 @@ def copied(machine: Migration, step: int) -> BucketMap:
     assert isinstance(take, Take)
     for aggregator in take.aggregators:
         machine.handle(Taken(aggregator, machine.map.number))
+    machine.applied()
     return machine.map
 
 

@@ -130,6 +130,7 @@ class Run:
         self.rolled_back: list[RolledBack] = []
         self.checkpoints: list[m.CheckpointWritten] = []
         self.failures: list[m.CheckpointFailed] = []
+        self.migrated: list[m.Migrated] = []
 
     def __enter__(self) -> Run:
         return self
@@ -156,6 +157,8 @@ class Run:
                     self.checkpoints.append(event)
                 case m.CheckpointFailed():
                     self.failures.append(event)
+                case m.Migrated():
+                    self.migrated.append(event)
                 case Started():
                     self.started.append(event.worker)
                 case Leaving():

@@ -29,7 +29,7 @@ def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could
     loss: float, applied: bool, plain: str, scaled: str
 ) -> None:
     instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0,), 0, BucketMap(0, 0, (0,)))
-    step = StepInProgress(1)
+    step = StepInProgress()
     for piece, each in zip(PIECES, (0.25, loss), strict=True):
         step.contributed(Contributed(1, 1, piece.number, 2, (), 0.1, 0.0, each, 0.0))
     step.begin_apply(instruction, lr_scale=1.0)
@@ -47,7 +47,7 @@ def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could
 def test_norms_for_the_noise_are_those_that_workers_sent_weighed_by_samples(
     samples: tuple[int, int], worker_sqnorm: float, parts: int
 ) -> None:
-    step = StepInProgress(2)
+    step = StepInProgress()
     for piece, count, sqnorm in zip(PIECES, samples, (2.0, 4.0), strict=True):
         step.contributed(Contributed(1, 1, piece.number, count, (), 0.1, 0.0, 0.5, 0.5, sqnorm=sqnorm))
     instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0, 1), 0, BucketMap(0, 0, (0, 1)))

@@ -17,10 +17,12 @@ import zmq
 
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.migration import BucketMap, Migration
 from scavenger.elastic.quarantine import Suspects
 from scavenger.elastic.view import Position
 from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.arriving_sums import ArrivingSums
+from scavenger.train.aggregation.map_changes import MapChanges, take_map
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
@@ -31,10 +33,11 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.block_file import memory_id, open_block
 from scavenger.train.transport.data_router import DataRouter
+from scavenger.train.transport.divisibility import Divisibility, divisibility
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.replication import WeightsInbox
-from scavenger.train.transport.shared_memory import JobRecord
+from scavenger.train.transport.shared_memory import BUCKETS_MAX, Block, JobRecord
 from scavenger.train.transport.sockets import Dealer, Keys, address_towards
 
 __all__ = ["Aggregator"]
@@ -77,6 +80,7 @@ class Aggregator:
         self._remote_workers = RemoteWorkers(self._data.send)
         self._own_workers: set[str] = set()
         self._sums: ArrivingSums | None = None
+        self._maps: MapChanges | None = None
         self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
         self._seeding: _Seeding | None = None
@@ -99,7 +103,7 @@ class Aggregator:
 
     def _serve_once(self) -> None:
         """Process what has arrived, waiting for at most one tick."""
-        self._poller.poll(_TICK_MS)
+        self._poller.poll(_TICK_MS if self._posted.empty() else 0)
         for message, _ in self._control.receive():
             self._from_control(message)
         for peer, message, payload in self._data.receive():
@@ -202,7 +206,15 @@ class Aggregator:
                 pass
             case m.Evaluation() | m.Summary() | m.AskView():
                 self._sequencer.from_worker(peer, message)
-            case m.SumsFormed() | m.PartApplied() | m.Finalised() | m.Initialised() | m.PartSaved():
+            case (
+                m.SumsFormed()
+                | m.PartApplied()
+                | m.Finalised()
+                | m.Initialised()
+                | m.PartSaved()
+                | m.BucketsCopied()
+                | m.MapTaken()
+            ):
                 if message.index > 0 and peer == aggregator_name(message.index):
                     self._sequencer.from_aggregator(message)
                     self._answer_pulls()
@@ -213,6 +225,14 @@ class Aggregator:
         if self._shard is None:
             return
         match message:
+            case m.CopyBuckets() if self._maps is not None:
+                self._maps.copy(message)
+            case m.TakeMap() if self._maps is not None:
+                self._maps.confirm(message)
+            case m.ExpectPieces() | m.ApplyPart() if self._maps is not None and not self._maps.admits(
+                message
+            ):
+                pass
             case m.ExpectPieces() if self._sums is not None:
                 self._sums.expect(message)
             case m.ApplyPart() if self._is_current(self._shard, message):
@@ -250,6 +270,8 @@ class Aggregator:
     def _apply(self, order: m.ApplyPart) -> m.PartApplied | None:
         """Apply a step; None if its sums have to be formed first."""
         assert self._shard is not None
+        if self._maps is None or not self._maps.admits(order):
+            return None
         if self._sums is None or self._shard.applied(order) is not None:
             return self._shard.apply(order)
         if not self._sums.needs_sums(order):
@@ -279,7 +301,29 @@ class Aggregator:
 
     def _expect_here(self, message: m.ExpectPieces) -> None:
         assert self._sums is not None
-        self._sums.expect(message)
+        assert self._maps is not None
+        if self._maps.admits(message):
+            self._sums.expect(message)
+
+    def _taken(self) -> None:
+        """Go on with what the shard holds now."""
+        assert self._shard is not None
+        self._step = max(self._step, self._shard.record.step)
+        if self._sums is not None:
+            self._sums.hold()
+
+    def _to_aggregator(self, index: int, order: m.Message) -> None:
+        """Send an order of the sequencer; of migrations, it may be for this aggregator."""
+        if index:
+            self._data.send(aggregator_name(index), order)
+        else:
+            self._from_sequencer(order)
+
+    def _answer_sequencer(self, answer: m.Message) -> None:
+        if self._sequencer is not None:
+            self._posted.put(answer)  # the sequencer may be in the middle of its orders
+        elif self._upstream.connected:
+            self._upstream.send(answer)
 
     @property
     def _overwrites(self) -> int | None:
@@ -300,9 +344,8 @@ class Aggregator:
             if self._ready is not None:
                 self._control.send(self._ready)  # the first one may have been lost
             return
-        layout = Layout.of(message.manifest, len(message.aggregators))
         try:
-            shard = ModelShard(self._fd, layout, self.index)
+            shard, maps = self._new_shard(message)
             state = self._begin(shard, message)
         except NotSupportedError as error:
             self._control.send(m.Failed("unsupported", str(error)))
@@ -311,17 +354,45 @@ class Aggregator:
             self._control.send(m.Failed("restore", str(error)))
             return
         if state is None:
-            inbox = WeightsInbox(shard.block, (self.index,))
+            inbox = WeightsInbox(shard.block, (self.index,), shard.layout)
             inbox.want(0, optimizers=shard.seeded_optimizer)
-            self._seeding = _Seeding(message, shard, inbox)
+            self._seeding = _Seeding(message, shard, inbox, maps)
             return
+        state.maps = maps
         self._serve(message, shard, state)
+
+    def _new_shard(self, message: m.Initialise) -> tuple[ModelShard, _Maps]:
+        """Make the shard, under the newest map of buckets that is known."""
+        layout = Layout.of(message.manifest, len(message.aggregators))
+        block = Block(self._fd, layout)
+        current, job = BucketMap(0, 0, layout.holders), block.read_job()
+        if message.map is not None:
+            current = m.map_of(message.map)
+        before = current
+        if message.recover and (recorded := block.read_maps()) is not None:
+            current, before = recorded
+        if before == current or (job is not None and current.since <= job.step):
+            return ModelShard(self._fd, layout.moved(current.holders, current.number), self.index), _Maps(
+                current
+            )
+        # it was decided for the step in progress
+        shard = ModelShard(self._fd, layout.moved(before.holders, before.number), self.index)
+        held = shard.prepare(layout.moved(current.holders, current.number))
+        take_map(shard, current, held, beside=_beside(message.aggregators, self.index))
+        return shard, _Maps(current, before)
 
     def _serve(self, message: m.Initialise, shard: ModelShard, state: _State) -> None:
         """Start to serve, with the shard in its initial or restored state."""
         self._seeding, record = None, state.record
         self._shard, self._step = shard, record.step
         self._remote_workers.open(shard.payload)
+        self._maps = MapChanges(
+            shard,
+            shard.layout.map_number,
+            beside=_beside(message.aggregators, self.index),
+            answer=self._answer_sequencer,
+            taken=self._taken,
+        )
         if self._admitted is not None:  # some worker may be on another host
             self._sums = ArrivingSums(
                 shard,
@@ -389,13 +460,14 @@ class Aggregator:
             asks_first=bool(manifest.callbacks),
             asks_each=manifest.batch_hooks,
             sums=self._sums is not None,
+            migration=_migration(shard.layout, state.maps, message.aggregators),
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
             shard,
             barrier,
             to_worker=self._data.send,
-            to_aggregator=lambda index, order: self._data.send(aggregator_name(index), order),
+            to_aggregator=self._to_aggregator,
             report=self._control.send,
             post=self._posted.put,
             checkpoint=message.checkpoint,
@@ -444,7 +516,7 @@ class Aggregator:
         seeding.shard.begin()
         if self.index == 0:
             seeding.shard.block.write_job(JobRecord())
-        self._serve(seeding.order, seeding.shard, _State(JobRecord()))
+        self._serve(seeding.order, seeding.shard, _State(JobRecord(), maps=seeding.maps))
 
     def _check_initial(self, peer: str, check: m.Check) -> None:
         """Report missing chunks of the initial weights."""
@@ -496,12 +568,47 @@ class _Seeding:
     order: m.Initialise
     shard: ModelShard
     inbox: WeightsInbox
+    maps: _Maps
     asked_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _State:
     """The state that a model shard begins with, and samples that an earlier attempt has left out."""
 
     record: JobRecord
     quarantined: tuple[int, ...] = ()
+    maps: _Maps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Maps:
+    """The newest map of buckets, and the one before if it was decided for a step that is not complete."""
+
+    current: BucketMap
+    before: BucketMap | None = None
+
+
+def _beside(aggregators: tuple[m.AggregatorAddress, ...], index: int) -> frozenset[int]:
+    """Return the indices of the other aggregators that use the block of one."""
+    own = aggregators[index].memory
+    return frozenset(other for other, at in enumerate(aggregators) if at.memory == own and other != index)
+
+
+def _migration(layout: Layout, maps: _Maps | None, aggregators: tuple[m.AggregatorAddress, ...]) -> Migration:
+    """Return the migrations of a job."""
+    maps = maps or _Maps(BucketMap(layout.map_number, 0, layout.holders))
+    refusal = ""
+    if divisibility(layout.manifest.optimizer) is Divisibility.MODEL:
+        refusal = "the optimizer needs all gradients at once: the whole model stays with the first aggregator"
+    elif len(layout.buckets) > BUCKETS_MAX:
+        refusal = f"maps of {len(layout.buckets)} buckets cannot be recorded"
+    elif len({at.memory for at in aggregators}) > 1:
+        refusal = "the aggregators do not share their memory"
+    return Migration(
+        maps.current,
+        aggregators=layout.aggregators,
+        sizes=[end - begin for begin, end in layout.buckets],
+        before=maps.before,
+        refusal=refusal,
+    )

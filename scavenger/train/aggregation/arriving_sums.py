@@ -7,7 +7,6 @@ step share the aggregator's memory, nothing is done here: the step is applied fr
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from scavenger.elastic import sums as s
@@ -56,17 +55,26 @@ class ArrivingSums:
         self._shard, self._own = shard, own
         self._ask, self._tell_formed, self._ready = ask, formed, ready
         self._buckets = shard.held.buckets
-        self._numbers = numbers_of(shard.layout, self._buckets, shard.index)
-        """Of each bucket of this aggregator, its index among those of all."""
-        self._sizes = [self._buckets[number].bytes for number in self._numbers]
-        self._budget = budget_bytes(shard.layout, shard.index)
-        self._sums = s.Sums(self._sizes, self._budget)
+        self._sums = s.Sums([bucket.bytes for bucket in self._buckets], 0)
         self._kept: dict[tuple[int, int], tuple[GradientBucket, bytes]] = {}
         self._slots: dict[int, int] = {}
         self._rows: dict[int, RowCounts] = {}
         self._waiting: ApplyPart | None = None
         self._begun = -1
         self._moved_at = 0.0
+        self._forming = shard.sums
+        self.hold()
+
+    def hold(self) -> None:
+        """Form the sums of what the shard holds from now on; of what it has gained, from the next list on."""
+        layout, index = self._shard.layout, self._shard.index
+        self._numbers = numbers_of(layout, self._buckets, index)
+        """The buckets of this aggregator, among those of all."""
+        self._budget = budget_bytes(layout, index)
+        before, self._forming, self._begun = self._forming, self._shard.sums, -1
+        self._handle(s.Hold(self._numbers, self._budget))
+        if self._begun >= 0 and before is not self._forming:
+            self._forming.go_on(before)
 
     @property
     def overwrites(self) -> int | None:
@@ -89,7 +97,8 @@ class ArrivingSums:
             return
         if self._is_outdated(s.Expect(message.step, message.view, 2 * message.number)):
             return
-        count = s.unasked(self._sizes, self._budget, message.workers)
+        sizes = [self._buckets[number].bytes for number in self._numbers]
+        count = s.unasked(sizes, self._budget, message.workers)
         terms = tuple(
             s.Term(number, _worker(slot), samples, 0 if slot % SLOTS_PER_WORKER else count)
             for number, slot, samples in pieces
@@ -159,15 +168,14 @@ class ArrivingSums:
 
     def take(self, worker: str, message: GradientBucket, payload: bytes) -> None:
         """A bucket of a piece has arrived."""
-        place = bisect_left(self._numbers, message.bucket)
-        if self._numbers[place : place + 1] != (message.bucket,):
+        if message.bucket not in range(len(self._buckets)):
             return
         try:
             unpacked(self._buckets[message.bucket], message.counts, payload)
         except ValueError as error:
             print(f"rejected a bucket of {worker}: {error}", flush=True)
             return
-        self._handle(s.Arrived(worker, message.piece, place), (message, payload))
+        self._handle(s.Arrived(worker, message.piece, message.bucket), (message, payload))
 
     def answered(self, worker: str, message: BucketsSent) -> None:
         """A worker has sent what it was asked for."""
@@ -223,8 +231,7 @@ class ArrivingSums:
         for action in actions:
             match action:
                 case s.Ask():
-                    numbers = tuple(self._numbers[place] for place in action.buckets)
-                    self._ask(action.worker, AskBuckets(action.piece, action.question, numbers))
+                    self._ask(action.worker, AskBuckets(action.piece, action.question, action.buckets))
                 case s.Keep() if arrived is not None:
                     self._kept[action.piece, action.bucket] = arrived
                 case s.Drop():
@@ -257,15 +264,14 @@ class ArrivingSums:
             )
 
     def _add(self, action: s.Add, arrived: tuple[GradientBucket, bytes] | None) -> None:
-        number, expected = self._numbers[action.bucket], self._sums.expected
-        bucket = self._buckets[number]
+        bucket, expected = self._buckets[action.bucket], self._sums.expected
         assert expected is not None
         slot_at = self._shard.layout.slot_at(self._slots[action.piece])
         here = self._kept.pop((action.piece, action.bucket), None)
         if (
             here is None
             and arrived is not None
-            and (action.piece, number)
+            and (action.piece, action.bucket)
             == (
                 arrived[0].piece,
                 arrived[0].bucket,
@@ -285,7 +291,7 @@ class ArrivingSums:
             values = unpacked(bucket, here[0].counts, here[1])
         total = sum(term.samples for term in expected.terms)
         share = expected.terms[action.position].samples / total
-        self._shard.sums.add(number, values, share, first=action.position == 0)
+        self._shard.sums.add(action.bucket, values, share, first=action.position == 0)
 
 
 def _worker(slot: int) -> str:

@@ -105,8 +105,9 @@ class Checkpointing:
             )
         )
         self._saved_at, self._saved_step = time.monotonic(), barrier.step
+        saving.awaited = frozenset(barrier.migration.settled.participants)
         order = m.SavePart(barrier.step, saving.manifest.attempt, plan.url, best_step > 0)
-        for aggregator in range(1, self._shard.layout.aggregators):
+        for aggregator in sorted(saving.awaited - {0}):
             self._to_aggregator(aggregator, order)
         self._shard.save(self._store, order.step, order.attempt, best=order.best, then=self._post)
 
@@ -122,7 +123,7 @@ class Checkpointing:
     def restarted(self, aggregator: int) -> None:
         """Handle the restart of an aggregator, given by index: the part that it was writing is lost."""
         saving = self._saving
-        if saving is not None and aggregator not in saving.parts:
+        if saving is not None and aggregator in saving.awaited.difference(saving.parts):
             saving.parts[aggregator] = ()
             saving.failure = "the aggregator that was writing a part of it was restarted"
             self._end(saving)
@@ -150,7 +151,7 @@ class Checkpointing:
 
     def _end(self, saving: _Saving) -> None:
         """Once all aggregators have answered: request the confirmation, or remove the failed attempt."""
-        if len(saving.parts) < self._shard.layout.aggregators:
+        if not saving.awaited <= saving.parts.keys():
             return
         if saving.failure:
             self._commit(saving)
@@ -178,6 +179,7 @@ class _Saving:
     """A checkpoint whose parts are being written."""
 
     manifest: CheckpointManifest
+    awaited: frozenset[int] = frozenset()
     parts: dict[int, tuple[tuple[str, str, int, bool], ...]] = field(default_factory=dict)
     failure: str = ""
     asked_at: float | None = None

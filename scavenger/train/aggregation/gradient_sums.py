@@ -60,6 +60,14 @@ class GradientSums:
             for number, array in targets.items()
         }
 
+    def go_on(self, before: GradientSums) -> None:
+        """Go on with the sums of another map of buckets, of segments that are held under both, in the same step."""
+        kept = self._segments.keys() & before._segments.keys()
+        self._targets |= {number: target for number, target in before._targets.items() if number in kept}
+        self._rows |= {part: rows for part, rows in before._rows.items() if part.segment in kept}
+        self._first |= {part: first for part, first in before._first.items() if part.segment in kept}
+        self.dense |= before.dense & kept
+
     def add(self, bucket: int, values: Sequence[Values], share: float, *, first: bool) -> None:
         """Add a piece to a bucket.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scavenger.elastic import barrier as b
+from scavenger.elastic import migration as mig
 from scavenger.elastic.order import EpochOrder
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, StepPlan
@@ -31,7 +32,7 @@ class Sequencer:
         shard: The first aggregator's model shard.
         barrier: State machine of the job's steps.
         to_worker: Sends a message to a worker.
-        to_aggregator: Sends a message to another aggregator, by index.
+        to_aggregator: Sends a message to another aggregator, by index; of migrations, also to this one.
         report: Sends a message to the coordinator and the supervisor.
         post: Passes a message from another thread to `from_aggregator` on the serving thread.
         checkpoint: Where and when to write checkpoints; None for no checkpoints.
@@ -62,13 +63,12 @@ class Sequencer:
     ) -> None:
         self._shard, self._barrier = shard, barrier
         self._seed, self._quarantined = seed, quarantined
-        self._others = range(1, shard.layout.aggregators)
         self._to_aggregator, self._report = to_aggregator, report
         self._expect_here, self._apply_here = expect, apply
         self._checkpoints = Checkpointing(
             shard, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
         )
-        self._step, self._timer = StepInProgress(shard.layout.aggregators), StepTimer()
+        self._step, self._timer = StepInProgress(), StepTimer()
         self._workers = WorkerOrders(to_worker)
         self._evaluation = EpochEvaluation(shard.layout.manifest.metrics)
         self._finalisation: Finalisation | None = None
@@ -88,7 +88,7 @@ class Sequencer:
         """Build a heartbeat: which workers and aggregators are awaited, and for how long."""
         barrier, view = self._barrier, self._barrier.view
         missing = barrier.missing
-        behind = self._step.behind()
+        behind = self._step.behind() or barrier.migration.releasing
         waiting = self._timer.waiting_s if missing or behind else 0.0
         evaluating = barrier.phase in (b.Phase.EVALUATE, b.Phase.SUMMARISE)
         return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
@@ -128,6 +128,8 @@ class Sequencer:
                 if self._barrier.awaits(verdict):
                     self._take_verdict(message)
                 self._handle(verdict)
+            case m.Migrate():
+                self._handle(mig.Migrate(message.request, message.holders))
             case m.Finish() if self._finalisation is None:
                 self._handle(b.Halt())
                 self._step.abandon()
@@ -145,7 +147,7 @@ class Sequencer:
             case m.Contributed() if message.rows and not self._shard.layout.accepts(message.rows):
                 print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
-                held = sorted({*message.held} & {0, *self._others})
+                held = sorted({*message.held} & {*range(self._shard.layout.aggregators)})
                 for aggregator in held or (None,):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
@@ -173,6 +175,10 @@ class Sequencer:
         match message:
             case m.SumsFormed():
                 self._handle(b.Formed(message.view, message.step, message.number, message.index))
+            case m.BucketsCopied():
+                self._handle(mig.Copied(message.index, message.number))
+            case m.MapTaken():
+                self._handle(mig.Taken(message.index, message.number))
             case m.PartApplied():
                 self._step.applied(message)
                 self._complete()
@@ -242,14 +248,14 @@ class Sequencer:
                     self._proceed(instruction)
                 case b.Sum():
                     self._sum(instruction)
-                case b.Report(plan) if plan.ends_epoch:
-                    self._report_epoch(plan)
-                case b.Report(plan):
-                    self._report(m.BatchReport(plan.epoch, plan.step, self._training_sums(plan.step)))
+                case b.Report():
+                    self._report_end(instruction.plan)
                 case b.Installed():
                     # recorded before it is reported, because its number must not be used again
                     self._write_record()
                     self._report(m.ViewInstalled(m.view_body(instruction.view)))
+                case mig.Copy() | mig.Adopt() | mig.Take() | mig.Migrated():
+                    self._migrate(instruction)
                 case b.Inform():
                     pass
                 case b.Quarantine():
@@ -287,6 +293,8 @@ class Sequencer:
                 instruction.view.workers,
                 tuple((piece.number, piece.slot, count) for piece, count in zip(pieces, counts, strict=True)),
                 self._step.rows_of(held),
+                instruction.map.number,
+                m.changed_body(instruction.map, plan.step),
             )
             if aggregator:
                 self._to_aggregator(aggregator, message)
@@ -339,12 +347,36 @@ class Sequencer:
         fail_here("aggregator.published")
         self._report(report)
         follows: list[b.Instruction] = []
-        for aggregator in range(self._shard.layout.aggregators):
+        for aggregator in instruction.map.participants:
             follows += self._barrier.handle(b.Applied(plan.step, aggregator))
         if plan.ends_epoch:
             self._timer.evaluation_began()
         self._look_for_checkpoint()
         self._carry_out(follows)
+
+    def _migrate(self, instruction: mig.MigrationInstruction) -> None:
+        match instruction:
+            case mig.Copy():
+                fail_here("sequencer.copying")
+                order = m.CopyBuckets(
+                    instruction.number, instruction.step, instruction.buckets, self._best_step
+                )
+                self._to_aggregator(instruction.target, order)
+            case mig.Adopt():
+                fail_here("sequencer.adopting")
+                self._shard.block.write_map(instruction.map, instruction.before)
+                fail_here("sequencer.adopted")
+                self._report(m.MapChanged(m.map_body(instruction.map)))
+            case mig.Take():
+                for aggregator in instruction.aggregators:
+                    self._to_aggregator(aggregator, m.TakeMap(m.map_body(instruction.map)))
+            case mig.Migrated():
+                body = m.map_body(instruction.map)
+                self._report(m.Migrated(instruction.request, body, instruction.reason))
+
+    def _others(self) -> list[int]:
+        """Indices of the other aggregators that hold something of the last step's state."""
+        return [index for index in self._barrier.migration.settled.participants if index]
 
     def _quarantine_samples(self, instruction: b.Quarantine) -> None:
         """Exclude samples on which workers crashed repeatedly."""
@@ -363,6 +395,7 @@ class Sequencer:
             quarantined=self._quarantined,
             cautious=self._barrier.suspicious,
             loss_scale=self._shard.loss_scale(instruction.step),
+            buckets=self._barrier.migration.settled,
         )
 
     # ---- epochs --------------------------------------------------------------------------------------------
@@ -383,6 +416,15 @@ class Sequencer:
     def _training_sums(self, step: int) -> tuple[bytes, ...]:
         """The epoch's sums of the metric variables as of a step."""
         return tuple(total.tobytes() for total in self._shard.metric_sums(step))
+
+    def _report_end(self, plan: StepPlan) -> None:
+        """Report an epoch, or a step whose end is waited for; workers may be asked for the weights."""
+        if self._barrier.map.number:
+            self._workers.tell_map(self._barrier.migration.settled)
+        if plan.ends_epoch:
+            self._report_epoch(plan)
+        else:
+            self._report(m.BatchReport(plan.epoch, plan.step, self._training_sums(plan.step)))
 
     def _report_epoch(self, plan: StepPlan) -> None:
         evaluation_s = self._timer.evaluation_ended()
@@ -432,7 +474,7 @@ class Sequencer:
     def _keep_best(self) -> None:
         step = self._best_step = self._barrier.step
         self._shard.keep_best(step)
-        for aggregator in self._others:
+        for aggregator in self._others():
             self._to_aggregator(aggregator, m.KeepBest(step))
         self._write_record()
 
@@ -443,7 +485,7 @@ class Sequencer:
             # a checkpoint of the state before `finalise`; the copy is made first
             self._look_for_checkpoint(now=True)
         order = m.Finalise(self._barrier.step, request.best and self._best_step > 0)
-        self._finalisation = Finalisation(self._shard, self._others, order, send=self._to_aggregator)
+        self._finalisation = Finalisation(self._shard, self._others(), order, send=self._to_aggregator)
         self._finalisation.carry_out()
         self._report_if_done()
 

@@ -8,20 +8,15 @@ from scavenger.elastic import barrier as b
 from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied
 from scavenger.train.transport.messages.reports import StepReport
-from scavenger.train.transport.messages.values import RowCounts
+from scavenger.train.transport.messages.values import RowCounts, changed_body
 
 __all__ = ["StepInProgress"]
 
 
 class StepInProgress:
-    """Contributions to a step, and its application by all aggregators.
+    """Contributions to a step, and its application by all aggregators that hold something."""
 
-    Args:
-        aggregators: Number of aggregators that hold parts of the model.
-    """
-
-    def __init__(self, aggregators: int) -> None:
-        self._aggregators = aggregators
+    def __init__(self) -> None:
         self._ordered: set[int] = set()
         self._contributions: dict[int, Contributed] = {}
         self._apply: b.Apply | None = None
@@ -56,7 +51,9 @@ class StepInProgress:
                 for piece, each in zip(instruction.pieces, self._of(instruction.pieces), strict=True)
             ),
             number=instruction.number,
-            held=() if all(len({*each}) == self._aggregators for each in held) else held,
+            held=() if all({*instruction.map.participants} <= {*each} for each in held) else held,
+            map=instruction.map.number,
+            changed=changed_body(instruction.map, instruction.plan.step),
         )
         if order == self._order:
             return False
@@ -71,9 +68,9 @@ class StepInProgress:
 
     def behind(self) -> tuple[int, ...]:
         """Indices of the aggregators that have the order and have not applied it."""
-        if self._order is None:
+        if self._order is None or self._apply is None:
             return ()
-        return tuple(index for index in range(self._aggregators) if index not in self._applied)
+        return tuple(index for index in self._apply.map.participants if index not in self._applied)
 
     def applied(self, message: PartApplied) -> None:
         """Record that an aggregator has applied the step to its model shard; other steps are ignored."""

@@ -98,14 +98,16 @@ class Coordinator:
             return
         if isinstance(message, m.Quarantined):
             self._initialization.quarantined(message.samples)
-        elif isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
+        elif isinstance(
+            message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.MapChanged | m.Inform
+        ):
             if self._may_send(peer, message):
                 self._from_aggregator(message)
         elif self._membership.knows(peer) and self._membership.state(peer) is not WorkerState.GONE:
             self._from_worker(peer, message)  # messages of lost workers may arrive late
 
     def _may_send(self, peer: str, message: m.Message) -> bool:
-        """Whether the sender is the aggregator whose index the message has; messages about views have index 0."""
+        """Whether the sender is the aggregator whose index the message has; those about views and maps have index 0."""
         index = message.index if isinstance(message, m.AggregatorReady | m.Initialised) else 0
         aggregators = () if self._brief is None else self._brief.aggregators
         return index in range(len(aggregators)) and aggregators[index] == peer
@@ -169,6 +171,8 @@ class Coordinator:
                 self._aggregator_ready(message)
             case m.Initialised():
                 self._initialization.initialised(message.index)
+            case m.MapChanged():
+                self._initialization.map_changed(message.map)
             case m.ViewInstalled():
                 view = message.view
                 self._announce(

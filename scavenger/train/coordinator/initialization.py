@@ -81,6 +81,11 @@ class Initialization:
             known = tuple(sorted({*self._brief.quarantined, *samples}))
             self._brief = msgspec.structs.replace(self._brief, quarantined=known)
 
+    def map_changed(self, body: m.MapBody) -> None:
+        """Note a map of buckets, under which aggregators begin again that have lost their memory."""
+        if self._brief is not None:
+            self._brief = msgspec.structs.replace(self._brief, map=body)
+
     def aggregator_ready(self, message: m.AggregatorReady) -> None:
         """Handle the address of an aggregator that is ready for connections."""
         at = i.Endpoint(message.at.address, message.at.key, message.at.memory)
@@ -143,6 +148,7 @@ class Initialization:
                 number=self._membership.number,
                 token=self._token,
                 quarantined=self._brief.quarantined,
+                map=self._brief.map,
             ),
         )
 

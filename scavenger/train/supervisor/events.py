@@ -79,6 +79,7 @@ Event = (
     | m.CheckpointFailed
     | m.CheckpointReady
     | m.MemoryExceeded
+    | m.Migrated
     | Started
     | PreemptionNotice
     | Leaving

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.recovery import Role, Status
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
@@ -27,6 +28,7 @@ from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name
 from scavenger.train.supervisor.callbacks import CallbackRequests
 from scavenger.train.supervisor.ending import Ending
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, RolledBack, Started, Warned
+from scavenger.train.supervisor.migrations import Migrations
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
@@ -119,6 +121,7 @@ class Supervisor:
         )
         self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
         self._work = WorkWatch()
+        self._migrations = Migrations(lambda message: processes.send(aggregators[0], message))
         self.manifest: m.Manifest | None = None
         self.quarantined: tuple[int, ...] = ()
         self.on_wait: Callable[[], None] | None = None
@@ -246,6 +249,29 @@ class Supervisor:
             self._requested.command += 1
             self._routing.send(m.Release(self._requested.command, keep))
 
+    def migrate(self, buckets: Mapping[int, int]) -> None:
+        """Have aggregators hold other buckets while training goes on; a `Migrated` event reports the end.
+
+        Args:
+            buckets: The index of the aggregator that is to hold each of them. A later request replaces this one.
+
+        Raises:
+            ScavengerError: If the model is not known yet, or has no such bucket.
+        """
+        self._migrations.move(buckets, self._clock())
+
+    def drain(self, aggregator: int, *, to: Collection[int] | None = None) -> None:
+        """Move all that an aggregator holds to others, as `migrate` does; then all but the first can be spared.
+
+        Args:
+            aggregator: Its index.
+            to: Those that may take it; all others by default.
+
+        Raises:
+            ScavengerError: If the model is not known yet, or no other aggregator may take it.
+        """
+        self._migrations.drain(aggregator, self._clock(), to=to)
+
     def verdict(
         self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
     ) -> None:
@@ -336,6 +362,11 @@ class Supervisor:
     def ready(self) -> int:
         """Number of workers that train or are ready to."""
         return len(self.workers("ready", "training"))
+
+    @property
+    def map(self) -> BucketMap | None:
+        """Which aggregator holds each bucket of the model; None before a worker has built it."""
+        return self._migrations.map
 
     @property
     def settled(self) -> bool:
@@ -446,6 +477,12 @@ class Supervisor:
                     log.info("wrote a checkpoint of step %d in %.1f s", message.step, message.written_s)
                 self._events.append(message)
                 return False
+            case m.MapChanged() if sequencing:
+                self._migrations.take(message)
+            case m.Migrated() if sequencing:
+                self._migrations.take(message)
+                self._events.append(message)
+                return False
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
@@ -469,6 +506,7 @@ class Supervisor:
                     self._processes.hub.malformed(peer)
                     return False
                 self._slots.set_layout(layout)
+                self._migrations.set_layout(layout)
                 self.manifest = message.manifest
             case m.Ready() if worker is not None and worker.status is Status.STARTING:
                 worker.status, worker.was_ready = Status.READY, True
@@ -532,6 +570,7 @@ class Supervisor:
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
             evaluation_s=self._timeouts.evaluation_s,
+            map=None if self.map is None else m.map_body(self.map),
         )
 
     def _warn(self, text: str) -> None:
@@ -546,6 +585,7 @@ class Supervisor:
         now = self._clock()
         self._memory.look(self.engine, now)
         self._callbacks.watch(now)
+        self._migrations.watch(now)
         for worker in self._registry.let_go:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)

@@ -165,18 +165,21 @@ class WeightsInbox:
     Args:
         block: The receiver's block.
         remote: Indices of those aggregators.
+        layout: The layout with the map of buckets that tells what comes from whom, that of the block by default; may
+            change.
 
     Attributes:
         number: The number of the newest request for weights.
         received_bytes: The bytes received so far.
     """
 
-    def __init__(self, block: Block, remote: Sequence[int]) -> None:
-        self._block = block
-        self._remote = tuple(index for index in remote if block.layout.part_ranges[index])
+    def __init__(self, block: Block, remote: Sequence[int], layout: Layout | None = None) -> None:
+        self._block, self._remote = block, tuple(remote)
+        self.layout = layout or block.layout
         self._optimizers: Mapping[int, OptimizerMemory] = {}
         self._arrivals: dict[int, Arrival] = {}
         self._step: int | None = None
+        self._map = 0
         self.number = 0
         self.received_bytes = 0
 
@@ -190,12 +193,14 @@ class WeightsInbox:
             changed: Whether the weights of that step have changed, so that they are needed even if they are here.
             optimizers: Where to put the optimizer's state of that step, for each aggregator; None if it is not needed.
         """
-        if step != self._step or changed:
+        layout = self.layout
+        if step != self._step or layout.map_number != self._map or changed:
             self._step, self.number, self._optimizers = step, self.number + 1, optimizers or {}
-            layout = self._block.layout
+            self._map = layout.map_number
             self._arrivals = {
                 index: Arrival(chunks_of(_weights_ranges(layout, index, self._optimizers.get(index))))
                 for index in self._remote
+                if layout.part_ranges[index]
             }
 
     def pull(self) -> Pull:

@@ -198,7 +198,7 @@ class Worker:
                     if self._connections.joined(index, message.payloads) and not self._ready:
                         self._ready = True
                         self._control.send(m.Ready())
-                case m.Order() | m.Summarise() | m.TakeView():
+                case m.Order() | m.Summarise() | m.TakeView() | m.TakeMap():
                     self._orders.add(message)
                 case _:
                     pass
@@ -207,9 +207,12 @@ class Worker:
         match message:
             case m.Order():
                 view = self._orders.view(message.view)
-                if view is None:  # the sequencer repeats the order with the view
+                buckets = self._orders.map(message.map)
+                if view is None or buckets is None:  # the sequencer repeats the order with them
                     self._connections.to_sequencer(m.AskView(message.view))
-                elif message.action == "train":
+                    return
+                self._take_map(buckets)
+                if message.action == "train":
                     self._train(message, view)
                 elif message.action == "evaluate":
                     self._evaluate(message, view)
@@ -263,7 +266,23 @@ class Worker:
         # the sequencer may be a new process; it repeats its orders to a worker that joins
         self._orders = Orders()
         self._connections.connect(aggregators)
-        self._inbox = WeightsInbox(self._memory.block, self._connections.remote)
+        self._inbox = WeightsInbox(self._memory.block, self._connections.remote, self._memory.layout)
+
+    def _take_newest_map(self) -> bool:
+        """Take the newest map of buckets that has arrived; returns whether it is another one."""
+        body, before = self._orders.newest_map, self._inbox and self._inbox.layout
+        if body is not None:
+            self._take_map(body)
+        return self._inbox is not None and self._inbox.layout is not before
+
+    def _take_map(self, body: m.MapBody) -> None:
+        """Expect weights from the aggregators that hold them under a map of buckets."""
+        assert self._memory is not None
+        assert self._inbox is not None
+        if self._memory.layout.map_number != body.number:
+            self._memory.layout = self._memory.layout.moved(body.holders, body.number)
+            self._known.take(self._memory.layout)
+        self._inbox.layout = self._memory.layout
 
     # ---- work ----------------------------------------------------------------------------------------------
 
@@ -286,6 +305,8 @@ class Worker:
         assert self._inbox is not None
         assert self._memory is not None
         changed = order is None or optimizers is not None  # the weights alone may be here
+        if optimizers is not None:
+            self._take_newest_map()  # an order names its map
         self._inbox.want(step, changed=changed, optimizers=optimizers)
         moved_at, received = -math.inf, self._inbox.received_bytes
         while lacking := self._inbox.lacking:
@@ -299,6 +320,8 @@ class Worker:
             self._connections.wait(_ASK_AGAIN_S)
             self._receive_from_aggregators()
             inbox = self._inbox
+            if optimizers is not None and self._take_newest_map():
+                inbox.want(step, optimizers=optimizers)
             for message, _ in self._control.receive():
                 if not isinstance(message, m.RunCallbacks):  # it needs weights, too, and is sent again
                     self._from_control(message)

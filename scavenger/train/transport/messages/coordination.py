@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, Restore, Tagged
+from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, MapBody, Restore, Tagged
 
 __all__ = [
     "Brief",
@@ -37,6 +37,7 @@ class Brief(Tagged, frozen=True):
         rewinding: Indices of the aggregators that a rollback restarts, whatever their memory holds.
         quarantined: Samples that are left out.
         evaluation_s: Longest time for an evaluation, seconds; None to derive it from the size of the evaluation.
+        map: The newest map of buckets that the supervisor knows; None for the one that follows from the model alone.
     """
 
     token: int
@@ -53,6 +54,7 @@ class Brief(Tagged, frozen=True):
     rewinding: tuple[int, ...]
     quarantined: tuple[int, ...]
     evaluation_s: float | None = None
+    map: MapBody | None = None
 
 
 class RollBack(Tagged, frozen=True):

@@ -149,14 +149,13 @@ class GradientBucket(Tagged, frozen=True):
 class Pull(Tagged, frozen=True):
     """A worker on another host requests the aggregator's share of the weights of `step`, as soon as they exist.
 
-    With `optimizer`, it also requests the optimizer's state; offsets from the size of a state section on are its bytes.
-    `map` is the number of the map of buckets that tells which share that is.
+    That is its share under the map of buckets under which the step was applied. With `optimizer`, it also requests the
+    optimizer's state; offsets from the size of a state section on are its bytes.
     """
 
     step: int
     number: int
     optimizer: bool = False
-    map: int = 0
 
 
 class PullBuckets(Tagged, frozen=True):
@@ -218,7 +217,8 @@ class Order(Tagged, frozen=True):
         quarantined: Samples to leave out.
         cautious: Whether workers have died of an unknown cause, so that only the samples to compute may be read.
         loss_scale: Factor on the loss, whose gradients are divided by it again.
-        map: The number of the map of buckets under which weights are pulled, which an earlier `TakeMap` has sent.
+        map: The number of the map of buckets under which the weights of `step` are held, which an earlier `TakeMap` has
+            sent.
     """
 
     action: str

@@ -30,6 +30,7 @@ __all__ = [
     "ViewBody",
     "blocks_body",
     "blocks_of",
+    "changed_body",
     "map_body",
     "map_of",
     "piece_body",
@@ -312,6 +313,11 @@ def blocks_of(body: BlocksBody | None) -> Blocks | None:
 def map_body(value: BucketMap) -> MapBody:
     """Turn a map of buckets into its message value."""
     return MapBody(value.number, value.since, value.holders)
+
+
+def changed_body(value: BucketMap, step: int) -> MapBody | None:
+    """Turn a map of buckets into its message value if it begins with a step that is in progress; else None."""
+    return map_body(value) if value.since >= step else None
 
 
 def map_of(body: MapBody) -> BucketMap:
