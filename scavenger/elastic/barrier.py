@@ -498,14 +498,7 @@ class Barrier:
             low, high = min(share.start for share in shares), max(share.stop for share in shares)
             self._pieces.cut((), ())
             parts = self._parted([Share(low, high)])
-        for share, alone in parts:
-            if alone:
-                self._pieces.give(share, self._pieces.least_used(able))
-                continue
-            cuts = zip(split(share.start, share.samples, len(able)), able, strict=True)
-            for part, member in cuts:
-                if part.samples:
-                    self._pieces.give(part, member)
+        self._pieces.divide(parts, able)
         if self._complete and self.phase is Phase.STEP:
             return found + self._begin_apply()  # all remaining samples are left out
         # a list that has not changed is told by repetition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
+from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share, split
 
 __all__ = ["Pieces"]
 
@@ -201,9 +201,16 @@ class Pieces:
         """Whether each of the members has free slots for that many more pieces."""
         return max(self._slots_used.get(member.worker, 0) for member in members) + pieces <= SLOTS_PER_WORKER
 
-    def least_used(self, members: tuple[Member, ...]) -> Member:
-        """Return the first of the members with the fewest pieces in this step."""
-        return min(members, key=lambda member: self._slots_used.get(member.worker, 0))
+    def divide(self, parts: Iterable[tuple[Share, bool]], members: tuple[Member, ...]) -> None:
+        """Give shares to members: one that has to be computed alone to one of them, any other one to all of them."""
+        for share, alone in parts:
+            if alone:
+                # to the first of those with the fewest pieces in this step
+                self.give(share, min(members, key=lambda member: self._slots_used.get(member.worker, 0)))
+                continue
+            for part, member in zip(split(share.start, share.samples, len(members)), members, strict=True):
+                if part.samples:
+                    self.give(part, member)
 
     def order(self, *, one_by_one: bool) -> list[Piece]:
         """Return the open pieces that are to be ordered now, and record that they were.

@@ -208,6 +208,13 @@ class CopiesAreOrderedOnce(Migration):
         return []
 
 
+class MapsNumberedAnew(Migration):
+    """Numbers maps from the last one that was recorded, so that two requests may have the same number."""
+
+    def new_view(self, number: int) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """How to break a `World`, and what it must then complain of (a regular expression)."""
@@ -261,6 +268,7 @@ MUTANTS = {
     "nothing is late": _migration(NothingIsLate, "weights|stuck|follows"),
     "no copy is waited for": _migration(NothingIsWaitedFor, "never ends"),
     "copies are ordered once": _migration(CopiesAreOrderedOnce, "stuck"),
+    "maps are numbered anew": _migration(MapsNumberedAnew, "weights"),
     "maps are not recorded": _without("maps are recorded", "weights|stuck|updated", migrates=True),
     "old maps are taken": _without("old maps are refused", "another|has formed|weights", migrates=True),
     "late copies count": _without("late copies are void", "weights|overwritten", migrates=True),

@@ -78,7 +78,7 @@ def test_the_simulation_catches_a_broken_protocol(name: str) -> None:
 
 @pytest.mark.parametrize(("seed", "mutant"), _FOUND)
 def test_a_schedule_that_once_broke_a_law_does_so_no_more(seed: int, mutant: str) -> None:
-    World(seed).run()
+    World(seed, migrates=MUTANTS[mutant].world.get("migrates", False)).run()
     with pytest.raises(ViolationError, match=MUTANTS[mutant].complaint):
         World(seed, **MUTANTS[mutant].world).run()
 
