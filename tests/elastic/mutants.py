@@ -193,14 +193,6 @@ class NothingIsLate(Migration):
         pass
 
 
-class NothingIsWaitedFor(Migration):
-    """Has a bucket that is late copied again and again, but never waits for it."""
-
-    def results_complete(self) -> None:
-        super().results_complete()
-        self._patient = False
-
-
 class CopiesAreOrderedOnce(Migration):
     """Trusts that what it orders arrives."""
 
@@ -266,10 +258,8 @@ MUTANTS = {
     ),
     "any copy will do": _migration(AnyAnswerWillDo, "weights"),
     "nothing is late": _migration(NothingIsLate, "weights|stuck|follows"),
-    "no copy is waited for": _migration(NothingIsWaitedFor, "never ends"),
     "copies are ordered once": _migration(CopiesAreOrderedOnce, "stuck"),
     "maps are numbered anew": _migration(MapsNumberedAnew, "weights"),
     "maps are not recorded": _without("maps are recorded", "weights|stuck|updated", migrates=True),
-    "old maps are taken": _without("old maps are refused", "another|has formed|weights", migrates=True),
     "late copies count": _without("late copies are void", "weights|overwritten", migrates=True),
 }

@@ -45,7 +45,6 @@ RULES = {
     "slots are kept": "a dead worker's slots are kept until a view without it is in effect",
     "serves the step before": "weights can be pulled for as long as an aggregator has them",
     "maps are recorded": "a map of buckets is recorded before anybody hears of it",
-    "old maps are refused": "who has taken a map refuses orders under an older one",
     "late copies are void": "what is copied counts for the newest request alone, and not once its map is taken",
 }
 """What the shells must hold to, besides what `scavenger.elastic` decides."""

@@ -1,0 +1,94 @@
+"""What an aggregator does as buckets move: it copies, takes a map, and refuses orders under older ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from scavenger.train.aggregation.map_changes import MapChanges
+from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.layout import Layout
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.shared_memory import PartRecord
+
+MODEL = Manifest(
+    tensors=(TensorSpec("t", (64, 64), "float32", "trainable"),),
+    metrics=(),
+    optimizer='{"module": "keras.optimizers", "class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.9}}',
+    architecture="",
+    parameters=0,
+    dataset_size=1,
+    validation_size=0,
+    sample_bytes=0,
+    metric_names=(),
+)
+LAYOUT = Layout.of(MODEL, 2)
+ALL_TO_1 = tuple(1 for _ in LAYOUT.holders)
+
+
+class Target:
+    """Aggregator 1, of two that share a block."""
+
+    def __init__(self, fd: int) -> None:
+        self.said: list[m.Message] = []
+        self.changes = 0
+        self.shard = ModelShard(fd, LAYOUT, 1)
+        self.shard.begin()
+        self.maps = MapChanges(self.shard, 0, beside=(0,), answer=self.said.append, taken=self._taken)
+
+    def _taken(self) -> None:
+        self.changes += 1
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    fd = create_block()
+    yield Target(fd)
+    os.close(fd)
+
+
+def order(step: int, number: int, changed: m.MapBody | None = None) -> m.ApplyPart:
+    return m.ApplyPart(step, 1, 1.0, (), map=number, changed=changed)
+
+
+def copy(number: int, step: int) -> m.CopyBuckets:
+    moved = [bucket for bucket, holder in enumerate(LAYOUT.holders) if holder == 0]
+    return m.CopyBuckets(number, step, tuple((bucket, 0) for bucket in moved))
+
+
+def test_what_lies_in_the_same_block_is_copied_at_once_and_held_with_the_order_that_says_so(
+    target: Target,
+) -> None:
+    target.maps.copy(copy(5, 3))
+    target.maps.copy(copy(5, 3))
+    target.maps.copy(copy(4, 2))
+    assert target.said == [m.BucketsCopied(1, 5)] * 2, "a repeated order is answered again, an old one is not"
+    assert target.shard.layout.holders == LAYOUT.holders, "nothing is decided"
+
+    assert target.maps.admits(order(4, 5, m.MapBody(5, 4, ALL_TO_1)))
+    assert (target.shard.layout.holders, target.shard.layout.map_number) == (ALL_TO_1, 5)
+    assert target.shard.record == PartRecord(3), "what it has gained is as of the step before"
+    assert target.changes == 1
+
+
+def test_orders_under_an_older_map_are_refused_and_under_an_unknown_one_wait(target: Target) -> None:
+    assert target.maps.admits(order(1, 0))
+    assert not target.maps.admits(order(1, 5))
+    target.maps.confirm(m.TakeMap(m.MapBody(5, 1, ALL_TO_1)))
+    assert not target.maps.admits(order(1, 0))
+    assert target.maps.admits(order(1, 5))
+
+
+def test_a_map_is_confirmed_as_often_as_it_is_told_and_an_older_one_is_not(target: Target) -> None:
+    new, old = m.TakeMap(m.MapBody(5, 1, (0,) * len(ALL_TO_1))), m.TakeMap(m.MapBody(4, 1, ALL_TO_1))
+    for message in (new, new, old):
+        target.maps.confirm(message)
+
+    assert target.said == [m.MapTaken(1, 5)] * 2
+    assert target.shard.layout.parts[1] == (), "it may hold nothing"
+    target.maps.copy(copy(5, 3))
+    assert len(target.said) == 2, "a copy for a map that was taken is outdated"
