@@ -247,7 +247,7 @@ MUTANTS = {
     "slots are reused": _membership(SlotsAreReused, "slot .* is given to"),
     "nothing is said again": _without("asks again", "stuck"),
     "the old is taken": _without("refuses the old", "applies step|slot .* holds|weights", disorder=True),
-    "updates in place": _without("double buffer", "the weights of aggregator"),
+    "updates in place": _without("double buffer", "the weights of bucket"),
     "the record lags": _without("steps are recorded", "begins after step|follows step"),
     "view numbers are forgotten": _without("views are recorded", "view number .* comes after"),
     "a part forgets its view": _without("parts know their view", "weights|changed while"),
