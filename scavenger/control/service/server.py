@@ -56,7 +56,7 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["IDLE_S", "RUNNER_LOG", "Server", "configured_limits", "runner_log", "serve"]
+__all__ = ["IDLE_S", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
 
 logger = logging.getLogger(__name__)
 
