@@ -31,6 +31,7 @@ def test_a_detached_job_outlives_its_terminal_and_its_server(make_job: MakeJob) 
     job = make_job(goal={"max_epochs": 5}, code={"sleep_s": 0.001})
     with _servers_ended(job):
         terminal = _submitted_at_a_terminal(job)
+        wait_for(lambda: _begun(job))  # server and runner start, and then TensorFlow: a minute each
         (worker,) = wait_for(training(job))
         os.close(terminal)  # the session of the command is hung up
         first = _server(job)
@@ -71,17 +72,14 @@ def test_a_killed_runner_is_replaced_and_each_sample_counts_once(make_job: MakeJ
     )
     with _servers_ended(job):
         assert job.run("optimize", "--detach", "--audit").code == 0
-        wait_for(
-            lambda: _begun(job) and _record(job).checkpoint is not None and (_record(job).step or 0) > 100
-        )
+        wait_for(lambda: _begun(job))
+        wait_for(lambda: _record(job).checkpoint is not None and (_record(job).step or 0) > 100)
         first = _record(job)
         os.kill(first.owner.pid, signal.SIGKILL)
         wait_for(lambda: _record(job).attempts == 2)
         wait_for(training(job))
-        os.kill(
-            _record(job).owner.pid, signal.SIGSTOP
-        )  # it stalls, and is ended when it is silent for a minute
         stalled = _record(job).owner.pid
+        os.kill(stalled, signal.SIGSTOP)  # it is ended when it has been silent for a minute
         assert _waited(lambda: _record(job).attempts == 3, stalled)
         wait_for(lambda: not _submission(job).is_open)
 
@@ -102,6 +100,7 @@ def test_a_queued_job_waits_for_the_first_and_can_be_cancelled(make_job: MakeJob
     second = make_job(store=first.store, goal={"max_epochs": 1})
     with _servers_ended(first):
         assert first.run("optimize", "--detach").code == 0
+        wait_for(lambda: _begun(first))
         wait_for(training(first))
         waiting = second.run("optimize", "--detach").report["submission"]["id"]
         wait_for(lambda: "1 job at once" in _submission(second, waiting).reason)

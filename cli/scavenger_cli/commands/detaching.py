@@ -160,8 +160,6 @@ def _show(submission: Submission, *, as_json: bool) -> None:
     console.emit(
         Text(f"Job {clean(submission.job.name)} ({key}) is submitted, and goes on without this terminal."),
         Text(f"  scavenger status {key}       how far it is"),
-        Text(
-            f"  scavenger logs {key} -f      its events and output as they come; Ctrl-C ends only the showing"
-        ),
+        Text(f"  scavenger logs {key} -f      its events and output, as they come"),
         Text(f"  scavenger jobs cancel {key}  withdraws or stops it"),
     )

@@ -56,7 +56,7 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["IDLE_S", "RUNNER_LOG", "Server", "configured_limits", "runner_log", "serve"]
+__all__ = ["IDLE_S", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -311,10 +311,13 @@ class Server:
 
     def _kill(self, seen: RunnerSeen) -> None:
         assert seen.lease is not None
-        if seen.lease.holder == self._holder:
+        holder = seen.lease.holder
+        if holder == self._holder:
             self._children[seen.submission.id].kill()
-        else:
-            end_holder(seen.lease.holder, signal.SIGKILL)
+        elif not any(holder.startswith(f"{one.host}/{one.pid}/") for one in self._store.servers()):
+            end_holder(
+                holder, signal.SIGKILL
+            )  # a server that has not handed the lease over ends its child itself
 
     def _end(self, seen: RunnerSeen, decision: EndSubmission) -> None:
         """End a submission whose runner is dead, and the job if it has not ended."""
