@@ -45,7 +45,7 @@ class Writer:
             self._thread.join()
 
     def call(self, write: Callable[[], Result]) -> Result:
-        """Carry out a write, and return its result once it is committed.
+        """Carry out a write, one method of the store, and return its result once it is committed.
 
         Raises:
             ScavengerError: That of the write, which then changed nothing, or of the transaction.
