@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from server_world import World, submission
+from server_world import JOB, World, submission
 from starlette.testclient import TestClient
 
 from scavenger import errors
@@ -155,3 +156,65 @@ class TestWriter:
         writer.stop()
         with pytest.raises(errors.StoreError):
             writer.call(lambda: store.set_user("late", "user"))
+
+
+class TestSubmission:
+    def test_a_job_file_is_submitted_once_for_a_key(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        headers = {**world.headers("ann"), "Idempotency-Key": "once"}
+        body = {"job_file": str(world.job_file), "objective": "cost", "budget": "$5", "priority": 2}
+        first = client.post("/v1/jobs", headers=headers, json=body)
+        assert first.status_code == 202
+        made = first.json()["submission"]
+        assert (made["user"], made["state"], made["name"]) == ("ann", "queued", "digits-cnn")
+        kept = store.submission(made["id"])
+        assert kept is not None
+        assert (kept.job.spec["objective"], kept.job.reserved_usd, kept.job.priority) == ("cost", 5.0, 2)
+        again = client.post("/v1/jobs", headers=headers, json=body)
+        assert again.json()["submission"]["id"] == made["id"]
+        other = client.post("/v1/jobs", headers=headers, json={**body, "objective": "time"})
+        assert (other.status_code, "once" in other.json()["detail"]) == (409, True)
+        of_bob = client.post("/v1/jobs", headers={**headers, **world.headers("bob")}, json=body)
+        assert of_bob.json()["submission"]["id"] != made["id"]
+
+    def test_requests_with_one_key_at_the_same_moment_are_one_submission(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        headers = {**world.headers("ann"), "Idempotency-Key": "burst"}
+        before = len(store.submissions(1000))
+
+        def submit(_: int) -> str:
+            made = client.post("/v1/jobs", headers=headers, json={"job_file": str(world.job_file)})
+            return str(made.json()["submission"]["id"])
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(submit, range(16)))) == 1
+        assert len(store.submissions(1000)) == before + 1
+
+    @pytest.mark.parametrize("name", ["job.yaml", "/etc/passwd", "/nowhere/job.yaml", "/a\0b.yaml"])
+    def test_what_is_no_job_file_is_refused(self, client: TestClient, world: World, name: str) -> None:
+        refused = client.post("/v1/jobs", headers=world.headers("ann"), json={"job_file": name})
+        assert refused.status_code == 409
+        assert "root:" not in refused.text
+
+    def test_a_fault_in_the_job_file_is_told_with_its_line(
+        self, client: TestClient, world: World, tmp_path: Path
+    ) -> None:
+        (tmp_path / "job.yaml").write_text(JOB.replace("workers", "workres"))
+        refused = client.post(
+            "/v1/jobs", headers=world.headers("ann"), json={"job_file": str(tmp_path / "job.yaml")}
+        )
+        assert (refused.status_code, refused.json()["code"]) == (409, "job_file")
+        assert "job.yaml:4:10" in refused.json()["detail"]
+
+    def test_a_job_that_ended_before_its_goal_goes_on(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        job, headers = world.jobs["ann"], world.headers("ann")
+        assert client.post(f"/v1/jobs/{job}/resume", headers=headers, json={}).status_code == 409
+        store.update_job(job, checkpoint="/somewhere")
+        store.finish_job(job, state="stopped", report=None, exit_code=5)
+        store.cancel(job, "over")
+        refused = client.post(f"/v1/jobs/{job}/resume", headers=headers, json={})
+        assert (refused.status_code, refused.json()["detail"]) == (409, f"job {job[:8]} is running already")
