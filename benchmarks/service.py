@@ -219,11 +219,12 @@ def _reading(paths: Sequence[str]) -> Callable[[int, _Client], list[float]]:
 
 def _submitting(job_file: Path) -> Callable[[int, _Client], list[float]]:
     """Submit at fixed times, whether or not earlier ones were answered; a late answer delays what it delays."""
-    begin = time.perf_counter() + 0.1
+    together = threading.Barrier(CLIENTS)
     body = json.dumps({"job_file": str(job_file)}).encode()
 
     def work(number: int, client: _Client) -> list[float]:
-        times = []
+        together.wait()
+        begin, times = time.perf_counter(), []
         for turn in range(number, int(SUBMIT_S * SUBMITS_PER_S), CLIENTS):
             due = begin + turn / SUBMITS_PER_S
             time.sleep(max(0.0, due - time.perf_counter()))
