@@ -31,6 +31,7 @@ from benchmarks import (
     reading,
     search_overhead,
     sequencing,
+    service,
     shared,
     starting,
     startup,
@@ -67,6 +68,7 @@ _MODULES = (
     agents,
     aggregator_memory,
     reading,
+    service,
     gpu,
     philly,
 )

@@ -26,6 +26,7 @@ from scavenger_cli import (
     operating,
     pooling,
     serving,
+    serving_api,
     storing,
 )
 from scavenger_cli.options import (
@@ -83,6 +84,7 @@ app.add_typer(listing.app, name="jobs")
 app.add_typer(pooling.app, name="aggregators")
 app.add_typer(schema, name="schema")
 app.add_typer(storing.app, name="store")
+app.add_typer(serving_api.app, name="api")
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,17 +32,35 @@ def serve(
     budget_per_user: Annotated[
         str | None, typer.Option(metavar="$", help="The same for the jobs of each user.")
     ] = None,
+    api: Annotated[bool, typer.Option("--api/--no-api", help="Serve the REST API, too.")] = True,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where the API listens; any but loopback needs TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port of the API; 0: one that is free.")
+    ] = 8765,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another name by which clients address the API. Repeat for several."
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate for TLS, PEM.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
     store: StoreOption = None,
 ) -> None:
-    """Run submitted jobs until Ctrl-C, each in a process of its own.
+    """Run submitted jobs until Ctrl-C, each in a process of its own, and serve the REST API.
 
     Jobs go on when the server ends, and the next one adopts them. Without this, the first detached job starts a server
     in the background, which ends a minute after the last of them.
     """
 
     def command() -> int:
-        from scavenger_cli.commands.serve import Given, serve_jobs
+        from scavenger_cli.commands.serve import Given, Place, serve_jobs
 
-        return serve_jobs(Given(jobs, local_jobs, budget, budget_per_user), store_url=store)
+        place = Place(host, port, tuple(allowed_host or ()), certificate, key) if api else None
+        return serve_jobs(Given(jobs, local_jobs, budget, budget_per_user), place, store_url=store)
 
     finish(Output.TEXT, command)

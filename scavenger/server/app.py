@@ -14,7 +14,7 @@ from scavenger import __version__
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
 from scavenger.server.context import Context, answer
-from scavenger.server.routes import health, jobs, operations, stored, streaming, users
+from scavenger.server.routes import health, jobs, operations, stored, streaming, submitting, users
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
 from scavenger.server.writer import Writer
@@ -64,7 +64,7 @@ def create_app(
     app.state.context = context
     app.add_middleware(Shield, context=context)
     problems.register(app)
-    for part in (jobs, operations, streaming, stored, users):
+    for part in (jobs, submitting, operations, streaming, stored, users):
         app.include_router(part.router, responses=_REFUSALS)
     app.include_router(health.router, responses=_REFUSALS)
     document = _openapi(app)

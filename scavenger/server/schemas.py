@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
@@ -63,7 +63,18 @@ __all__ = [
 
 Anything = dict[str, Any]
 WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-WholeNumber = Annotated[int, Field(strict=True)]
+
+
+def _whole(value: object) -> object:
+    """`2.0` is a whole number of JSON; `"2"` and `true` are not."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# the bounds stand inside, where the document shows them
+Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000), BeforeValidator(_whole)]
+Days = Annotated[int, Field(strict=True, ge=1, le=3650), BeforeValidator(_whole)]
+Step = Annotated[int, Field(strict=True, ge=0, lt=2**53), BeforeValidator(_whole)]
 
 
 class _Request(BaseModel):
@@ -204,15 +215,15 @@ class SubmitRequest(_Request):
     budget: str | None = Field(default=None, max_length=40, description="US dollars, as `$20`.")
     deadline: str | None = Field(default=None, max_length=40, description="As `8h` or `90m`.")
     audit: bool = False
-    priority: WholeNumber = Field(default=0, ge=-1000, le=1000)
+    priority: Priority = 0
 
 
 class ScaleTo(_Request):
-    workers: WholeNumber = Field(ge=1, le=WORKERS_MAX, description="Train with so many workers.")
+    workers: Workers = Field(description="Train with so many workers.")
 
 
 class ScaleOut(_Request):
-    add: WholeNumber = Field(ge=1, le=WORKERS_MAX, description="Add so many workers.")
+    add: Workers = Field(description="Add so many workers.")
 
 
 class ScaleIn(_Request):
@@ -238,12 +249,10 @@ class ResumeRequest(_Request):
 
 # ---- indicators --------------------------------------------------------------------------------------------------
 
-Steps = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**53, strict=True)]], Field(min_length=1, max_length=BATCH_VALUES_MAX)
-]
+Steps = Annotated[list[Step], Field(min_length=1, max_length=BATCH_VALUES_MAX)]
 Columns = Annotated[
     dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], list[float | None]],
-    Field(min_length=1, max_length=COLUMNS_MAX),
+    Field(min_length=1, max_length=COLUMNS_MAX, json_schema_extra={"additionalProperties": False}),
 ]
 
 
@@ -358,9 +367,7 @@ class UserRequest(_Request):
 
 class NewTokenRequest(_Request):
     label: str = Field(default="", max_length=200)
-    days: WholeNumber | None = Field(
-        default=None, ge=1, le=3650, description="How long it is valid; null: for good."
-    )
+    days: Days | None = Field(default=None, description="How long it is valid; null: for good.")
 
 
 class AuditDocument(BaseModel):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scavenger.errors import ScavengerError
 from scavenger.masking import mask
 from scavenger.server.context import Context
 from scavenger.server.problems import RefusedError, problem_response
@@ -54,7 +53,7 @@ class Shield:
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 if scope["method"] not in _SAFE:
-                    await self._audit(scope, status)
+                    self._audit(scope, status)
             await send(message)
 
         try:
@@ -67,8 +66,8 @@ class Shield:
             took_s = time.perf_counter() - begin
             self._context.metrics.count_request(scope["method"], _route(scope), status, took_s)
 
-    async def _audit(self, scope: Scope, status: int) -> None:
-        """Record a change, or an attempt, before the client learns of it; indicators are data, not changes."""
+    def _audit(self, scope: Scope, status: int) -> None:
+        """Have a change, or an attempt, recorded with the next transaction; indicators are data, not changes."""
         route = _route(scope)
         if route.endswith("/indicators"):
             return
@@ -79,10 +78,11 @@ class Shield:
         def write() -> None:
             self._context.store.add_audit(user, action, target, status=status, client=client)
 
-        try:
-            await run_in_threadpool(self._context.writer.call, write)
-        except ScavengerError as error:  # the change itself is done
-            log.warning("the audit log lacks %s %s by %s: %s", action, target, user, error)
+        def told(done: Future[None]) -> None:
+            if (error := done.exception()) is not None:  # the change itself is done
+                log.warning("the audit log lacks %s %s by %s: %s", action, target, user, error)
+
+        self._context.writer.add(write).add_done_callback(told)
 
 
 def _route(scope: Scope) -> str:

@@ -45,16 +45,21 @@ class Writer:
             self._thread.join()
 
     def call(self, write: Callable[[], Result]) -> Result:
-        """Carry out a write, and return its result once it is committed.
+        """Carry out a write, one method of the store, and return its result once it is committed.
 
         Raises:
             ScavengerError: That of the write, which then changed nothing, or of the transaction.
         """
-        if self._thread is None or not self._thread.is_alive():
-            raise StoreError("the server is ending; try again")
+        return self.add(write).result()
+
+    def add(self, write: Callable[[], Result]) -> Future[Result]:
+        """Have a write carried out, after all that were added before it, and do not wait for it."""
         future: Future[Result] = Future()
-        self._waiting.put((write, future))
-        return future.result()
+        if self._thread is None or not self._thread.is_alive():
+            future.set_exception(StoreError("the server is ending; try again"))
+        else:
+            self._waiting.put((write, future))
+        return future
 
     def _run(self) -> None:
         while (first := self._waiting.get()) is not None:

@@ -87,7 +87,7 @@ class Access(Part):
         now = self._clock()
         with self._database.writing() as session:
             if session.get(UserRow, user) is None:
-                raise NotFoundError(f"there is no user {user!r}; `scavenger api users` lists them")
+                raise NotFoundError(f"there is no user {user!r}; `scavenger api info` lists them")
             row = TokenRow(
                 digest=token_digest(text),
                 user=user,

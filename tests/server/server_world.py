@@ -53,6 +53,7 @@ def build(store: Store, folder: Path) -> World:
     for owner in ("ann", "bob"):
         queued = store.submit(submission(owner, job_file, f"{owner}-secret"))
         store.create_job(f"{owner}-secret", spec={}, job_file=job_file, job_id=queued.id)
+        store.start_runner(queued.id, "", None)
         store.update_job(queued.id, state="running", step=3, cost_usd=0.5)
         store.set_process(queued.id, "w0", role="worker", state="training", pid=os.getpid())
         for number in range(5):

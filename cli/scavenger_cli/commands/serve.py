@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.errors import ConfigurationError
@@ -10,8 +14,9 @@ from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
     from scavenger.policy.admission import QueueLimits
+    from scavenger.store import Store
 
-__all__ = ["Given", "serve_jobs"]
+__all__ = ["Given", "Place", "serve_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,17 @@ class Given:
         return replace(limits, **{name: value for name, value in given.items() if value is not None})
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the API is served; see `scavenger.server.settings.ServerSettings`."""
+
+    host: str
+    port: int
+    allowed_hosts: tuple[str, ...]
+    certificate: Path | None
+    key: Path | None
+
+
 def _money(option: str, text: str | None) -> float | None:
     from scavenger.domain.forms import parse_money
 
@@ -47,8 +63,13 @@ def _money(option: str, text: str | None) -> float | None:
         raise ConfigurationError(f"{option} {error}") from None
 
 
-def serve_jobs(given: Given, *, store_url: str | None) -> int:
+def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> int:
     """Serve until Ctrl-C or SIGTERM.
+
+    Args:
+        given: Limits of the command line.
+        place: Where the API is served; None: no API.
+        store_url: As `--store`.
 
     Raises:
         ConfigurationError: An option or the settings file is invalid.
@@ -60,7 +81,32 @@ def serve_jobs(given: Given, *, store_url: str | None) -> int:
 
     limits = given.over(configured_limits())
     logs.set_up("server", logs.read_settings())
-    with Store.open(store_url) as store:
+    with Store.open(store_url) as store, _api(store, place) as address:
         console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
-        serve(Server(store, limits))
+        serve(Server(store, limits, address=address))
     return 0
+
+
+@contextmanager
+def _api(store: Store, place: Place | None) -> Iterator[str]:
+    """Serve the API within the block, and say where, with a token if this is the first start; yields its address."""
+    if place is None:
+        yield ""
+        return
+    try:
+        from scavenger.server.serving import first_token, serving
+        from scavenger.server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        console.note(
+            f"no API, as {error.name} is missing: pip install 'scavenger-ml[server]' (or use --no-api)"
+        )
+        yield ""
+        return
+    settings = ServerSettings(place.host, place.port, place.allowed_hosts, place.certificate, place.key)
+    with serving(store, settings) as address:
+        console.note(f"the API is at {address}; `scavenger api token` makes a token")
+        if (token := first_token(store)) is not None:
+            # not through `note`, which masks tokens: this is the one time that it is shown
+            console.write(sys.stderr, f"open {address}/login?token={token}\n")
+            console.write(sys.stderr, "this token is shown once: it is stored as a digest\n")
+        yield address

@@ -47,9 +47,12 @@ def billed(store: Store, job: JobRecord) -> JobRecord:
 
 
 def all_billed(store: Store, jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """The same for several jobs; asks once which of them rented VMs."""
+    """The same for several jobs; asks once which of them rented VMs.
+
+    A job whose process lives keeps what that counts, every few seconds: a list would take long to bill all of them.
+    """
     renting = store.jobs_with_vms([job.id for job in jobs])
-    return [billed(store, job) if job.id in renting else job for job in jobs]
+    return [billed(store, job) if job.id in renting and not store.is_alive(job) else job for job in jobs]
 
 
 def cost_document(cost: JobCost) -> dict[str, Any]:

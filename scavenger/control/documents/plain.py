@@ -12,12 +12,15 @@ __all__ = ["SCHEMA_VERSION", "plain"]
 
 SCHEMA_VERSION = 1
 """Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
+_FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 def plain(value: Any) -> Any:
     """A record as JSON values: times in ISO 8601, paths as text, floats that are not finite as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if value is None or isinstance(value, str | int):
+        return value
+    if names := _names(type(value)):
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -26,4 +29,11 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return value if isinstance(value, float) else str(value)
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """Fields of a dataclass; none of any other type. Kept, as lists have thousands of values."""
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(item.name for item in fields(kind)) if is_dataclass(kind) else ()
+    return _FIELDS[kind]

@@ -6,12 +6,12 @@ References:
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 import anyio
-import msgspec
 from fastapi import APIRouter, Header
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
@@ -84,5 +84,5 @@ async def _events(context: Context, job: JobRecord, after: int) -> AsyncIterator
 
 
 def _message(event: EventRecord) -> bytes:
-    """One event; its JSON has no line ends, so its data are one line. Every message has the type `job`."""
-    return b"id: %d\nevent: job\ndata: %b\n\n" % (event.id, msgspec.json.encode(plain(event)))
+    """One event, of the type `job`; its JSON is ASCII, so that nothing in it is a line end to any reader."""
+    return f"id: {event.id}\nevent: job\ndata: {json.dumps(plain(event))}\n\n".encode()

@@ -112,6 +112,7 @@ def _revoked(context: Context, token: int, user: str | None) -> bool:
 @router.get("/audit", response_model=schemas.AuditPage, summary="Who changed what")
 def list_audit(context: ContextOf, _: Admin, limit: Limit = 50, cursor: Cursor = None) -> Response:
     """The record of all attempts to change something, newest first."""
+    context.writer.call(lambda: None)  # what was done before this request is on record
     found = context.store.audit(limit + 1, before=number_place(cursor))
     shown = found[:limit]
     following = encode(shown[-1].id) if len(found) > limit else None

@@ -1,0 +1,58 @@
+"""`scavenger serve` with its API, and `scavenger api`, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scavenger.store import Store
+
+
+def _scavenger(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scavenger_cli", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+
+
+@pytest.mark.slow
+def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) -> None:
+    env = {**os.environ, "SCAVENGER_STORE": f"sqlite:///{tmp_path}/store.db", "XDG_STATE_HOME": str(tmp_path)}
+    log = tmp_path / "serve.log"
+    command = [sys.executable, "-m", "scavenger_cli", "serve", "--port", "0"]
+    for start in (1, 2):
+        with log.open("w") as output:
+            served = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+            try:
+                until_s = time.monotonic() + 60
+                while "serving the jobs" not in log.read_text() and time.monotonic() < until_s:
+                    assert served.poll() is None, log.read_text()
+                    time.sleep(0.1)
+                text = log.read_text()
+                address = re.findall(r"the API is at (http://127\.0\.0\.1:\d+)", text)[0]
+                links = re.findall(r"open (\S+)", text)
+                assert len(links) == (1 if start == 1 else 0)
+                if start == 1:
+                    with httpx.Client(timeout=60) as browser:
+                        shown = browser.get(links[0], follow_redirects=True)
+                        assert shown.json()["role"] == "admin"
+                else:
+                    told = json.loads(_scavenger("api", "info", "-o", "json", env=env).stdout)
+                    assert [one["address"] for one in told["servers"]] == [address]
+                    made = _scavenger("api", "token", "ann", "--role", "user", env=env).stdout.strip()
+                    mine = httpx.get(
+                        f"{address}/v1/info", headers={"Authorization": f"Bearer {made}"}, timeout=60
+                    )
+                    assert (mine.json()["user"], mine.json()["servers"]) == ("ann", 1)
+            finally:
+                served.send_signal(signal.SIGTERM)
+                served.wait(timeout=60)
+    with Store.open(env["SCAVENGER_STORE"]) as store:
+        assert store.servers() == ()

@@ -1,0 +1,69 @@
+"""Requests of every form that the OpenAPI document allows, and of forms that it does not, over the ASGI application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from jsonschema import Draft202012Validator
+from schemathesis import GenerationMode
+from server_world import World
+
+from scavenger.server.app import create_app
+from scavenger.store import Store
+
+STREAM = "/v1/jobs/{job}/events/stream"  # it does not end while the job runs
+
+
+def _try(store: Store, world: World, examples: int) -> None:
+    """Send requests to every route, with all checks of Schemathesis."""
+    app = create_app(store)
+    headers = {**world.headers("root"), "Host": "127.0.0.1"}
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers=headers)
+    found = [result.ok() for result in schema.get_all_operations()]
+    assert len(found) == sum(map(len, app.openapi()["paths"].values()))
+    for operation in found:
+        if operation.path == STREAM:
+            continue
+        forms = [
+            operation.as_strategy(generation_mode=mode)
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        ]
+
+        @given(case=forms[0] | forms[1])
+        @settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+        )
+        def every_request_is_answered_as_the_document_says(case: Any) -> None:
+            if "job" in (case.path_parameters or {}) and case.meta.generation.mode == GenerationMode.POSITIVE:
+                case.path_parameters["job"] = world.jobs["ann"]
+            case.call_and_validate(headers=headers)
+
+        every_request_is_answered_as_the_document_says()
+
+
+def test_requests_of_every_form(store: Store, world: World) -> None:
+    _try(store, world, 4)
+
+
+@pytest.mark.long
+def test_many_requests_of_every_form(store: Store, world: World) -> None:
+    _try(store, world, 150)
+
+
+def test_the_document_is_openapi_3_1_with_problems(app: FastAPI) -> None:
+    document = app.openapi()
+    assert document["openapi"].startswith("3.1")
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            refused = operation["responses"]["4XX"]["content"]
+            assert list(refused) == ["application/problem+json"], path
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
