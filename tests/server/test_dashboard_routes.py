@@ -49,6 +49,8 @@ def test_pages_load_their_own_scripts_only(client: TestClient, world: World) -> 
     policy = page.headers["content-security-policy"]
     assert "script-src 'self';" in policy
     assert "default-src 'none'" in policy
+    # with `no-referrer`, as the API has it, a browser's forms come with the origin `null`, and are refused
+    assert page.headers["referrer-policy"] == "same-origin"
     assert not re.search(r"<script(?![^>]* src=\"/static/)", page.text)
     assert not re.search(r"\son\w+=|javascript:|https?://", page.text)
     for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text):

@@ -97,7 +97,12 @@ def _html(text: str, status: int = 200, headers: dict[str, str] | None = None) -
         text,
         status_code=status,
         media_type="text/html; charset=utf-8",
-        headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY, **(headers or {})},
+        # without a referrer, browsers send the origin of a form as `null`, which no change is taken from
+        headers={
+            "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+            "Referrer-Policy": "same-origin",
+            **(headers or {}),
+        },
     )
 
 
