@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ __all__ = [
     "TradeoffCurve",
     "paid_share",
     "rest",
+    "thinned",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -205,6 +206,39 @@ class TradeoffCurve:
             return rest(self.cost_usd, None, remaining)
         return rest(self.cost_usd, paid_share(self.cost_usd, self.time_s, self.setup_s), remaining)
 
+    def take(self, points: IntArray) -> TradeoffCurve:
+        """The curve of some of its points, by their indices, increasing, shape `(m,)`."""
+        at, marks = self.configurations, self.marks
+        knee = [] if self.knee is None else np.flatnonzero(points == self.knee).tolist()
+
+        def few(values: FloatArray | None) -> FloatArray | None:
+            return None if values is None else values[points]
+
+        return replace(
+            self,
+            configurations=CurveConfigurations(
+                at.vms, at.vm_index[points], at.workers[points], at.global_batch_size[points]
+            ),
+            time_s=self.time_s[points],
+            time_interval_s=Interval(self.time_interval_s.low[points], self.time_interval_s.high[points]),
+            cost_usd=self.cost_usd[points],
+            cost_interval_usd=Interval(
+                self.cost_interval_usd.low[points], self.cost_interval_usd.high[points]
+            ),
+            step_time_s=self.step_time_s[points],
+            epochs=self.epochs[points],
+            marks=replace(
+                marks,
+                on_front=marks.on_front[points],
+                measured=marks.measured[points],
+                extrapolated=marks.extrapolated[points],
+                excluded=marks.excluded[points],
+            ),
+            knee=knee[0] if knee else None,
+            setup_s=few(self.setup_s),
+            progress_share=few(self.progress_share),
+        )
+
     def __iter__(self) -> Iterator[CurvePoint]:
         return (self[i] for i in range(len(self)))
 
@@ -246,3 +280,31 @@ class Infeasible:
 
     reason: str
     nearest: CurvePoint | None
+
+
+def thinned(
+    curve: TradeoffCurve, choice: Choice | Infeasible | None, points_max: int
+) -> tuple[TradeoffCurve, tuple[str, ...]]:
+    """A curve with about `points_max` points at most, for a picture or a record: a search may have 100,000.
+
+    Front, knee, measured points and those that the choice names are kept; of the others, evenly many.
+
+    Returns:
+        The curve, and a note that says what was left out; none if nothing was.
+    """
+    if len(curve) <= points_max:
+        return curve, ()
+    keep = curve.marks.on_front | curve.marks.measured
+    named: list[CurvePoint] = []
+    if isinstance(choice, Choice):
+        named = [choice.point, *(point for _, point in choice.alternatives)]
+    elif choice is not None and choice.nearest is not None:
+        named = [choice.nearest]
+    for index in (curve.knee, *(curve.configurations.index(point.configuration) for point in named)):
+        if index is not None:
+            keep[index] = True
+    others = np.flatnonzero(~keep)
+    room = max(points_max - int(keep.sum()), 0)
+    keep[others[np.linspace(0, len(others) - 1, min(room, len(others))).astype(np.int64)]] = True
+    few = curve.take(np.flatnonzero(keep))
+    return few, (f"{len(few):,} of {len(curve):,} configurations are kept here, with the whole front",)

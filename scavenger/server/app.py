@@ -14,6 +14,8 @@ from scavenger import __version__
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
 from scavenger.server.context import Context, answer
+from scavenger.server.dashboard import routes as dashboard
+from scavenger.server.dashboard import submission_routes
 from scavenger.server.routes import health, jobs, operations, stored, streaming, submitting, users
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
@@ -67,6 +69,8 @@ def create_app(
     for part in (jobs, submitting, operations, streaming, stored, users):
         app.include_router(part.router, responses=_REFUSALS)
     app.include_router(health.router, responses=_REFUSALS)
+    app.include_router(dashboard.router)
+    app.include_router(submission_routes.router)
     document = _openapi(app)
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -170,7 +170,7 @@ def test_a_killed_job_forgets_a_few_seconds_at_most(
 ) -> None:
     journal = Journal(tmp_path_factory.mktemp("journal") / "measurements.jsonl")
     for at_s in times:
-        journal.tick(at_s)
+        journal.tick(at_s, 0.0)
         assert 0 <= at_s - read_history(journal.path, 0).elapsed_s <= journals._TELL_S
     journal.close()
 

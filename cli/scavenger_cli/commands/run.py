@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scavenger.control.documents.preview import preview_rows
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import clean, duration, money, plural
+from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.detaching import Detach, Questions, detach_job
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob
-    from scavenger.domain.job import JobSpec
 
 __all__ = ["Detach", "Overrides", "execute", "sizes"]
-
-SPELLED_OUT_MAX = 6
-"""Up to this many values are listed; of more, only the first and the last are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,35 +133,6 @@ def execute(
     )
 
 
-def _preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
-    """What would be searched, profiled, chosen and run, as rows of (name, text)."""
-    job, platform = prepared.job, prepared.platform
-    space, aggregators = platform.space, platform.aggregators
-    configurations = plural(len(space.configurations()), "configuration")
-    yield (
-        "search",
-        f"{job.search.strategy}, among {configurations}: "
-        f"K {_span(space.workers)}, B {_span(space.global_batch_sizes)}",
-    )
-    for offer in space.offers:
-        price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
-        yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
-    if aggregators is not None:
-        vms = job.elastic.aggregator_vms
-        hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
-        yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
-    for note in platform.notes:
-        yield "", clean(note)
-    limits = _limits(job.profile.max_time, job.profile.max_cost)
-    steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
-    yield "profile", steps + (f", {limits} in all" if limits else "")
-    yield "choose", f"by {job.objective if isinstance(job.objective, str) else 'utility'}"
-    if run:
-        question = "without asking" if yes else "after asking, with the predicted time and cost"
-        yield "run", f"{question}, until {_goal(job)}"
-    yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
-
-
 def _show_preview(prepared: PreparedJob, *, run: bool, yes: bool, renting_now: bool = False) -> None:
     """Print the preview. Everything that is checked before a job starts has been checked by now.
 
@@ -174,7 +142,7 @@ def _show_preview(prepared: PreparedJob, *, run: bool, yes: bool, renting_now: b
     verb = "optimize" if run else "plan"
     title = f"About to {verb}" if renting_now else f"Would {verb}"
     grid = render.table((title, "left"), (clean(prepared.job.name), "left"))
-    for name, words in _preview_rows(prepared, run=run, yes=yes):
+    for name, words in preview_rows(prepared, run=run, yes=yes):
         grid.add_row(name, words)
     if not renting_now:
         grid.add_row("", "Nothing was started, and nothing was spent.")
@@ -219,22 +187,3 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
         "runs": run,
         "asks": run and not yes,
     }
-
-
-def _goal(job: JobSpec) -> str:
-    epochs = plural(job.goal.max_epochs, "epoch")
-    if job.goal.target is None:
-        return f"{epochs} are done"
-    return f"{job.goal.metric} reaches {job.goal.target}, or {epochs} are done"
-
-
-def _span(values: tuple[int, ...]) -> str:
-    if len(values) <= SPELLED_OUT_MAX:
-        return ", ".join(map(str, values))
-    return f"{values[0]} to {values[-1]} ({len(values)} values)"
-
-
-def _limits(time_s: float | None, cost_usd: float | None) -> str:
-    limits = [duration(time_s)] if time_s is not None else []
-    limits += [money(cost_usd)] if cost_usd is not None else []
-    return f"at most {' and '.join(limits)}" if limits else ""

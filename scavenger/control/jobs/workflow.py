@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
-from scavenger.control.search.outcome import progress_of, remaining_samples
+from scavenger.control.search.outcome import NOTHING_SEARCHED, progress_of, remaining_samples
 from scavenger.control.search.outlook import Outlook
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
@@ -29,10 +29,11 @@ from scavenger.control.training.policy_loop import PolicyLoop
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve, thinned
+from scavenger.domain.document import report_document
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import ChoiceMade, JobState, PhaseChanged, Predicted
+from scavenger.domain.report import ChoiceMade, JobState, PhaseChanged, Predicted, ReportedJob, RunReport
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
@@ -44,6 +45,9 @@ __all__ = ["Confirm", "JobWorkflow", "Known", "WorkflowState"]
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 Answer = TypeVar("Answer")
+
+CURVE_POINTS_MAX = 2_000
+"""Most points of the curve that the journal keeps, about a megabyte; the report has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +304,20 @@ class JobWorkflow:
         model = self._fit(search.measurements, known, prior=prior)
         decision = decide(model, self._trainer, known.space, self._job, told=self.outlook.told(model))
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
+        self._trainer.journal.add("curve", self._curve_document(decision))
         return decision
+
+    def _curve_document(self, decision: Decision) -> dict[str, Any]:
+        """The curve and the choice as a report of the running job, for those who look at it from elsewhere."""
+        few, notes = thinned(decision.curve, decision.choice, CURVE_POINTS_MAX)
+        report = RunReport(
+            job=ReportedJob(self._recorder.job_id, self._job.name, "running"),
+            search=NOTHING_SEARCHED,
+            curve=replace(few, notes=(*few.notes, *notes)),
+            choice=decision.choice,
+            predicted=decision.predicted,
+        )
+        return report_document(report)
 
     def _confirmed(self, decision: Decision) -> Configuration | None:
         """Ask the user to confirm the choice; returns it, or None if the run ends here."""

@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK_BYTES = 1 << 16
 _TELL_S = 5.0
 """Most of a killed job's running time that may be missing in the journal, seconds."""
+_COST_S = 10.0
+"""Time between two lines of kind `cost`, seconds."""
 
 
 class Journal:
@@ -41,7 +44,8 @@ class Journal:
     While the disk is full, lines wait in memory, up to `PENDING_BYTES_MAX`, and are written in order later.
 
     A resumed job appends to its file, after a line of kind `resumed`: earlier lines of steps after that line's `step`
-    were undone. A line of kind `time` gives the running time of the job when no other line has given it for a while.
+    were undone. A line of kind `time` gives the running time of the job when no other line has given it for a while;
+    one of kind `cost` gives what the job has cost so far, and the time of day.
 
     Attributes:
         problem: Why lines are waiting, in one line; empty if none are.
@@ -53,7 +57,7 @@ class Journal:
     def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
         make_private_folder(path.parent)
         self.path, self.problem = path, ""
-        self._written_at_s = -math.inf
+        self._written_at_s = self._cost_at_s = -math.inf
         self._pending = bytearray()
         self._compressing: threading.Thread | None = None
         mode = "wb" if resumed_step is None else "ab"
@@ -70,10 +74,13 @@ class Journal:
         self._written_at_s = fields.get("at_s", self._written_at_s)
         self._write(kind, fields)
 
-    def tick(self, at_s: float) -> None:
-        """Write the running time of all attempts, seconds, if it was not written recently."""
+    def tick(self, at_s: float, cost_usd: float) -> None:
+        """Write running time (seconds) and cost (US dollars) of all attempts, each if it was not written recently."""
         if at_s - self._written_at_s >= _TELL_S:
             self.end(at_s)
+        if at_s - self._cost_at_s >= _COST_S:
+            self._cost_at_s = at_s
+            self._write("cost", {"at_s": at_s, "unix_s": round(time.time(), 3), "cost_usd": cost_usd})
 
     def end(self, at_s: float) -> None:
         """Write the running time of all attempts, seconds, at the end of the job."""

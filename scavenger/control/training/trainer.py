@@ -398,7 +398,7 @@ class Trainer:
         now = self._clock()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
-            self.journal.tick(self.elapsed_s)
+            self.journal.tick(self.elapsed_s, self.cost_usd)
             self._on_tick()
 
     def take_last_steps(self) -> None:

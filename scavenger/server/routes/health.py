@@ -70,7 +70,7 @@ def login(context: ContextOf, token: Annotated[str, Query(min_length=1, max_leng
     _, session = context.writer.call(
         lambda: store.new_token(caller.user.name, "session of a browser", lasts=SESSION)
     )
-    answered = RedirectResponse("/v1/info", status_code=303)
+    answered = RedirectResponse("/", status_code=303)
     answered.set_cookie(
         COOKIE,
         session,

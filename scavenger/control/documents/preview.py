@@ -1,0 +1,65 @@
+"""What a job would search, profile, choose and run: what is shown before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from scavenger.presentation.formatting import clean, duration, money, plural
+
+if TYPE_CHECKING:
+    from scavenger.control.jobs.platform import PreparedJob
+    from scavenger.domain.job import JobSpec
+
+__all__ = ["preview_rows"]
+
+SPELLED_OUT_MAX = 6
+"""Up to this many values are listed; of more, only the first and the last are shown."""
+
+
+def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
+    """What would be searched, profiled, chosen and run, as rows of (name, text)."""
+    job, platform = prepared.job, prepared.platform
+    space, aggregators = platform.space, platform.aggregators
+    configurations = plural(len(space.configurations()), "configuration")
+    yield (
+        "search",
+        f"{job.search.strategy}, among {configurations}: "
+        f"K {_span(space.workers)}, B {_span(space.global_batch_sizes)}",
+    )
+    for offer in space.offers:
+        price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
+        yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
+    if aggregators is not None:
+        vms = job.elastic.aggregator_vms
+        hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
+        yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
+    for note in platform.notes:
+        yield "", clean(note)
+    limits = _limits(job.profile.max_time, job.profile.max_cost)
+    steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
+    yield "profile", steps + (f", {limits} in all" if limits else "")
+    yield "choose", f"by {job.objective if isinstance(job.objective, str) else 'utility'}"
+    if run:
+        question = "without asking" if yes else "after asking, with the predicted time and cost"
+        yield "run", f"{question}, until {_goal(job)}"
+    yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
+
+
+def _goal(job: JobSpec) -> str:
+    epochs = plural(job.goal.max_epochs, "epoch")
+    if job.goal.target is None:
+        return f"{epochs} are done"
+    return f"{job.goal.metric} reaches {job.goal.target}, or {epochs} are done"
+
+
+def _span(values: tuple[int, ...]) -> str:
+    if len(values) <= SPELLED_OUT_MAX:
+        return ", ".join(map(str, values))
+    return f"{values[0]} to {values[-1]} ({len(values)} values)"
+
+
+def _limits(time_s: float | None, cost_usd: float | None) -> str:
+    limits = [duration(time_s)] if time_s is not None else []
+    limits += [money(cost_usd)] if cost_usd is not None else []
+    return f"at most {' and '.join(limits)}" if limits else ""

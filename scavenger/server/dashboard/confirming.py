@@ -1,0 +1,114 @@
+"""The values of the pages that ask before something changes: an operation on a job, or a submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scavenger.control.documents.preview import preview_rows
+from scavenger.control.jobs.platform import PreparedJob
+from scavenger.domain.document import report_from_document
+from scavenger.domain.operation import Operation, ScaleTo, StopJob, describe
+from scavenger.domain.ranges import WORKERS_MAX
+from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range
+from scavenger.server.dashboard.job_page import JobSight
+from scavenger.server.dashboard.words import Fact
+
+__all__ = ["Confirmation", "confirmation_of", "operation_of", "plan_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """A question before an operation.
+
+    Attributes:
+        what: What is asked for.
+        consequence: What is known of what follows from it.
+        fields: What the form sends back if the answer is yes.
+        danger: Whether the operation ends something.
+    """
+
+    what: str
+    consequence: str
+    button: str
+    fields: Mapping[str, str]
+    danger: bool = False
+
+
+def operation_of(form: Mapping[str, str]) -> Operation:
+    """The operation that a form asks for.
+
+    Raises:
+        ConfigurationError: If it asks for none, or for an impossible number of workers.
+    """
+    match form.get("what"):
+        case "stop":
+            return StopJob()
+        case "scale":
+            text = form.get("workers", "").strip()
+            if not (
+                text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= WORKERS_MAX and len(text) < 9
+            ):
+                raise ConfigurationError(f"workers must be a whole number from 1 to {WORKERS_MAX:,}")
+            return ScaleTo(int(text))
+    raise ConfigurationError("nothing was asked for; go back to the job")
+
+
+def confirmation_of(sight: JobSight, operation: Operation) -> Confirmation:
+    """The question before an operation on a job."""
+    name = clean(sight.job.name)
+    if isinstance(operation, ScaleTo):
+        count = operation.workers
+        return Confirmation(
+            what=f"{describe(operation).capitalize()}: {name}",
+            consequence=_after_scaling(sight, count),
+            button=f"Scale to {count:,}",
+            fields={"what": "scale", "workers": str(count)},
+        )
+    return Confirmation(
+        what=f"Stop {name}",
+        consequence="It ends after the step in progress, saves its model and a checkpoint, and ends its VMs. "
+        "`scavenger resume` can go on from there.",
+        button="Stop the job",
+        fields={"what": "stop"},
+        danger=True,
+    )
+
+
+def _after_scaling(sight: JobSight, workers: int) -> str:
+    """What the curve predicts with this many workers, for a whole run."""
+    progress = sight.progress
+    report = sight.job.report if (sight.job.report or {}).get("curve") else sight.course.report
+    if progress is None:
+        return "The job has made no step yet; what the change means is not known."
+    now = progress.configuration
+    begin = f"It trains on {clean(now)} now. "
+    unknown = f"{begin}Nothing is predicted for {workers:,} workers at batch {now.global_batch_size:,}."
+    if workers > now.global_batch_size:
+        return f"{begin}A batch of {now.global_batch_size:,} samples has no work for {workers:,} workers."
+    if report is None:
+        return unknown
+    try:
+        curve = report_from_document(report).curve
+    except ValueError:
+        return unknown
+    here = None if curve is None else curve.find(now)
+    there = None if curve is None else curve.find(replace(now, workers=workers))
+    if curve is None or there is None or curve.relative_only:
+        return unknown
+    beside = ""
+    if here is not None:
+        beside = f", beside {duration(here.time_s)} and {money(here.cost_usd)} as it is"
+    return (
+        f"{begin}With {workers:,} workers a whole run would take {duration(there.time_s)} "
+        f"(90 %: {duration_range(*there.time_interval_s)}) and cost {money(there.cost_usd)} "
+        f"(90 %: {money_range(*there.cost_interval_usd)}){beside}."
+    )
+
+
+def plan_facts(prepared: PreparedJob, path: Path) -> tuple[Fact, ...]:
+    """What a submitted job would search, profile, choose and run, as the command's `--dry-run` shows it."""
+    rows = [*preview_rows(prepared, run=True, yes=True), ("job file", str(path))]
+    return tuple(Fact(clean(name), clean(words)) for name, words in rows)

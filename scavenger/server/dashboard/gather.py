@@ -1,0 +1,71 @@
+"""Reads the store and the journals of jobs for the dashboard's pages."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from scavenger.control.documents.costs import all_billed, billed, cost_of
+from scavenger.control.documents.jobs import progress_of
+from scavenger.control.documents.logs import log_folder
+from scavenger.control.training.run_course import CourseReader
+from scavenger.domain.progress import PROGRESS
+from scavenger.server.dashboard.job_list import JobLine, job_line
+from scavenger.server.dashboard.job_page import JobSight
+from scavenger.store import Store
+from scavenger.store.owner import this_process
+from scavenger.store.progress import EVENTS_MAX
+from scavenger.store.records import JobRecord
+
+__all__ = ["Journals", "lines_of", "sight_of"]
+
+READERS_MAX = 64
+"""Journals that are kept in memory, about half a megabyte each at most; the one not asked for longest goes first."""
+OPERATIONS_SHOWN = 10
+
+
+class Journals:
+    """The journals of jobs that pages have asked for, each read once and then followed. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[Path, CourseReader] = OrderedDict()
+
+    def of(self, job: JobRecord) -> CourseReader:
+        """The reader of a job's journal, which need not be there."""
+        path = log_folder(job).parent / "measurements.jsonl"
+        with self._lock:
+            reader = self._readers.setdefault(path, CourseReader(path))
+            self._readers.move_to_end(path)
+            while len(self._readers) > READERS_MAX:
+                self._readers.popitem(last=False)
+            return reader
+
+
+def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) -> JobSight:
+    """Everything that the page of a job shows; the job comes with its report."""
+    events = store.events(job.id, limit=EVENTS_MAX)
+    return JobSight(
+        job=billed(store, job),
+        alive=store.is_alive(job),
+        progress=progress_of(store, job),
+        processes=store.processes(job.id),
+        operations=store.operations(job.id, limit=OPERATIONS_SHOWN),
+        events=tuple(event for event in events if event.kind != PROGRESS),
+        intents=store.intents(job.id),
+        cost=cost_of(store, job, now),
+        course=journals.of(job).read(),
+        reachable=job.owner.host == this_process().host,
+        at=now,
+    )
+
+
+def lines_of(store: Store, jobs: Sequence[JobRecord], now: datetime) -> list[JobLine]:
+    """The jobs of a list, with their progress and bills."""
+    return [
+        job_line(job, progress_of(store, job), alive=store.is_alive(job), now=now)
+        for job in all_billed(store, jobs)
+    ]

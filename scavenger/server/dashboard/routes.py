@@ -1,0 +1,224 @@
+"""Answers browsers: the dashboard's pages, their live parts, and the forms on them.
+
+Pages have the same users, cookies and checks as the API; what goes wrong is told as a page.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, get_args
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from scavenger.control.documents.models import job_names
+from scavenger.domain.report import JobState
+from scavenger.errors import NotFoundError
+from scavenger.server.access import CallerOf, Changer, find_job, only_of
+from scavenger.server.context import Context, ContextOf
+from scavenger.server.dashboard.answers import Form, PageRoute, json_answer, page_answer, part_answer
+from scavenger.server.dashboard.confirming import confirmation_of, operation_of
+from scavenger.server.dashboard.figures import errors_figure, job_figures
+from scavenger.server.dashboard.gather import Journals, lines_of, sight_of
+from scavenger.server.dashboard.job_list import PAGE_SIZE, JobsPage, jobs_page, waiting_line
+from scavenger.server.dashboard.job_page import JobSight, job_page
+from scavenger.server.dashboard.other_pages import models_page, vms_page
+from scavenger.server.dashboard.pages import asset
+from scavenger.server.dashboard.plots import figures_document
+from scavenger.server.paging import encode, job_place
+from scavenger.server.problems import RefusedError
+from scavenger.server.routes.jobs import find_submission
+
+__all__ = ["OPEN_PATHS", "router"]
+
+OPEN_PATHS = frozenset({"/static/{version}/{name}"})
+"""Routes that need no token: the style sheet and the scripts, which tell nothing."""
+MODELS_SHOWN = 200
+COMPARED_MAX = 500
+"""Latest jobs among which predictions are compared with what came."""
+STATES = get_args(JobState)
+
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+# ---- jobs -------------------------------------------------------------------------------------------------------
+
+
+@router.get("/")
+def jobs(context: ContextOf, caller: CallerOf, state: str = "", name: str = "", cursor: str = "") -> Response:
+    """The list of jobs."""
+    page = _jobs_page(context, only_of(caller), state, name, cursor)
+    live = "/live?" + urlencode({"state": state, "name": name, "cursor": cursor})
+    return page_answer("jobs.html", caller.user.name, here="/", page=page, states=STATES, live=live)
+
+
+@router.get("/live")
+def jobs_live(
+    request: Request, context: ContextOf, caller: CallerOf, state: str = "", name: str = "", cursor: str = ""
+) -> Response:
+    """The live part of the list."""
+    return part_answer(
+        request, "jobs_live.html", page=_jobs_page(context, only_of(caller), state, name, cursor)
+    )
+
+
+def _jobs_page(context: Context, user: str | None, state: str, name: str, cursor: str) -> JobsPage:
+    store, now = context.store, datetime.now(UTC)
+    states = (state,) if state in STATES else ()
+    found = store.jobs(
+        PAGE_SIZE + 1, states=states, name=name or None, user=user, after=job_place(cursor or None)
+    )
+    shown = found[:PAGE_SIZE]
+    older = ""
+    if len(found) > PAGE_SIZE:
+        place = encode(shown[-1].created_at.isoformat(), shown[-1].id)
+        older = "/?" + urlencode({"state": state, "name": name, "cursor": place})
+    waiting = []
+    if not (state or name or cursor):
+        on_record = {job.id for job in shown}
+        waiting = [
+            waiting_line(one, now)
+            for one in store.submissions(PAGE_SIZE, states=("queued", "running"), user=user)
+            if one.id not in on_record and (one.state == "queued" or one.starts <= 1)
+        ]
+    return jobs_page(
+        lines_of(store, shown, now),
+        waiting,
+        more=bool(older),
+        older=older,
+        state=state,
+        name=name,
+        store=store.name,
+        now=now,
+    )
+
+
+@router.get("/jobs/{job}")
+def one_job(context: ContextOf, caller: CallerOf, job: str) -> Response:
+    """One job, or its submission while that waits."""
+    try:
+        sight = _sight(context, find_job(context, caller, job).id)
+    except NotFoundError:
+        waiting = find_submission(context.store, only_of(caller), job)
+        if waiting is None:
+            raise
+        line = waiting_line(waiting, datetime.now(UTC))
+        return page_answer("waiting.html", caller.user.name, waiting=line)
+    page = job_page(sight, may_change=caller.user.changes_jobs)
+    return page_answer("job.html", caller.user.name, page=page, figures=job_figures(sight))
+
+
+@router.get("/jobs/{job}/live")
+def job_live(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
+    """The live head of a job's page."""
+    return part_answer(
+        request, "job_live.html", page=job_page(_sight(context, find_job(context, caller, job).id))
+    )
+
+
+@router.get("/jobs/{job}/tables")
+def job_tables(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
+    """The live tables of a job's page."""
+    return part_answer(
+        request, "job_tables.html", page=job_page(_sight(context, find_job(context, caller, job).id))
+    )
+
+
+@router.get("/jobs/{job}/figures")
+def figures(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
+    """The pictures of a job, for the page's script."""
+    return json_answer(
+        request, figures_document(job_figures(_sight(context, find_job(context, caller, job).id)))
+    )
+
+
+@cache
+def _journals() -> Journals:
+    return Journals()
+
+
+def _sight(context: Context, job_id: str) -> JobSight:
+    return sight_of(context.store, context.store.job(job_id), _journals(), datetime.now(UTC))
+
+
+@router.get("/jobs/{job}/confirm")
+def confirm(request: Request, context: ContextOf, caller: Changer, job: str) -> Response:
+    """Ask before an operation."""
+    sight = _sight(context, find_job(context, caller, job).id)
+    question = confirmation_of(sight, operation_of(dict(request.query_params)))
+    name = job_page(sight).line.name
+    return page_answer("confirm.html", caller.user.name, id=sight.job.id, name=name, question=question)
+
+
+@router.post("/jobs/{job}/operate")
+def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Response:
+    """Request an operation of a running job, and go back to its page, which tells what became of it."""
+    found, operation = find_job(context, caller, job), operation_of(form)
+    by = f"{caller.user.name} (dashboard)"
+    context.writer.call(lambda: context.store.submit_operation(found.id, operation, by))
+    return RedirectResponse(f"/jobs/{found.id}", status_code=303)
+
+
+# ---- VMs and models ---------------------------------------------------------------------------------------------
+
+
+@router.get("/vms")
+def vms(context: ContextOf, caller: CallerOf) -> Response:
+    """VMs that are not gone."""
+    return page_answer("vms.html", caller.user.name, here="/vms", page=_vms(context, only_of(caller)))
+
+
+@router.get("/vms/live")
+def vms_live(request: Request, context: ContextOf, caller: CallerOf) -> Response:
+    """The live part of the page of VMs."""
+    return part_answer(request, "vms_live.html", page=_vms(context, only_of(caller)))
+
+
+def _vms(context: Context, user: str | None) -> Any:
+    store = context.store
+    by_job: dict[str, list[Any]] = {}
+    for intent in store.intents(living=True):
+        by_job.setdefault(intent.job_id, []).append(intent)
+    found = []
+    for job_id, intents in by_job.items():
+        try:
+            found.append((store.job(job_id, user=user), intents))
+        except NotFoundError:  # another user's
+            continue
+    return vms_page(found, datetime.now(UTC))
+
+
+@router.get("/models")
+def models(context: ContextOf, caller: CallerOf) -> Response:
+    """Fitted models with the errors of their predictions."""
+    store, now = context.store, datetime.now(UTC)
+    jobs = _compared(context, only_of(caller))
+    found = store.models()
+    shown = found[:MODELS_SHOWN]
+    page = models_page(shown, job_names(store, shown), jobs, more=len(found) - len(shown), now=now)
+    return page_answer("models.html", caller.user.name, here="/models", page=page, errors=errors_figure(jobs))
+
+
+@router.get("/models/figures")
+def models_figures(request: Request, context: ContextOf, caller: CallerOf) -> Response:
+    """The picture of the page of models, for its script."""
+    return json_answer(
+        request, figures_document({"errors": errors_figure(_compared(context, only_of(caller)))})
+    )
+
+
+def _compared(context: Context, user: str | None) -> Any:
+    return context.store.jobs(COMPARED_MAX, states=("succeeded", "target_missed"), user=user)
+
+
+@router.get("/static/{version}/{name}")
+def static(version: str, name: str) -> Response:
+    """A file that pages load; its path has its version, so browsers keep it."""
+    found = asset(name)
+    if found is None or found.version != version:
+        raise RefusedError(404, "not_found", "there is no such file")
+    headers = {"Content-Encoding": "gzip", "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(found.compressed, headers=headers, media_type=found.media_type)

@@ -1,0 +1,257 @@
+"""Who may see and change what in the dashboard, and what browsers are sent."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from html import unescape
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from server_world import JOB, World, submission
+from starlette.testclient import TestClient
+
+from scavenger.domain.operation import ScaleTo, StopJob
+from scavenger.server.dashboard import routes, submission_routes
+from scavenger.store import Store
+
+OWN = {"Origin": "http://127.0.0.1:8765"}
+FORM = {**OWN, "Content-Type": "application/x-www-form-urlencoded"}
+
+
+def login(client: TestClient, world: World, user: str) -> TestClient:
+    answer = client.get("/login", params={"token": world.tokens[user]}, follow_redirects=False)
+    assert answer.headers["location"] == "/"
+    return client
+
+
+def test_every_page_needs_a_token_and_says_how_to_get_one(client: TestClient) -> None:
+    paths = {
+        (method, route.path)
+        for route in (*routes.router.routes, *submission_routes.router.routes)
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    assert len(paths) > 10
+    for method, path in paths:
+        answer = client.request(method, re.sub(r"\{\w+\}", "1", path), headers=OWN)
+        assert (path, answer.status_code) == (path, 404 if path in routes.OPEN_PATHS else 401)
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "problem" in answer.text
+        assert path in routes.OPEN_PATHS or "scavenger api token" in answer.text
+
+
+def test_pages_load_their_own_scripts_only(client: TestClient, world: World) -> None:
+    page = login(client, world, "ann").get(f"/jobs/{world.jobs['ann']}")
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert "default-src 'none'" in policy
+    # with `no-referrer`, as the API has it, a browser's forms come with the origin `null`, and are refused
+    assert page.headers["referrer-policy"] == "same-origin"
+    assert not re.search(r"<script(?![^>]* src=\"/static/)", page.text)
+    assert not re.search(r"\son\w+=|javascript:|https?://", page.text)
+    for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text):
+        sent = client.get(path, headers={"Accept-Encoding": "gzip"})
+        assert sent.status_code == 200
+        assert "immutable" in sent.headers["cache-control"]
+        assert sent.headers["x-content-type-options"] == "nosniff"
+        assert sent.content
+    assert client.get(re.sub(r"/static/\w+/", "/static/0/", path)).status_code == 404
+    assert gzip.decompress(routes.asset("dashboard.js").compressed)  # type: ignore[union-attr]
+
+
+def test_another_users_job_is_not_found_in_the_words_of_one_that_is_not_there(
+    client: TestClient, world: World
+) -> None:
+    login(client, world, "ann")
+    job = world.jobs["bob"]
+    for path in (f"/jobs/{job}", f"/jobs/{job}/live", f"/jobs/{job}/tables", f"/jobs/{job}/figures"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert "bob-secret" not in answer.text
+    assert client.post(f"/jobs/{job}/operate", content="what=stop", headers=FORM).status_code == 404
+    listed = client.get("/").text
+    assert "ann-secret" in listed
+    assert "bob-secret" not in listed
+    assert "bob-secret" in login(client, world, "eve").get("/").text  # a viewer sees all
+
+
+def test_a_job_is_scaled_and_stopped_after_a_question(client: TestClient, world: World, store: Store) -> None:
+    login(client, world, "ann")
+    job = world.jobs["ann"]
+    page = client.get(f"/jobs/{job}")
+    assert f'action="/jobs/{job}/confirm"' in page.text
+    question = client.get(f"/jobs/{job}/confirm", params={"what": "scale", "workers": "3"})
+    assert "Scale to 3 workers" in question.text
+    assert store.operations(job, limit=5) == ()
+    done = client.post(
+        f"/jobs/{job}/operate", content="what=scale&workers=3", headers=FORM, follow_redirects=False
+    )
+    assert (done.status_code, done.headers["location"]) == (303, f"/jobs/{job}")
+    (asked,) = store.operations(job, limit=5)
+    assert (asked.operation, asked.requested_by) == (ScaleTo(3), "ann (dashboard)")
+    busy = client.post(f"/jobs/{job}/operate", content="what=stop", headers=FORM)
+    assert busy.status_code == 409
+    assert 'role="alert"' in busy.text
+    store.end_operation(asked.id, "done", "")
+    client.post(f"/jobs/{job}/operate", content="what=stop", headers=FORM)
+    assert store.operations(job, limit=5)[-1].operation == StopJob()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Origin": "http://evil.example"}, "what=stop", 403),
+        ({}, "what=stop", 403),
+        (FORM, "what=dance", 409),
+        (FORM, "\xff", 422),
+        (FORM, "a=1" + "&a=1" * 50, 422),
+        (FORM, "what=stop&x=" + "x" * (1 << 18), 413),
+    ],
+)
+def test_a_foreign_or_malformed_form_changes_nothing(
+    client: TestClient, world: World, store: Store, headers: dict[str, str], body: str, status: int
+) -> None:
+    login(client, world, "ann")
+    job = world.jobs["ann"]
+    answer = client.post(f"/jobs/{job}/operate", content=body.encode("latin-1"), headers=headers)
+    assert answer.status_code == status
+    assert store.operations(job, limit=5) == ()
+
+
+def test_a_viewer_sees_no_forms_and_changes_nothing(client: TestClient, world: World, store: Store) -> None:
+    login(client, world, "eve")
+    job = world.jobs["ann"]
+    assert "/confirm" not in client.get(f"/jobs/{job}").text
+    assert client.post(f"/jobs/{job}/operate", content="what=stop", headers=FORM).status_code == 403
+    assert store.operations(job, limit=5) == ()
+
+
+def test_what_has_not_changed_is_not_sent_again(client: TestClient, world: World) -> None:
+    login(client, world, "ann")
+    path = f"/jobs/{world.jobs['ann']}/figures"
+    first = client.get(path)
+    assert client.get(path, headers={"If-None-Match": first.headers["etag"]}).status_code in (200, 304)
+    tag = client.get("/models/figures").headers["etag"]
+    again = client.get("/models/figures", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_list_of_many_jobs_has_pages_that_lack_none_and_repeat_none(
+    client: TestClient, world: World, store: Store
+) -> None:
+    made = set()
+    for number in range(120):
+        job = store.create_job(f"many-{number}", spec={}, job_file=world.job_file)
+        made.add(job.id)
+    login(client, world, "root")
+    path, seen = "/?name=many-*", []
+    for _ in range(4):
+        text = client.get(path).text
+        seen += re.findall(r'href="/jobs/([0-9a-f-]{36})"', text)
+        following = re.search(r'<a href="([^"]+)" rel="next">', text)
+        if following is None:
+            break
+        path = following[1].replace("&amp;", "&")
+        assert parse_qs(urlsplit(path).query)["name"] == ["many-*"]
+    assert len(seen) == 120
+    assert set(seen) == made
+    assert client.get("/?cursor=nonsense").status_code == 409
+
+
+def test_a_submission_that_waits_is_shown_until_its_job_is_on_record(
+    client: TestClient, world: World, store: Store
+) -> None:
+    waiting = store.submit(submission("ann", world.job_file, "patient"))
+    login(client, world, "ann")
+    assert "patient" in client.get("/").text
+    assert "queued" in client.get(f"/jobs/{waiting.id}").text
+    login(client, world, "bob")
+    assert "patient" not in client.get("/").text
+    assert client.get(f"/jobs/{waiting.id}").status_code == 404
+
+
+def test_the_other_pages_answer(client: TestClient, world: World, app: FastAPI) -> None:
+    login(client, world, "ann")
+    for path, words in (("/vms", "No VM is rented"), ("/models", "No models yet"), ("/vms/live", "as of")):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert words in answer.text
+
+
+class TestSubmission:
+    """A job file by its path, or with its text, becomes a plan, and after a confirmation a submission."""
+
+    def test_nothing_is_submitted_or_saved_before_the_confirmation_and_then_once(
+        self, client: TestClient, world: World, store: Store, tmp_path: Path
+    ) -> None:
+        login(client, world, "root")
+        folder = tmp_path / "mine"
+        folder.mkdir()
+        (folder / "train.py").write_text("")
+        path, before = folder / "job.yaml", len(store.submissions(100))
+        fields = {"path": str(path), "text": JOB.replace("digits-cnn", "pasted")}
+        plan = client.post("/submit", content=urlencode(fields), headers=FORM)
+        assert plan.status_code == 200
+        for words in ("Submit pasted?", "K 1, 2", "val_accuracy reaches 0.97", "an hour each", "no budget"):
+            assert words in plan.text
+        assert len(store.submissions(100)) == before
+        assert [one.name for one in folder.iterdir()] == ["train.py"]
+        hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', plan.text))
+        confirmed = urlencode({name: unescape(value) for name, value in hidden.items()})
+        for _ in range(2):
+            done = client.post("/submit/confirm", content=confirmed, headers=FORM, follow_redirects=False)
+            assert done.status_code == 303
+        made = store.submissions(100)
+        assert len(made) == before + 1
+        assert (made[0].job.name, made[0].job.user) == ("pasted", "root")
+        assert path.read_text() == fields["text"]
+        assert path.stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("version: 1\nnmae: x\n", "nmae"),
+            ("a: [", "job.yaml"),
+            (JOB.replace("train:", "train: no_"), "no_"),
+        ],
+    )
+    def test_a_fault_in_the_text_is_told_beside_it(
+        self, client: TestClient, world: World, tmp_path: Path, text: str, words: str
+    ) -> None:
+        login(client, world, "root")
+        form = urlencode({"path": f"{tmp_path}/job.yaml", "text": text})
+        answer = client.post("/submit", content=form, headers=FORM)
+        assert answer.status_code == 422
+        assert words in answer.text
+        assert "preview" not in answer.text
+        assert unescape(answer.text).count(text.splitlines()[0])
+
+    def test_no_file_is_overwritten_and_only_an_admin_saves_any(
+        self, client: TestClient, world: World, store: Store, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text("precious: true\n")
+        form = urlencode({"path": str(path), "text": JOB, "key": "k"})
+        before = len(store.submissions(100))
+        for user, status in (("root", 409), ("ann", 403), ("eve", 403)):
+            login(client, world, user)
+            assert client.post("/submit/confirm", content=form, headers=FORM).status_code == status
+        assert path.read_text() == "precious: true\n"
+        assert len(store.submissions(100)) == before
+
+    def test_a_user_submits_a_file_that_is_there(
+        self, client: TestClient, world: World, store: Store
+    ) -> None:
+        login(client, world, "ann")
+        assert "textarea" not in client.get("/submit").text
+        form = urlencode({"path": str(world.job_file), "text": "", "key": "k"})
+        assert "Submit digits-cnn?" in client.post("/submit", content=form, headers=FORM).text
+        done = client.post("/submit/confirm", content=form, headers=FORM, follow_redirects=False)
+        assert done.headers["location"] == f"/jobs/{store.submissions(1)[0].id}"
+        for path in ("relative.yaml", "/etc/passwd", "/x\0.yaml", ""):
+            wrong = urlencode({"path": path, "text": ""})
+            assert client.post("/submit", content=wrong, headers=FORM).status_code == 422
