@@ -24,6 +24,7 @@ from benchmarks import (
     elastic_watching,
     first_run,
     gpu,
+    many_workers,
     philly,
     planning,
     prediction,
@@ -36,6 +37,7 @@ from benchmarks import (
     startup,
     step,
     switch,
+    two_hosts,
     vm_types,
 )
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
@@ -67,6 +69,8 @@ _MODULES = (
     agents,
     aggregator_memory,
     reading,
+    many_workers,
+    two_hosts,
     gpu,
     philly,
 )
