@@ -25,6 +25,7 @@ from benchmarks import (
     elastic_watching,
     first_run,
     gpu,
+    many_workers,
     philly,
     planning,
     prediction,
@@ -38,6 +39,7 @@ from benchmarks import (
     startup,
     step,
     switch,
+    two_hosts,
     vm_types,
 )
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
@@ -71,6 +73,8 @@ _MODULES = (
     aggregator_memory,
     reading,
     service,
+    many_workers,
+    two_hosts,
     gpu,
     philly,
 )

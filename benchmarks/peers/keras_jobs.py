@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,15 +11,15 @@ import numpy as np
 from benchmarks.peers import shapes
 from scavenger.sdk import KerasJob
 
-__all__ = ["cnn", "cnn_model", "mlp", "mlp_model", "mlp_sgd"]
+__all__ = ["cnn", "cnn_model", "mlp", "mlp_model", "mlp_sgd", "quarter_sgd"]
 
 _SAMPLES = 4096
 
 
-def mlp_model() -> Any:
-    """Fully connected, 25 million parameters."""
-    layers = [keras.Input((shapes.MLP_INPUTS,))]
-    layers += [keras.layers.Dense(width, activation="relu") for width in shapes.MLP_WIDTHS]
+def mlp_model(inputs: int = shapes.MLP_INPUTS, widths: Sequence[int] = shapes.MLP_WIDTHS) -> Any:
+    """Fully connected, by default with 25 million parameters."""
+    layers = [keras.Input((inputs,))]
+    layers += [keras.layers.Dense(width, activation="relu") for width in widths]
     return keras.Sequential([*layers, keras.layers.Dense(shapes.CLASSES)])
 
 
@@ -39,6 +40,12 @@ def mlp() -> KerasJob:
 def mlp_sgd() -> KerasJob:
     """With plain SGD, the least that an aggregator can do with a gradient."""
     return _job(mlp_model(), keras.optimizers.SGD(shapes.LEARNING_RATE))
+
+
+def quarter_sgd() -> KerasJob:
+    """A quarter of the parameters, with plain SGD."""
+    model = mlp_model(shapes.QUARTER_INPUTS, shapes.QUARTER_WIDTHS)
+    return _job(model, keras.optimizers.SGD(shapes.LEARNING_RATE))
 
 
 def cnn() -> KerasJob:

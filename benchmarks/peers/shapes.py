@@ -11,6 +11,8 @@ __all__ = [
     "LEARNING_RATE",
     "MLP_INPUTS",
     "MLP_WIDTHS",
+    "QUARTER_INPUTS",
+    "QUARTER_WIDTHS",
     "parameters",
 ]
 
@@ -19,6 +21,9 @@ MLP_INPUTS = 2048
 MLP_WIDTHS = (2560, 2560, 2560, 2560)
 """With the inputs and classes: 25 million parameters, whose gradient takes 100 MB, in tensors that two aggregators
 can share about evenly."""
+QUARTER_INPUTS = 1024
+QUARTER_WIDTHS = (1280, 1280, 1280, 1280)
+"""A quarter of its parameters."""
 CNN_SIDE = 32
 CNN_WIDTHS = (32, 64, 128)
 """Channels of each pair of 3 x 3 convolutions, after which the image size is halved."""
@@ -26,9 +31,10 @@ LEARNING_RATE = 0.001
 
 
 def parameters(network: str) -> int:
-    """How many a network has: `mlp` or `cnn`."""
-    if network == "mlp":
-        sizes = (MLP_INPUTS, *MLP_WIDTHS, CLASSES)
+    """How many a network has: `mlp`, `quarter` or `cnn`."""
+    if network != "cnn":
+        inner = (MLP_INPUTS, *MLP_WIDTHS) if network == "mlp" else (QUARTER_INPUTS, *QUARTER_WIDTHS)
+        sizes = (*inner, CLASSES)
         return sum((rows + 1) * columns for rows, columns in pairwise(sizes))
     total, channels, side = 0, 3, CNN_SIDE
     for width in CNN_WIDTHS:

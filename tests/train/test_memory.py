@@ -455,6 +455,20 @@ def test_released_slots_are_zero_cost_nothing_and_their_neighbours_stay(fd: int)
     assert left < held
 
 
+def test_slots_of_workers_that_are_gone_keep_no_descriptor(fd: int) -> None:
+    layout = Layout.of(manifest([((1000,), "float32", "trainable")], [(2,)]))
+    block, other = Block(fd, layout), Block(fd, layout)
+    before = len(os.listdir("/proc/self/fd"))
+    for slot in range(100 * SLOTS_PER_WORKER):
+        block.tensors(layout.slot_at(slot))[0][...] = slot
+
+    for worker in range(100):
+        block.unmap_slots(worker * SLOTS_PER_WORKER)
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert other.tensors(layout.slot_at(7))[0][0] == 7, "another process may still write there"
+
+
 def test_slots_that_nobody_uses_cost_nothing(fd: int) -> None:
     layout = Layout.of(manifest([((1_000_000,), "float32", "trainable")], []))
     block = Block(fd, layout)

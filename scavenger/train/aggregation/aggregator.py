@@ -164,8 +164,7 @@ class Aggregator:
                     self._admitted.dismiss(message.worker)
                     self._data.dismiss(message.worker)
                 self._remote_workers.forget(message.worker)
-                if self._sums is not None and self._config.memory_fd < 0:
-                    self._sums.forget(message.worker)
+                self._forget_slots(message.worker)
             case m.Quit():
                 self._running = False
             case _ if self._sequencer is not None:
@@ -250,6 +249,13 @@ class Aggregator:
                 )
             case _:
                 pass
+
+    def _forget_slots(self, worker: str) -> None:
+        if self._config.memory_fd >= 0 and self._shard is not None:  # the supervisor frees the memory
+            with contextlib.suppress(ValueError):
+                self._shard.forget_slots(worker_slot(worker))
+        elif self._sums is not None:
+            self._sums.forget(worker)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 

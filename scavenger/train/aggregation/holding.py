@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,11 @@ class Holding:
             self._block.rows(at, number, counts[number]) if number in counts else dense
             for number, dense in zip(self.trainable, self._gradients[place], strict=True)
         ]
+
+    def forget_slots(self, places: Iterable[int]) -> None:
+        """Drop the views of slots, by their indices in the block, whose worker is gone."""
+        for place in places:
+            self._gradients.pop(place, None)
 
     def slots(self, step: int) -> list[tuple[Segment | None, int, Array]]:
         """Return the optimizer's arrays after a step: the segment, or None for state of no tensor, and the number."""

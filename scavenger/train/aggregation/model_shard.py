@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from scavenger.elastic.view import SLOTS_PER_WORKER
 from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.gradient_sums import GradientSums
 from scavenger.train.aggregation.holding import Holding
@@ -253,6 +254,13 @@ class ModelShard:
                 self.block.touch(at + begin, end - begin)
 
         threading.Thread(target=touch, name="touch", daemon=True).start()
+
+    def forget_slots(self, first: int) -> None:
+        """Drop the mappings of a worker's slots, beginning with slot `first`: each takes a descriptor."""
+        places = [self.layout.place_of(slot) for slot in range(first, first + SLOTS_PER_WORKER)]
+        for _, held in self._holdings:
+            held.forget_slots(places)
+        self.block.unmap_slots(first)
 
     def sum_metrics(self, step: int, slots: Sequence[int], *, begins_epoch: bool) -> None:
         """Update the epoch's metric sums after a step; only the first shard holds them."""

@@ -229,6 +229,14 @@ class Block:
             self._mapped_at(begin)[0].madvise(mmap.MADV_REMOVE)
             self._slots.pop(self.layout.place_of(slot), None)  # views of it may still be held
 
+    def unmap_slots(self, first: int) -> None:
+        """Give up the mappings of a worker's slots, each of which takes a descriptor; they are mapped again when used.
+
+        For a process that does not free their memory itself, when the worker is gone.
+        """
+        for slot in range(first, first + SLOTS_PER_WORKER):
+            self._slots.pop(self.layout.place_of(slot), None)  # views of it may still be held
+
     # ---- records -------------------------------------------------------------------------------------------
     # Each record has two copies with checksums, which are written in turn: if a process dies while it writes one
     # copy, the checksum shows that, and the other copy still holds the previous record.
