@@ -147,7 +147,9 @@ def decide(
         at,
         progress,
         predicted=predict_run(trainer, curve, choice, progress),
-        estimate=None if terms is None else estimate_of(choice.point, offer, terms),
+        estimate=None
+        if terms is None or terms.aggregation_usd_per_step
+        else estimate_of(choice.point, offer, terms),
     )
 
 
