@@ -36,6 +36,7 @@ from benchmarks import (
     startup,
     step,
     switch,
+    tenant_order,
     vm_types,
 )
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
@@ -55,6 +56,7 @@ _MODULES = (
     sequencing,
     assignment,
     shared,
+    tenant_order,
     elastic_joining,
     elastic_step,
     elastic_round,
