@@ -143,8 +143,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
         verdict=f"at {_FILLS[-1]:.0%}, equal shares cost the job that loses most {worst:.0%} of its speed",
         figures=figures,
         remarks=(
-            f"loss of speed of the job that loses most, of four with steps of 20 to 50 ms, in windows of {_WINDOW_S:.0f} "
-            "s; each waits for most of a step and then computes its part, as an aggregator does",
+            f"loss of speed of the job that loses most, of four with steps of 20 to 50 ms, in {_WINDOW_S:.0f} s; "
+            "each waits for most of a step and then computes its part, as an aggregator does",
             "permits: a manager on another processor lets one tenant compute at a time; as due: the one whose step "
             "should be complete first",
             f"equal shares: by {shares.way}",
