@@ -141,7 +141,8 @@ class CostTerms:
         elsewhere: Number of workers in another zone than the aggregators, a part of one where only some of these are;
             others are taken to join them there.
         traffic_usd_per_step: Cost of what one of these sends and gets in a step.
-        aggregation_usd_per_step: Cost of the processor time that the job's aggregators use of a shared pool in a step.
+        aggregation_usd_per_step: Cost of the processor time that the job's aggregators use of a shared pool in a step;
+            None if they are in none.
     """
 
     shared: SharedCosts = SharedCosts()
@@ -151,11 +152,12 @@ class CostTerms:
     reserve_s: float = 0.0
     elsewhere: float = 0.0
     traffic_usd_per_step: float = 0.0
-    aggregation_usd_per_step: float = 0.0
+    aggregation_usd_per_step: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("setup_s", "reserve_s", "elsewhere", "traffic_usd_per_step", "aggregation_usd_per_step"):
-            _require(name, getattr(self, name))
+            if (value := getattr(self, name)) is not None:
+                _require(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

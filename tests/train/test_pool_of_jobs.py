@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -165,24 +164,13 @@ def test_two_jobs_are_packed_moved_and_killed_and_get_the_weights_that_each_gets
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_four_examples_share_a_pool_and_each_gets_the_weights_of_its_quiet_run(tmp_path: Path) -> None:
-    jobs = {
-        "quiet_digits:job": 4,
-        "quiet_examples:starter": 12,
-        "quiet_examples:charlm": 5,
-        "quiet_examples:small": 80,
-    }
-
-    def quiet(train: str, epochs: int) -> list[Any]:
-        with Run(train, tmp_path / f"quiet-{name_of(train)}", epochs=epochs) as run:
-            run.begin(1, 32)
-            run.to_the_end(WITHIN_S)
-            return run.finish()
-
+    jobs = ("quiet_digits:job", "quiet_examples:starter", "quiet_examples:charlm", "quiet_examples:small")
+    weights, epochs = {}, {}
     with served(tmp_path / "pool", 3) as folder, ExitStack() as stack:
         runs = {
-            train: stack.enter_context(pooled(train, tmp_path / name_of(train), folder, epochs=epochs))
-            for train, epochs in jobs.items()
+            train: stack.enter_context(pooled(train, tmp_path / name_of(train), folder)) for train in jobs
         }
         together = Together(list(runs.values()), folder)
         begun(together.runs, together, 32)
@@ -190,40 +178,41 @@ def test_four_examples_share_a_pool_and_each_gets_the_weights_of_its_quiet_run(t
         assert max(together.in_use) > 1, "each job is measured on a node of its own if there is one"
         together.until(lambda: all(job.alone_s is not None for job in together.load().jobs))
 
-        victim = next(iter(runs))
-        (tenant,) = (t for t in together.load().tenants if t.job_id == name_of(victim))
+        (tenant,) = (t for t in together.load().tenants if t.job_id == name_of(jobs[1]))
         os.kill(tenant.pid, signal.SIGKILL)
-        together.until(lambda: len(runs[victim].recovered) == 1)
+        together.until(lambda: len(runs[jobs[1]].recovered) == 1)
         together.train(3)
 
-        load = together.load()
-        fullest = max(load.nodes, key=lambda node: node.tenants)
-        drained(together, folder, fullest.node.name)
+        fullest = max(together.load().nodes, key=lambda node: node.tenants).node.name
+        drained(together, folder, fullest)
         together.train(3)
-        back = drain(folder, fullest.node.name, undo=True)
+        back = drain(folder, fullest, undo=True)
         assert back is not None
         assert back.error == ""
 
-        weights = {}
+        for train, run in runs.items():  # each ends with the epoch that it is in
+            run.epochs_wanted = epochs[train] = len(run.epochs) + 1
         while runs:
-            together.until(
-                lambda: any(
-                    run.epochs and run.epochs[-1].epoch + 1 >= run.epochs_wanted for run in runs.values()
-                )
-            )
-            for train, run in list(runs.items()):
-                if run.epochs and run.epochs[-1].epoch + 1 >= run.epochs_wanted:
-                    weights[train] = run.finish()
-                    run.supervisor.close()
-                    together = without(together, run, folder)
-                    del runs[train]
+            together.until(lambda: any(map(is_over, runs.values())))
+            for train, run in [(train, run) for train, run in runs.items() if is_over(run)]:
+                weights[train] = run.finish()
+                run.supervisor.close()
+                together = without(together, run, folder)
+                del runs[train]
         assert eventually(lambda: wait_for_load(folder).tenants == (), within_s=60.0)
-        print(together.load().changes, together.in_use)
         peak = together.in_use.index(max(together.in_use))
         assert min(together.in_use[peak:]) < max(together.in_use)
+        print(*together.load().changes, together.in_use, epochs, sep="\n")
 
-    for train, epochs in jobs.items():
-        assert_same_weights(weights[train], quiet(train, epochs), 1e-9)
+    for train in jobs:
+        with Run(train, tmp_path / f"quiet-{name_of(train)}", epochs=epochs[train]) as run:
+            run.begin(1, 32)
+            run.to_the_end(WITHIN_S)
+            assert_same_weights(weights[train], run.finish(), 1e-9)
+
+
+def is_over(run: Run) -> bool:
+    return bool(run.epochs) and run.epochs[-1].epoch + 1 >= run.epochs_wanted > 0
 
 
 def without(together: Together, run: Run, folder: Path) -> Together:
