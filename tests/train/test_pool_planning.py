@@ -116,7 +116,7 @@ def test_a_measurement_without_neighbours_is_the_one_to_compare_with() -> None:
     plan, alone = plan.after_steps("a", alone, measured(0.15, 0.012))
 
     assert alone.step_time_s == 0.15
-    assert plan.load_of("a").step_time_s == 0.15  # type: ignore[union-attr]
+    assert plan.shared.pool.jobs["a"].load.step_time_s == 0.15
 
 
 def test_a_node_is_drained_and_used_again() -> None:

@@ -90,10 +90,6 @@ class PoolPlan:
             return None
         return self.nodes[self.shared.pool.jobs[job].nodes[self.tenants[job].index(tenant)]]
 
-    def load_of(self, job: str) -> JobLoad | None:
-        """What was measured of a job; None before."""
-        return None if job in self.measuring or job not in self.tenants else self.shared.pool.jobs[job].load
-
     def neighbours(self, job: str) -> frozenset[str]:
         """Jobs that share a node with a job."""
         return self.shared.pool.neighbours(job) if job in self.tenants else frozenset()
