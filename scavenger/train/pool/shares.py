@@ -115,10 +115,11 @@ def move_to(pid: int, processors: Collection[int]) -> None:
 
 def _threads(pid: int) -> list[int]:
     found: list[int] = []
-    with contextlib.suppress(psutil.Error, OSError):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            found += (thread.id for thread in one.threads())
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found.append(int(task.name))
+            for child in (task / "children").read_text().split():
+                found += _threads(int(child))
     return found
 
 
