@@ -40,6 +40,7 @@ from benchmarks import (
     step,
     switch,
     two_hosts,
+    tenant_order,
     vm_types,
 )
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
@@ -60,6 +61,7 @@ _MODULES = (
     sequencing,
     assignment,
     shared,
+    tenant_order,
     elastic_joining,
     elastic_step,
     elastic_round,

@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def show(context: typer.Context, output: OutputOption = Output.TEXT) -> None:
-    """Show the nodes of the pool, the aggregators on them, and what each uses."""
+    """Show the nodes of the pool, the jobs and their aggregators, and what each uses and costs."""
     if context.invoked_subcommand is not None:
         return
 
@@ -32,14 +32,38 @@ def show(context: typer.Context, output: OutputOption = Output.TEXT) -> None:
 
 
 @app.command()
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `node-0`.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let the node have aggregators again.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Move all aggregators off a node while their jobs train; it then gets none until `--undo`."""
+
+    def command() -> int:
+        from scavenger_cli.commands.aggregators import drain_node
+
+        return drain_node(node, undo=undo, as_json=output is Output.JSON)
+
+    finish(output, command)
+
+
+@app.command()
 def serve(
-    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes to cut out of this machine.")] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Nodes to cut out of this machine, at most in use at once. Default: as many as half of its "
+            "processors suffice for.",
+        ),
+    ] = None,
     cpus: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Processors of each node. Default: half of the machine's among all nodes.",
+            help="Processors of each node. Default: half of the machine's among all nodes, at most 4.",
         ),
     ] = None,
     memory: Annotated[
@@ -56,7 +80,7 @@ def serve(
 ) -> None:
     """Serve the pool until Ctrl-C.
 
-    Without this, jobs start a pool of one node themselves, which ends a minute after the last of them.
+    Without this, jobs start a pool themselves, which ends a minute after the last of them.
     """
 
     def command() -> int:

@@ -45,7 +45,7 @@ class LocalCloud:
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
         """See `Cloud.offers`: one type per number of threads, memory shared evenly among the workers."""
         cpus = _usable_cpus()
-        price, source = self._price()
+        price, source = self.cpu_price()
         memory = psutil.virtual_memory().total // max(1, self.gpus or workers_max)
         counts = (max(1, cpus // self.gpus),) if self.gpus else range(1, cpus + 1)
         return tuple(
@@ -71,7 +71,12 @@ class LocalCloud:
         processors = f"{_processor()}, {_usable_cpus()} processors"
         return f"{processors}, {self.gpus} {self._gpu_model}" if self.gpus else processors
 
-    def _price(self) -> tuple[float, str]:
+    def cpu_price(self) -> tuple[float, str]:
+        """US dollars per hour of a processor, and where that is from.
+
+        Raises:
+            ConfigurationError: If `SCAVENGER_LOCAL_PRICE` is no price.
+        """
         text = self._environment.get(PRICE_VARIABLE)
         if text is None:
             return _PRICE_DEFAULT, "default, the price of an e2-standard-4"

@@ -10,6 +10,7 @@ from datetime import date
 from scavenger.domain.configuration import Configuration
 
 __all__ = [
+    "AggregationShare",
     "BilledVm",
     "CostEstimate",
     "CostItem",
@@ -140,6 +141,8 @@ class CostTerms:
         elsewhere: Number of workers in another zone than the aggregators, a part of one where only some of these are;
             others are taken to join them there.
         traffic_usd_per_step: Cost of what one of these sends and gets in a step.
+        aggregation_usd_per_step: Cost of the processor time that the job's aggregators use of a shared pool in a step;
+            None if they are in none.
     """
 
     shared: SharedCosts = SharedCosts()
@@ -149,10 +152,12 @@ class CostTerms:
     reserve_s: float = 0.0
     elsewhere: float = 0.0
     traffic_usd_per_step: float = 0.0
+    aggregation_usd_per_step: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("setup_s", "reserve_s", "elsewhere", "traffic_usd_per_step"):
-            _require(name, getattr(self, name))
+        for name in ("setup_s", "reserve_s", "elsewhere", "traffic_usd_per_step", "aggregation_usd_per_step"):
+            if (value := getattr(self, name)) is not None:
+                _require(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,3 +324,23 @@ class Traffic:
         """This and more."""
         shown = f"${price.usd_per_gib:.6g} per GiB ({price})"
         return Traffic(self.gib + gib, self.usd + gib * price.usd_per_gib, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationShare:
+    """A job's share of the processors of a pool, by use.
+
+    Attributes:
+        cpu_s: Processor time that its aggregators have used, seconds.
+        usd: Its cost.
+        usd_per_cpu_hour: Price of a processor.
+    """
+
+    cpu_s: float = 0.0
+    usd: float = 0.0
+    usd_per_cpu_hour: float = 0.0
+
+    def plus(self, cpu_s: float, usd_per_cpu_hour: float) -> AggregationShare:
+        """This and more."""
+        usd = self.usd + cpu_s / 3600.0 * usd_per_cpu_hour
+        return AggregationShare(self.cpu_s + cpu_s, usd, usd_per_cpu_hour)

@@ -236,6 +236,10 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
     if terms.elsewhere and terms.traffic_usd_per_step:
         workers = "1 worker" if terms.elsewhere == 1 else f"{terms.elsewhere:.3g} workers"
         counted.append(f"traffic of {workers} in another zone than the aggregators")
+    if terms.aggregation_usd_per_step is not None:
+        counted.append(
+            f"the job's share of the pool's processors (${terms.aggregation_usd_per_step:.2g} per step)"
+        )
     spot = [offer for offer in offers if offer.spot]
     risks = [(offer.vm, terms.risks[offer.vm]) for offer in spot if offer.vm in terms.risks]
     if risks:
@@ -246,7 +250,7 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         omitted.append("boot disks: their price is not known")
     if not terms.setup_s:
         omitted.append("starting the workers")
-    if not shared.aggregators:
+    if not shared.aggregators and terms.aggregation_usd_per_step is None:
         omitted.append("aggregators")
     words = (f"counted in addition to the workers' time: {'; '.join(counted)}",) if counted else ()
     return (*words, f"not counted: {'; '.join((*omitted, *NEVER_COUNTED))}")

@@ -297,6 +297,7 @@ class JobModel:
                 usd_per_second + (vms * costs.shared.disk_usd_per_hour + costs.shared.usd_per_hour) / 3600.0
             )
             usd_per_second = usd_per_second + traffic_usd_per_second(count, step_time_s, costs)
+            usd_per_second = usd_per_second + (costs.aggregation_usd_per_step or 0.0) / step_time_s
             setup_s = np.where(vms > costs.ready.get(offer.vm, 0), costs.setup_s, 0.0)
             if offer.spot and (risk := costs.risks.get(offer.vm)) is not None:
                 log_sd = np.hypot(log_sd, scatter_of_interruptions(time_s, vms, risk))

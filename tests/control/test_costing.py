@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nested import built
 
 from scavenger.control.provisioning.bill import job_cost, paid_for
-from scavenger.domain.cost import CostItem, Traffic
+from scavenger.domain.cost import AggregationShare, CostItem, Traffic
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Actual
 from scavenger.domain.vm import VmRequest
@@ -175,6 +175,20 @@ def test_a_job_on_this_machine_costs_what_it_counted_and_says_at_what_price() ->
     assert blind.actual_usd == 0.134
     assert "$" not in blind.items[0].how
     assert job_cost(job(cost_usd=None), [], at=NOW).actual_usd is None
+
+
+def test_what_aggregators_used_of_a_pool_is_an_item_beside_the_workers() -> None:
+    local = job(actual=Actual(1800.0, 0.134, 0.1, 3.0))
+    cost = job_cost(local, [], at=NOW, share=AggregationShare(360.0, 0.0134, 0.134))
+
+    assert cost.actual_usd == 0.134
+    assert [(item.name, round(item.usd, 4)) for item in cost.items] == [
+        ("workers", 0.1206),
+        ("aggregators in the pool", 0.0134),
+    ]
+    assert cost.items[1].how == "360 processor-seconds at $0.134 per hour"
+    assert cost.not_counted[0] == "coordinator, which runs on this machine too"
+    assert job_cost(local, [], at=NOW, share=AggregationShare()) == job_cost(local, [], at=NOW)
 
 
 def test_traffic_between_zones_is_an_item_of_the_bill_with_the_source_of_its_price() -> None:

@@ -7,13 +7,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from scavenger.control.jobs.local_resources import PooledResources
 from scavenger.control.jobs.platform import ThisMachine, check_room
+from scavenger.control.training.aggregation_share import recorded_share
+from scavenger.domain.cost import AggregationShare
 from scavenger.domain.job import JobSpec
 from scavenger.errors import TransientError
+from scavenger.store import Store
 from scavenger.train.pool.connection import load_of, wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.protocol import PoolLoad
@@ -35,18 +39,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         os.kill(load.pid, signal.SIGTERM)
 
 
-@pytest.mark.slow
-def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path) -> None:
-    made: Any = ThisMachine(job(aggregation="shared")).allocate(None, RECORD, warn=print).engine
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
+        yield opened
 
-    assert made.func is PooledEngine
-    assert (made.keywords["folder"], made.keywords["job_id"], made.keywords["job"]) == (
-        folder,
-        "0123",
-        "tiny",
-    )
+
+@pytest.mark.slow
+def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path, store: Store, tmp_path: Path) -> None:
+    record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
+    resources = ThisMachine(job(aggregation="shared")).allocate(store, record, warn=print)
+    assert resources.engine is not None
+
+    engine = resources.engine(tmp_path, -1)
+
+    assert isinstance(engine, PooledEngine)
+    assert (engine._folder, engine._join.job_id, engine._join.job) == (folder, record.id, "tiny")
+    engine.close()
     first = wait_for_load(folder)
-    ThisMachine(job(aggregation="shared")).allocate(None, RECORD, warn=print)
+    ThisMachine(job(aggregation="shared")).allocate(store, record, warn=print)
     assert wait_for_load(folder).pid == first.pid
 
 
@@ -55,6 +66,57 @@ def test_a_job_of_its_own_starts_none(folder: Path) -> None:
 
     assert made.func is not PooledEngine
     assert not folder.exists()
+
+
+class Engine:
+    """What an engine reports to the pool, and what its aggregators have used."""
+
+    def __init__(self) -> None:
+        self.reported: list[tuple[int, list[float]]] = []
+        self.used_s = 0.0
+
+    def report(self, view: int, steps_s: list[float]) -> None:
+        self.reported.append((view, steps_s))
+
+    def aggregation_cpu_s(self) -> float:
+        return self.used_s
+
+
+def steps(*made: tuple[int, int, float]) -> list[Any]:
+    return [SimpleNamespace(step=step, view=view, step_time_s=took) for step, view, took in made]
+
+
+def test_a_job_reports_its_steps_and_pays_for_what_its_aggregators_use(store: Store, tmp_path: Path) -> None:
+    record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
+    space, engine = ThisMachine(job()).space, Engine()
+    resources = PooledResources(space, lambda *_: cast(PooledEngine, engine), store, record.id, 0.36)
+    assert resources.engine is not None
+    resources.engine(tmp_path, -1)
+    meter = resources.meter(cast(Any, SimpleNamespace(worker_seconds=lambda: {"local-1": 10.0}, existing={})))
+    worker_usd = meter.spent_usd()
+    trainer: Any = SimpleNamespace(step=3)
+
+    engine.used_s = 2.0  # for its start
+    resources.tick(steps=steps((1, 1, 0.1), (2, 1, 0.2), (3, 2, 0.3)))
+    assert resources.terms(trainer) is None
+    engine.used_s, trainer.step = 3.0, 13
+    resources.tick(steps=steps((13, 2, 0.1)))
+
+    assert engine.reported == [(1, [0.1, 0.2]), (2, [0.3]), (2, [0.1])]
+    assert meter.spent_usd() == pytest.approx(worker_usd + 3.0 * 0.0001)
+    assert meter.usd_per_hour() == pytest.approx(meter.shared_usd_per_hour())
+    terms = resources.terms(trainer)
+    assert terms is not None
+    assert terms.aggregation_usd_per_step == pytest.approx(0.00001)
+
+    resources.close()
+    assert recorded_share(store, record.id).cpu_s == 3.0
+    again = PooledResources(space, lambda *_: cast(PooledEngine, engine), store, record.id, 0.36)
+    assert again.engine is not None
+    again.engine(tmp_path, -1)
+    again.tick()
+    again.close()
+    assert recorded_share(store, record.id) == AggregationShare(6.0, pytest.approx(0.0006), 0.36)
 
 
 def test_a_pool_without_room_for_all_its_aggregators_is_refused() -> None:

@@ -254,3 +254,13 @@ def test_what_is_kept_of_the_budget_for_the_end_of_the_vms_cannot_be_planned_wit
         curve = build_curve(MODEL, SPACE, costs=replace(TERMS, reserve_s=900.0), budget_usd=float(budget_usd))
         assert curve[dearest].excluded.startswith("over the budget") is ruled_out
         assert curve.cost_usd[dearest] == whole.cost_usd[dearest]
+
+
+def test_a_share_of_a_pool_is_paid_by_the_step_whatever_the_number_of_workers() -> None:
+    bare, terms = build_curve(MODEL, SPOT_SPACE, costs=CostTerms()), CostTerms(aggregation_usd_per_step=0.001)
+    for before, after in zip(bare, build_curve(MODEL, SPOT_SPACE, costs=terms), strict=True):
+        added = 0.001 * before.time_s / before.step_time_s
+        assert after.cost_usd - before.cost_usd == pytest.approx(added)
+    (words,) = (note for note in MODEL.all_notes(terms) if note.startswith("counted"))
+    assert "share of the pool's processors ($0.001 per step)" in words
+    assert not any("aggregators" in note for note in MODEL.all_notes(terms) if note.startswith("not counted"))

@@ -7,14 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from driving import Run, assert_same_weights, plain_keras
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, running
 from processes import alive, eventually
 
@@ -190,43 +188,6 @@ def test_a_pool_without_room_says_so(start: Start, folder: Path) -> None:
     (ended,) = exits(engine)
 
     assert "no room" in ended.cause
-
-
-def test_two_jobs_share_a_node_and_get_the_weights_that_each_gets_alone(folder: Path, tmp_path: Path) -> None:
-    def run(train: str, job: str) -> Run:
-        return Run(
-            train,
-            tmp_path / job,
-            aggregators=2,
-            engine=lambda log_dir, fd: PooledEngine(log_dir, fd, folder=folder, job_id=job, job=job),
-        )
-
-    def train_together(one: Run, other: Run, steps: int) -> None:
-        deadline = time.monotonic() + 120
-        while min(len(one.steps), len(other.steps)) < steps:
-            assert time.monotonic() < deadline, (one.steps[-1:], other.steps[-1:])
-            for each in (one, other):
-                each.poll(0.005)
-
-    with run("small:adam", "a") as one, run("small:momentum", "b") as other:
-        one.begin(1, 16)
-        other.begin(1, 12)
-        train_together(one, other, 6)
-        load = wait_for_load(folder)
-        tenants = {job: {t.pid for t in load.tenants if t.job_id == job} for job in ("a", "b")}
-        assert [len(pids) for pids in tenants.values()] == [2, 2]
-        os.kill(
-            min(tenants["a"]), signal.SIGKILL
-        )  # restored from its block; the other job sees nothing of it
-        train_together(one, other, len(one.steps) + 6)
-        assert [len(each.recovered) for each in (one, other)] == [1, 0]
-        os.kill(load.pid, signal.SIGKILL)
-        train_together(one, other, len(one.steps) + 6)
-
-        assert_same_weights(one.finish(), plain_keras("adam", one.steps))
-        one.supervisor.close()
-        other.train(5)
-        assert_same_weights(other.finish(), plain_keras("momentum", other.steps))
 
 
 def connected(folder: Path) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import PoolConnection
 from scavenger.train.pool.placement import Node, NodeUse, choose_node, machine_nodes
 from scavenger.train.pool.serving import PoolSize, pool_nodes
-from scavenger.train.pool.shares import TenantGroup, find_shares
+from scavenger.train.pool.shares import TenantGroup, find_shares, move_to
 from scavenger.train.pool.use import TenantUse
 
 GIB = 1 << 30
@@ -177,6 +178,50 @@ def test_a_tenants_limits_are_set_before_it_begins() -> None:
     )
 
     assert found.stdout == f"{processors} {1 << 33}\n"
+
+
+def test_a_process_moves_with_its_threads_and_children() -> None:
+    processors = sorted(os.sched_getaffinity(0))
+    program = (
+        "import subprocess, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            for wanted in ({processors[-1]}, {processors[0]}):
+                move_to(process.pid, wanted)
+                threads = [
+                    int(name) for pid in (process.pid, child) for name in os.listdir(f"/proc/{pid}/task")
+                ]
+                assert len(threads) >= 3
+                assert all(os.sched_getaffinity(thread) == wanted for thread in threads)
+        finally:
+            for pid in (child, process.pid):
+                os.kill(pid, signal.SIGKILL)
+    move_to(process.pid, processors)  # one that has ended
+
+
+def test_the_time_that_a_process_waits_for_a_processor_is_measured() -> None:
+    processors = sorted(os.sched_getaffinity(0))[-1:]
+    program = "import os, sys, time; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", program, str(processors[0])]) for _ in range(2)]
+    found = TenantUse()
+    try:
+        deadline = time.monotonic() + 60.0
+        while found.waited_s < 0.1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            found.sample(busy[0].pid, time.monotonic())
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+    assert found.waited_s >= 0.1
 
 
 def test_the_pool_of_a_user_has_one_place_unless_a_variable_names_another() -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.pool import pool_document, share_of
-from scavenger.presentation.formatting import clean, duration, plural, quantity, size, when
+from scavenger.control.documents.pool import pool_document, share_of, state_of
+from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
     from scavenger.train.pool.protocol import NodeLoad, PoolLoad
 
-__all__ = ["serve_pool", "show_pool"]
+__all__ = ["drain_node", "serve_pool", "show_pool"]
+
+_CHANGES_SHOWN = 5
 
 _SHARES = {
     "cgroup": "by a cgroup each",
@@ -25,11 +32,13 @@ _SHARES = {
 
 
 def show_pool(*, as_json: bool) -> int:
-    """Print the nodes of this machine's pool, the aggregators on them, and what each uses.
+    """Print the nodes of this machine's pool, its jobs and their aggregators, and what each uses and costs.
 
     Raises:
         TransientError: The pool's manager does not answer.
+        ConfigurationError: The price of a processor that the environment sets is none.
     """
+    from scavenger.cloud.local import LocalCloud
     from scavenger.train.pool.connection import load_of
     from scavenger.train.pool.protocol import pool_folder
 
@@ -39,11 +48,36 @@ def show_pool(*, as_json: bool) -> int:
     elif load is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
     else:
-        _show(load, time.time())
+        _show(load, LocalCloud().cpu_price(), time.time())
     return 0
 
 
-def serve_pool(*, nodes: int, cpus: int | None, memory_gib: float | None, tenants: int) -> int:
+def drain_node(node: str, *, undo: bool, as_json: bool) -> int:
+    """Have all aggregators moved off a node, or let it have some again.
+
+    Raises:
+        ConfigurationError: No pool is served, it has no such node, or the others have no room.
+        TransientError: The pool's manager does not answer.
+    """
+    from scavenger.train.pool.connection import drain
+    from scavenger.train.pool.protocol import pool_folder
+
+    found = drain(pool_folder(), node, undo=undo)
+    if found is None:
+        raise ConfigurationError("no pool is served on this machine")
+    if found.error:
+        raise ConfigurationError(found.error)
+    if as_json:
+        answer = {"node": node, "drained": not undo, "moved": found.moved}
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, **answer})
+    elif undo:
+        console.emit(Text(f"{clean(node)} gets aggregators again."))
+    else:
+        console.emit(Text(f"{clean(node)} is drained: {plural(found.moved, 'aggregator')} moved."))
+    return 0
+
+
+def serve_pool(*, nodes: int | None, cpus: int | None, memory_gib: float | None, tenants: int) -> int:
     """Serve the pool until Ctrl-C or SIGTERM.
 
     Raises:
@@ -61,30 +95,78 @@ def serve_pool(*, nodes: int, cpus: int | None, memory_gib: float | None, tenant
     return 0
 
 
-def _show(load: PoolLoad, now_s: float) -> None:
+def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
     began = datetime.fromtimestamp(load.since, UTC)
+    used = sum(node.tenants > 0 for node in load.nodes)
     console.emit(
+        Text(f"Pool of process {load.pid} since {when(began)}"),
         Text(
-            f"Pool of process {load.pid} since {when(began)}, room for {plural(load.free, 'aggregator')} more"
-        )
+            f"{used} of {plural(len(load.nodes), 'node')} in use, room for {plural(load.free, 'aggregator')} more"
+        ),
+        "",
+        _nodes(load),
     )
+    if load.jobs:
+        console.emit("", _jobs(load, price[0]))
+    if load.tenants:
+        console.emit("", _tenants(load, now_s))
+    if load.changes:
+        console.emit("", *_changes(load))
+    note = f"share: of the node's processors, in the last 10 s; equal shares {_SHARES[load.shares]}"
+    console.emit("", Text(note))
+    console.emit(Text(f"cost: of processor time at {money(price[0])} per hour ({clean(price[1])})"))
+
+
+def _nodes(load: PoolLoad) -> Table:
     grid = render.table(
         ("node", "left"),
+        ("state", "left"),
         ("processors", "right"),
         ("busy", "right"),
+        ("planned", "right"),
         ("tenants", "right"),
         ("memory", "right"),
     )
     for node in load.nodes:
-        memory = f"{size(node.memory_bytes)} of {size(node.node.memory_bytes)}"
-        grid.add_row(clean(node.node.name), str(node.node.cpus), _busy(node), str(node.tenants), memory)
-    console.emit("", grid)
-    if not load.tenants:
-        return
-    cpus = {node.node.name: node.node.cpus for node in load.nodes}
+        grid.add_row(
+            clean(node.node.name),
+            state_of(node),
+            str(node.node.cpus),
+            _busy(node),
+            f"{node.planned:.0%}",
+            str(node.tenants),
+            f"{size(node.memory_bytes)} of {size(node.node.memory_bytes)}",
+        )
+    return grid
+
+
+def _jobs(load: PoolLoad, usd_per_cpu_hour: float) -> Table:
     grid = render.table(
         ("job", "left"),
         ("name", "left"),
+        ("step alone", "right"),
+        ("step", "right"),
+        ("loss", "right"),
+        ("cpu time", "right"),
+        ("cost", "right"),
+    )
+    for job in load.jobs:
+        grid.add_row(
+            clean(job.id[:8]),
+            clean(_short(job.name)),
+            "-" if job.alone_s is None else duration(job.alone_s),
+            "-" if job.step_s is None else duration(job.step_s),
+            "-" if job.loss is None else f"{job.loss:.1%}",
+            f"{quantity(job.cpu_s)} s",
+            money(job.cpu_s / 3600.0 * usd_per_cpu_hour),
+        )
+    return grid
+
+
+def _tenants(load: PoolLoad, now_s: float) -> Table:
+    cpus = {node.node.name: node.node.cpus for node in load.nodes}
+    grid = render.table(
+        ("job", "left"),
         ("process", "left"),
         ("node", "left"),
         ("share", "right"),
@@ -95,7 +177,6 @@ def _show(load: PoolLoad, now_s: float) -> None:
     for tenant in load.tenants:
         grid.add_row(
             clean(tenant.job_id[:8]),
-            clean(_short(tenant.job)),
             clean(tenant.name),
             clean(tenant.node),
             f"{share_of(tenant, cpus):.0%}",
@@ -103,9 +184,13 @@ def _show(load: PoolLoad, now_s: float) -> None:
             size(tenant.memory_bytes),
             duration(max(0.0, now_s - tenant.since)),
         )
-    console.emit("", grid)
-    note = f"share: of the node's processors, in the last 10 s; equal shares {_SHARES[load.shares]}"
-    console.emit(Text(note))
+    return grid
+
+
+def _changes(load: PoolLoad) -> Iterator[RenderableType]:
+    for change in load.changes[-_CHANGES_SHOWN:]:
+        at = when(datetime.fromtimestamp(change.at, UTC))[11:19]
+        yield Text(f"{at}  {clean(change.what)} ({clean(change.reason)})")
 
 
 def _short(name: str, most: int = 10) -> str:

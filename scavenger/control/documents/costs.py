@@ -26,10 +26,13 @@ def cost_of(store: Store, job: JobRecord, at: datetime) -> JobCost:
     """Predicted and actual cost of a job up to a time, with its VMs; the job comes with its report."""
     from scavenger.control.provisioning.bill import job_cost
     from scavenger.control.provisioning.traffic_counter import recorded_traffic
+    from scavenger.control.training.aggregation_share import recorded_share
 
     intents = store.intents(job.id)
     traffic = recorded_traffic(store, job.id) if intents else None
-    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents), traffic=traffic)
+    share = None if intents else recorded_share(store, job.id)
+    prices = _disk_prices(intents)
+    return job_cost(job, intents, at=at, disk_prices=prices, traffic=traffic, share=share)
 
 
 def billed(store: Store, job: JobRecord) -> JobRecord:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from scavenger.cloud.local import LocalCloud
 from scavenger.control.documents.plain import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from scavenger.train.pool.protocol import PoolLoad, TenantLoad
+    from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad
 
-__all__ = ["pool_document", "share_of"]
+__all__ = ["pool_document", "share_of", "state_of"]
 
 
 def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
@@ -18,30 +19,56 @@ def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
     return tenant.load_cpus / cpus[tenant.node]
 
 
+def state_of(node: NodeLoad) -> str:
+    """Whether a node is in use, in words."""
+    return "drained" if node.drained else "in use" if node.tenants else "empty"
+
+
 def pool_document(load: PoolLoad | None) -> dict[str, Any]:
-    """The nodes of the pool and its tenants; null if none is served."""
-    return {"schema_version": SCHEMA_VERSION, "pool": None if load is None else _document(load)}
+    """The nodes of the pool, its jobs and its tenants; null if none is served.
+
+    Raises:
+        ConfigurationError: If the price of a processor that the environment sets is none.
+    """
+    price = LocalCloud().cpu_price()
+    return {"schema_version": SCHEMA_VERSION, "pool": None if load is None else _document(load, price)}
 
 
-def _document(load: PoolLoad) -> dict[str, Any]:
+def _document(load: PoolLoad, price: tuple[float, str]) -> dict[str, Any]:
     cpus = {node.node.name: node.node.cpus for node in load.nodes}
     return {
         "pid": load.pid,
-        "since": datetime.fromtimestamp(load.since, UTC).isoformat(),
+        "since": _at(load.since),
         "shares": load.shares,
         "tenant_memory_bytes": load.tenant_memory_bytes,
         "free": load.free,
+        "usd_per_cpu_hour": price[0],
+        "price_source": price[1],
         "nodes": [
             {
                 "name": one.node.name,
+                "state": state_of(one).replace(" ", "_"),
                 "processors": list(one.node.processors),
                 "memory_bytes": one.node.memory_bytes,
                 "tenants_max": one.node.tenants_max,
                 "tenants": one.tenants,
                 "load_cpus": one.load_cpus,
+                "planned": one.planned,
                 "used_bytes": one.memory_bytes,
             }
             for one in load.nodes
+        ],
+        "jobs": [
+            {
+                "id": one.id,
+                "name": one.name,
+                "alone_s": one.alone_s,
+                "step_s": one.step_s,
+                "loss": one.loss,
+                "cpu_s": one.cpu_s,
+                "cost_usd": one.cpu_s / 3600.0 * price[0],
+            }
+            for one in load.jobs
         ],
         "tenants": [
             {
@@ -49,7 +76,7 @@ def _document(load: PoolLoad) -> dict[str, Any]:
                 "process": one.name,
                 "pid": one.pid,
                 "node": one.node,
-                "since": datetime.fromtimestamp(one.since, UTC).isoformat(),
+                "since": _at(one.since),
                 "share": share_of(one, cpus),
                 "load_cpus": one.load_cpus,
                 "cpu_s": one.cpu_s,
@@ -57,4 +84,12 @@ def _document(load: PoolLoad) -> dict[str, Any]:
             }
             for one in load.tenants
         ],
+        "changes": [
+            {"at": _at(one.at), "what": one.what, "reason": one.reason, "in_use": one.in_use}
+            for one in load.changes
+        ],
     }
+
+
+def _at(since: float) -> str:
+    return datetime.fromtimestamp(since, UTC).isoformat()

@@ -153,7 +153,7 @@ def _build(
         started_at=attempt.started_at,
         on_tick=lambda: running.tick(),
         resumed=resumed,
-        meter=resources.meter,
+        meter=resources.meter(supervisor),
         clock=options.clock,
     )
     trainer.terms = lambda: resources.terms(trainer)

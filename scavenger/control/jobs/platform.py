@@ -12,6 +12,7 @@ from typing import Protocol
 from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
+from scavenger.control.jobs.local_resources import LocalResources, PooledResources
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
@@ -31,6 +32,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
+from scavenger.domain.measurement import StepRecord
 from scavenger.errors import ConfigurationError, JobFileError, TransientError
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
@@ -41,6 +43,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.protocol import PoolLoad, pool_folder
+from scavenger.train.supervisor.supervisor import Supervisor
 
 __all__ = ["Platform", "PreparedJob", "Resources", "check_room", "prepare_job"]
 
@@ -54,12 +57,13 @@ class Resources(Protocol):
     Attributes:
         space: The configurations that may be searched on these resources.
         engine: Starts the job's processes; None for the engine that the job file names.
-        meter: The job's cost meter; None if only its workers are paid for.
     """
 
     space: SearchSpace
     engine: Callable[[Path, int], Engine] | None
-    meter: CostMeter | None
+
+    def meter(self, supervisor: Supervisor) -> CostMeter:
+        """The job's cost meter."""
 
     @property
     def vms(self) -> int:
@@ -71,13 +75,21 @@ class Resources(Protocol):
     def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
         """The rented aggregator VMs; None if there are none, or the model is not known yet."""
 
-    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
+    def tick(
+        self,
+        drain_s: float = 0.0,
+        *,
+        step: int = 0,
+        model_bytes: float = 0.0,
+        steps: Sequence[StepRecord] = (),
+    ) -> None:
         """Renew the rented VMs and read their state; called about once a second.
 
         Args:
             drain_s: Time that the job needs for an orderly end, seconds.
             step: Number of the job's last step.
             model_bytes: Size of its model's weights.
+            steps: The steps since the last call.
 
         Raises:
             ScavengerError: If the job must end.
@@ -223,6 +235,7 @@ class ThisMachine:
         self._gpus = () if gpus is None else gpus.names
         machine = LocalCloud(gpus=len(self._gpus), gpu_model="" if gpus is None else gpus.model)
         self.cloud: Cloud = machine
+        self._cpu_price = machine.cpu_price()[0]
         self.space = search_space(job, machine)
         self.aggregators: Offer | None = None
         self.notes = notes
@@ -250,8 +263,9 @@ class ThisMachine:
         if self._shared:
             folder = pool_folder()
             check_room(wait_for_load(folder), self._shared)
-            engine = partial(PooledEngine, gpus=self._gpus, folder=folder, job_id=record.id, job=record.name)
-        return _LocalResources(self.space, engine if self._here else None)
+            make = partial(PooledEngine, gpus=self._gpus, folder=folder, job_id=record.id, job=record.name)
+            return PooledResources(self.space, make, store, record.id, self._cpu_price)
+        return LocalResources(self.space, engine if self._here else None)
 
 
 def check_room(load: PoolLoad, aggregators: int) -> None:
@@ -265,30 +279,6 @@ def check_room(load: PoolLoad, aggregators: int) -> None:
             f"aggregation: shared: the pool of this machine has room for {load.free} of {aggregators} aggregators "
             "(`scavenger aggregators` shows whose are there); wait for a job to end, or write own"
         )
-
-
-class _LocalResources:
-    """This machine's resources, for which nothing is rented; see `Resources`."""
-
-    def __init__(self, space: SearchSpace, engine: Callable[[Path, int], Engine] | None) -> None:
-        self.space, self.engine = space, engine
-        self.meter: CostMeter | None = None
-
-    @property
-    def vms(self) -> int:
-        return 0
-
-    def terms(self, trainer: Trainer) -> CostTerms | None:
-        return None
-
-    def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
-        return None
-
-    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class RentedVms:
@@ -352,7 +342,9 @@ class _VmResources:
     def __init__(self, space: SearchSpace, cloud_resources: CloudResources, fleet: Fleet) -> None:
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self.engine: Callable[[Path, int], Engine] | None = fleet.engine
-        self.meter: CostMeter | None = fleet.meter
+
+    def meter(self, supervisor: Supervisor) -> CostMeter:
+        return self._fleet.meter
 
     @property
     def vms(self) -> int:
@@ -372,7 +364,14 @@ class _VmResources:
         manifest = trainer.supervisor.manifest
         return None if manifest is None else self._cloud_resources.aggregator_vms(manifest)
 
-    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
+    def tick(
+        self,
+        drain_s: float = 0.0,
+        *,
+        step: int = 0,
+        model_bytes: float = 0.0,
+        steps: Sequence[StepRecord] = (),
+    ) -> None:
         fleet = self._fleet
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s

@@ -68,7 +68,7 @@ class RunningJob:
         self.parts, self.warnings = parts, warnings
         self._observer, self._checkpoints, self._stop, self._clock = observer, checkpoints, stop, clock
         self._save_wanted, self._closed = True, False
-        self._alive_at = 0.0
+        self._alive_at, self._ticked_step = 0.0, 0
         self._waiting: set[Path] = set()
         self.model_path: Path | None = None
         self.ending_at_s: float | None = None
@@ -96,7 +96,14 @@ class RunningJob:
         self._report_journals()
         manifest = parts.supervisor.manifest
         model_bytes = 0.0 if manifest is None else weights_bytes(manifest)
-        parts.resources.tick(parts.trainer.drain_s, step=parts.trainer.step, model_bytes=model_bytes)
+        trainer, before = parts.trainer, self._ticked_step
+        self._ticked_step = trainer.step
+        parts.resources.tick(
+            trainer.drain_s,
+            step=trainer.step,
+            model_bytes=model_bytes,
+            steps=trainer.history.steps_since(before),
+        )
         self._report_checkpoint()
         parts.operations.look()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scavenger.control.jobs.resumption import Resumption
-from scavenger.control.training.cost_meter import CostMeter, WorkerCostMeter
+from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import Limits
@@ -71,20 +71,16 @@ def trainer_of(
     started_at: float,
     on_tick: Callable[[], None],
     resumed: Resumption | None,
-    meter: CostMeter | None,
+    meter: CostMeter,
     clock: Callable[[], float],
 ) -> Trainer:
-    """Build the trainer that controls the supervisor within the job's limits; see `Trainer` for the arguments.
-
-    Args:
-        meter: The cost meter; None if only workers are paid for.
-    """
+    """Build the trainer that controls the supervisor within the job's limits; see `Trainer` for the arguments."""
     reference = space.global_batch_sizes[0]
     return Trainer(
         supervisor,
         goal=goal,
         offers=space.offers,
-        meter=meter or WorkerCostMeter(supervisor, {offer.vm: offer for offer in space.offers}),
+        meter=meter,
         limits=Limits(job.constraints.deadline, job.constraints.budget),
         journal=journal,
         observer=observer,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scavenger.domain.cost import CostEstimate, CostItem, ResourceRates, Traffic
+from scavenger.domain.cost import AggregationShare, CostEstimate, CostItem, ResourceRates, Traffic
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import estimate_from_document
 from scavenger.domain.intent import Intent
@@ -240,6 +240,7 @@ def job_cost(
     at: datetime,
     disk_prices: DiskPrices | None = None,
     traffic: Traffic | None = None,
+    share: AggregationShare | None = None,
 ) -> JobCost:
     """Compute the predicted and actual cost of a job.
 
@@ -249,6 +250,7 @@ def job_cost(
         at: With a time zone.
         disk_prices: Prices of boot disks.
         traffic: Traffic between zones; None if there was none.
+        share: What a job on this machine has used of the pool of aggregators; None if it used none.
 
     Raises:
         ConfigurationError: As `paid_for`.
@@ -268,8 +270,14 @@ def job_cost(
         actual = math.fsum(item.usd for item in items)
     else:
         actual = job.cost_usd if job.actual is None else job.actual.cost_usd
-        items, how = _of_workers(job, actual)
+        pooled = share if actual is not None and share is not None and share.cpu_s else AggregationShare()
+        price = None if pooled.cpu_s else _price_of(job.report)  # its prediction includes the share
+        items, how = _of_workers(None if actual is None else actual - pooled.usd, price)
         not_counted = ("aggregators and coordinator, which run on this machine too", *NEVER_COUNTED)
+        if pooled.cpu_s:
+            used = f"{pooled.cpu_s:.4g} processor-seconds at ${pooled.usd_per_cpu_hour:.6g} per hour"
+            items = (*items, CostItem("aggregators in the pool", pooled.usd, used))
+            not_counted = ("coordinator, which runs on this machine too", *NEVER_COUNTED)
     return JobCost(
         job_id=job.id,
         name=job.name,
@@ -284,11 +292,10 @@ def job_cost(
     )
 
 
-def _of_workers(job: JobRecord, actual_usd: float | None) -> tuple[tuple[CostItem, ...], str]:
+def _of_workers(actual_usd: float | None, price: float | None) -> tuple[tuple[CostItem, ...], str]:
     """Cost of a job whose workers did not run on cloud VMs, with its basis."""
     if actual_usd is None:
         return (), "nothing was recorded"
-    price = _price_of(job.report)
     if not price:
         return (CostItem("workers", actual_usd, "worker-seconds x price, as the job counted"),), _COUNTED
     how = f"{actual_usd / price:.4g} worker-hours at ${price:.6g} per hour"

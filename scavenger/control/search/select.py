@@ -138,6 +138,7 @@ def decide(
     if isinstance(choice, Infeasible):
         return Decision(model, told, curve, choice, at, progress)
     terms = trainer.terms()
+    rents = terms is not None and terms.aggregation_usd_per_step is None  # a pool is on this machine
     offer = space.offer(choice.configuration.vm)
     return Decision(
         model,
@@ -147,7 +148,7 @@ def decide(
         at,
         progress,
         predicted=predict_run(trainer, curve, choice, progress),
-        estimate=None if terms is None else estimate_of(choice.point, offer, terms),
+        estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )
 
 

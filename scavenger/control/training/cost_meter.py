@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import AggregationShare
 from scavenger.train.supervisor.supervisor import Supervisor
 
-__all__ = ["CostMeter", "WorkerCostMeter"]
+__all__ = ["CostMeter", "PooledCostMeter", "WorkerCostMeter"]
 
 
 class CostMeter(Protocol):
@@ -55,3 +57,36 @@ class WorkerCostMeter:
 
     def _price(self, vm: str) -> float:
         return self._offers[vm].price_usd_per_hour
+
+
+class PooledCostMeter(WorkerCostMeter):
+    """Cost meter of a job that also pays for what its aggregators use of a pool's processors.
+
+    Args:
+        supervisor: The job's.
+        offers: By VM type.
+        share: Returns what they have used in this attempt.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        offers: Mapping[str, Offer],
+        share: Callable[[], AggregationShare],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(supervisor, offers)
+        self._share, self._clock, self._since = share, clock, clock()
+
+    def spent_usd(self) -> float:
+        """See `CostMeter.spent_usd`."""
+        return super().spent_usd() + self._share().usd
+
+    def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
+        """See `CostMeter.usd_per_hour`."""
+        return super().usd_per_hour(joining) + self.shared_usd_per_hour()
+
+    def shared_usd_per_hour(self) -> float:
+        """See `CostMeter.shared_usd_per_hour`: the mean of this attempt."""
+        return self._share().usd / max(1.0, self._clock() - self._since) * 3600.0

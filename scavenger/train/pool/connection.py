@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,7 +22,9 @@ from scavenger.train.engines.forking import ForkedProcess, ProcessServer
 from scavenger.train.engines.reaper import VARIABLE
 from scavenger.train.pool import protocol
 
-__all__ = ["IDLE_S", "PoolConnection", "load_of", "start_manager", "wait_for_load"]
+__all__ = ["IDLE_S", "PoolConnection", "drain", "load_of", "start_manager", "wait_for_load"]
+
+_Answer = TypeVar("_Answer")
 
 IDLE_S = 60.0
 """How long a manager that was started by a job stays after its last job, seconds."""
@@ -31,7 +34,11 @@ _START_S = 30.0
 """How long a new manager may take to listen: its machine may be busy."""
 _RETRY_S = 0.02
 
+_STEPS_MAX = 2000
+"""Steps of one message, so that it fits into a packet."""
+
 _loads = msgspec.json.Decoder(protocol.PoolLoad)
+_drained = msgspec.json.Decoder(protocol.Drained)
 
 
 @dataclass(slots=True)
@@ -76,6 +83,14 @@ class PoolConnection(ProcessServer):
         process = self._new_process(send)
         self._send_waiting()
         return process
+
+    def report(self, view: int, steps_s: Sequence[float]) -> None:
+        """Tell the manager of steps; see `protocol.Progress`. One that is too busy to be told is told less."""
+        if self.alive and self._manager:
+            with contextlib.suppress(OSError):
+                for begin in range(0, len(steps_s), _STEPS_MAX):
+                    steps = tuple(steps_s[begin : begin + _STEPS_MAX])
+                    protocol.send_packet(self._control, protocol.Progress(view, steps))
 
     def receive(self) -> None:
         """See `ProcessServer.receive`."""
@@ -177,6 +192,21 @@ def load_of(folder: Path) -> protocol.PoolLoad | None:
     Raises:
         TransientError: If it does not answer, or not this user's process does.
     """
+    packet = _asked(folder, protocol.Ask())
+    return None if packet is None else _decoded(_loads, packet)
+
+
+def drain(folder: Path, node: str, *, undo: bool = False) -> protocol.Drained | None:
+    """Have a node drained, or used again; see `protocol.Drain`. None if no manager serves.
+
+    Raises:
+        TransientError: If it does not answer, or not this user's process does.
+    """
+    packet = _asked(folder, protocol.Drain(node, undo))
+    return None if packet is None else _decoded(_drained, packet)
+
+
+def _asked(folder: Path, question: msgspec.Struct) -> bytes | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_S)
         try:
@@ -185,11 +215,17 @@ def load_of(folder: Path) -> protocol.PoolLoad | None:
             return None
         try:
             _manager_of(connection)
-            protocol.send_packet(connection, protocol.Ask())
-            packet, _ = protocol.receive_packet(connection)
-            return _loads.decode(packet)
-        except (OSError, msgspec.MsgspecError) as error:
+            protocol.send_packet(connection, question)
+            return protocol.receive_packet(connection)[0]
+        except OSError as error:
             raise TransientError(f"the manager of the aggregator pool does not answer: {error}") from None
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Answer], packet: bytes) -> _Answer:
+    try:
+        return decoder.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise TransientError(f"the manager of the aggregator pool does not answer: {error}") from None
 
 
 def wait_for_load(folder: Path) -> protocol.PoolLoad:

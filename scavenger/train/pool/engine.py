@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from scavenger.train.engines.base import Exit
 from scavenger.train.engines.forking import ForkedProcess
@@ -47,6 +49,7 @@ class PooledEngine(ProcessEngine):
         super().__init__(log_dir, memory_fd, command=command, gpus=gpus)
         self._folder, self._join = folder, protocol.Join(protocol.PROTOCOL, job_id, job)
         self._pool: PoolConnection | None = None
+        self._used: dict[int, float] = {}  # processor seconds, by process id
 
     def launch(
         self,
@@ -60,6 +63,25 @@ class PooledEngine(ProcessEngine):
         if config.role == _ROLE and config.memory_fd >= 0:
             config = msgspec.structs.replace(config, memory_fd=protocol.MEMORY_FD)
         return super().launch(config, env=env, host=host, vm=vm)
+
+    def report(self, view: int, steps_s: Sequence[float]) -> None:
+        """Tell the pool of the job's steps, by which it places its aggregators.
+
+        Args:
+            view: Number of the view in which they were made.
+            steps_s: Times of the steps since the last call, seconds.
+        """
+        if self._pool is not None and steps_s:
+            self._pool.report(view, steps_s)
+
+    def aggregation_cpu_s(self) -> float:
+        """Processor time that the job's aggregators have used in the pool, seconds, as far as it was seen."""
+        for name in self.running:
+            if (pid := self.pid(name)) and self._processes[name].config.role == _ROLE:
+                with contextlib.suppress(psutil.Error):
+                    times = psutil.Process(pid).cpu_times()
+                    self._used[pid] = times.user + times.system
+        return sum(self._used.values())
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`."""

@@ -3,6 +3,9 @@
 A tenant is an aggregator of one job: an ordinary process of a training job, except that the manager is its parent, and
 holds it to its share of a node (`shares`). Its job is asked for everything else: it gives it its keys, its memory and
 its log, kills it, and starts another when it has ended. The manager ends a tenant when the connection of its job ends.
+
+Which tenant is on which node, `planning` decides, by what the jobs report of their steps. The manager then has tenants
+compute on other processors; they notice nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,17 +27,25 @@ from pathlib import Path
 import msgspec
 
 from scavenger.errors import ConfigurationError, TransientError
+from scavenger.scheduler.cycles import speed_loss
 from scavenger.train.engines.fork_server import Ended, Forked, Reap
 from scavenger.train.engines.forking import kill_group
 from scavenger.train.pool import protocol
-from scavenger.train.pool.placement import Node, NodeUse, choose_node
-from scavenger.train.pool.shares import Shares, TenantGroup
+from scavenger.train.pool.measuring import JobMeter, Measured, Used, charged_step_time
+from scavenger.train.pool.placement import Node
+from scavenger.train.pool.planning import Move, PoolPlan, moves, touched
+from scavenger.train.pool.shares import Shares, TenantGroup, move_to
 from scavenger.train.pool.use import TenantUse
 
 __all__ = ["Manager"]
 
 _SAMPLE_S = 1.0
 """How often the use of tenants is measured, seconds."""
+_PERIOD_S = 10.0
+"""How often all jobs are packed again, seconds."""
+_GONE_S = 30.0
+"""How long the place of a tenant that has ended is kept, seconds: its job starts it again, or has given it up."""
+_CHANGES_MAX = 10
 _LOCK = "manager.lock"
 _BACKLOG = 64
 _OTHER_VERSION = "found the pool served by another version of Scavenger, which must end first"
@@ -43,12 +55,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A connection: of a job once it has joined, before that of anyone. `refused`: why it gets no tenant."""
+    """A connection: of a job once it has joined, before that of anyone.
+
+    Attributes:
+        key: Its name in the plan.
+        refused: Why it gets no tenant.
+        latest: What was measured of it last.
+        ended_cpu_s: Processor time of its tenants that have ended.
+        gone: When tenants were released that have not been started again, by name.
+    """
 
     connection: socket.socket
+    key: str
     id: str = ""
     name: str = ""
     refused: str = "did not join the pool"
+    meter: JobMeter = field(default_factory=JobMeter)
+    latest: Measured | None = None
+    ended_cpu_s: float = 0.0
+    gone: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +102,16 @@ class Manager:
     def __init__(
         self, listener: socket.socket, lock: int, nodes: Sequence[Node], shares: Shares, idle_s: float | None
     ) -> None:
-        self._listener, self._lock, self._nodes = listener, lock, tuple(nodes)
+        self._listener, self._lock = listener, lock
+        self._plan, self._changes = PoolPlan.of(nodes), deque[protocol.Change](maxlen=_CHANGES_MAX)
         self._shares, self._idle_s = shares, idle_s
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._jobs: list[_Job] = []
         self._tenants: dict[int, _Tenant] = {}  # by process id
-        self._since, self._busy_at, self._sampled_at = time.time(), time.monotonic(), time.monotonic()
-        self._count = 0
+        self._since, self._busy_at = time.time(), time.monotonic()
+        self._sampled_at = self._packed_at = self._busy_at
+        self._count = self._joined = 0
         self._running = True
 
     @classmethod
@@ -143,11 +170,12 @@ class Manager:
 
     def _serve(self) -> None:
         _keep_at_memory_fd(None)
-        log.info("serves %d nodes, shares by %s", len(self._nodes), self._shares.way)
+        log.info("serves %d nodes, shares by %s", len(self._plan.nodes), self._shares.way)
         while self._running and not self._is_idle():
             for key, _ in self._selector.select(_SAMPLE_S):
                 key.data()
             self._sample()
+            self._pack()
 
     def close(self) -> None:
         """End all tenants and stop listening."""
@@ -178,7 +206,8 @@ class Manager:
             connection.close()
             return
         connection.setblocking(False)
-        job = _Job(connection)
+        self._joined += 1
+        job = _Job(connection, f"#{self._joined}")
         self._jobs.append(job)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(job))
 
@@ -205,11 +234,15 @@ class Manager:
         match request:
             case protocol.Ask():
                 protocol.send_packet(job.connection, self.load())
-            case protocol.Join():
-                job.id, job.name = request.job_id, request.job
+            case protocol.Drain():
+                protocol.send_packet(job.connection, self._drain(request))
+            case protocol.Join() if not job.id:
+                job.id, job.name, job.key = request.job_id, request.job, f"{request.job_id[:8]}{job.key}"
                 job.refused = "" if request.protocol == protocol.PROTOCOL else _OTHER_VERSION
             case protocol.Launch() if len(fds) >= 2:
                 protocol.send_packet(job.connection, self._launch(job, request, fds))
+            case protocol.Progress():
+                self._progress(job, request)
             case Reap():
                 self._release(job, request.pid)
             case _:
@@ -227,14 +260,80 @@ class Manager:
             kill_group(pid)
         for pid in left:
             self._release(job, pid)
+        self._adopt(self._plan.without_job(job.key))
+
+    # ---- the plan ------------------------------------------------------------------------------------------
+
+    def _progress(self, job: _Job, request: protocol.Progress) -> None:
+        """Add a job's steps; enough of them are a measurement, by which tenants may be moved."""
+        now, used = time.monotonic(), {}
+        for pid, tenant in self._tenants.items():
+            if tenant.job is job and tenant.watched >= 0:
+                tenant.use.sample(pid, now)
+                used[tenant.name] = Used(tenant.use.cpu_s, tenant.use.waited_s)
+        found = job.meter.note(request.view, request.steps_s, used, now)
+        if found is None:
+            return
+        plan, job.meter.alone = self._plan.after_steps(job.key, job.meter.alone, found)
+        job.latest = found
+        self._adopt(plan)
+
+    def _drain(self, request: protocol.Drain) -> protocol.Drained:
+        if request.node not in self._plan.nodes:
+            return protocol.Drained(0, f"the pool has no node {request.node}: {', '.join(self._plan.nodes)}")
+        try:
+            plan = self._plan.opened(request.node) if request.undo else self._plan.draining(request.node)
+        except ValueError as error:
+            return protocol.Drained(0, str(error))
+        return protocol.Drained(self._adopt(plan))
+
+    def _pack(self) -> None:
+        """Pack the jobs at the end of a period, without the places of tenants that do not come back."""
+        now = time.monotonic()
+        if now - self._packed_at < _PERIOD_S:
+            return
+        self._packed_at = now
+        plan = self._plan
+        for job in self._jobs:
+            for name in [name for name, at in job.gone.items() if now - at > _GONE_S]:
+                del job.gone[name]
+                plan = plan.without_tenant(job.key, name)
+        self._adopt(plan.period() if plan.tenants else plan)
+
+    def _adopt(self, plan: PoolPlan) -> int:
+        """Carry out a plan; returns how many tenants it moves."""
+        before, self._plan = self._plan, plan
+        moved = list(moves(before, plan))
+        for move in moved:
+            self._move(move)
+        changed = touched(before, plan)
+        for job in self._jobs:
+            if job.key in changed:
+                job.meter.restart()
+        if moved or before.in_use != plan.in_use:
+            self._changes.append(
+                protocol.Change(time.time(), _described(before, plan, moved), plan.reason, len(plan.in_use))
+            )
+            log.info("%s: %s", self._changes[-1].what, plan.reason)
+        return len(moved)
+
+    def _move(self, move: Move) -> None:
+        for pid, tenant in self._tenants.items():
+            if (tenant.job.key, tenant.name) == (move.job, move.tenant):
+                tenant.node = move.node
+                if tenant.watched >= 0:
+                    move_to(pid, move.node.processors)
 
     # ---- tenants -------------------------------------------------------------------------------------------
 
     def _launch(self, job: _Job, request: protocol.Launch, fds: list[int]) -> Forked:
-        node = choose_node(self._uses())
-        if node is None or job.refused:
+        plan = None if job.refused else self._plan.with_tenant(job.key, request.name, self._loads())
+        node = None if plan is None else plan.node_of(job.key, request.name)
+        if plan is None or node is None:
             reason = job.refused or "found no room: every node of the pool has all its tenants"
             return Forked(request.number, 0, reason)
+        job.gone.pop(request.name, None)
+        self._adopt(plan)
         standard_input, output, *memory = fds
         self._count += 1
         group = self._shares.group(str(self._count))
@@ -286,6 +385,8 @@ class Manager:
         if tenant is None or tenant.job is not job:
             return
         del self._tenants[pid]
+        job.ended_cpu_s += tenant.use.cpu_s
+        job.gone[tenant.name] = time.monotonic()
         self._unwatch(tenant)
         tenant.child.wait()
         tenant.group.remove()
@@ -305,14 +406,12 @@ class Manager:
             for pid, tenant in self._tenants.items():
                 tenant.use.sample(pid, now)
 
-    def _on(self, node: Node) -> list[_Tenant]:
-        return [tenant for tenant in self._tenants.values() if tenant.node is node]
+    def _on(self, node: str) -> list[_Tenant]:
+        return [tenant for tenant in self._tenants.values() if tenant.node.name == node]
 
-    def _uses(self) -> list[NodeUse]:
-        return [
-            NodeUse(node, sum(tenant.use.load_cpus for tenant in self._on(node)), len(self._on(node)))
-            for node in self._nodes
-        ]
+    def _loads(self) -> dict[str, float]:
+        """Processors that the tenants of each node use."""
+        return {name: sum(tenant.use.load_cpus for tenant in self._on(name)) for name in self._plan.nodes}
 
     @staticmethod
     def _tenant_bytes(node: Node) -> int:
@@ -320,22 +419,24 @@ class Manager:
         return node.memory_bytes // node.tenants_max
 
     def load(self) -> protocol.PoolLoad:
-        """The nodes, the tenants, and what they use."""
-        uses = self._uses()
+        """The nodes, the tenants, the jobs, and what they use."""
+        plan, loads = self._plan, self._loads()
         return protocol.PoolLoad(
             pid=os.getpid(),
             since=self._since,
             shares=self._shares.way,
-            tenant_memory_bytes=min(self._tenant_bytes(node) for node in self._nodes),
-            free=sum(use.node.tenants_max - use.tenants for use in uses),
+            tenant_memory_bytes=min(self._tenant_bytes(node) for node in plan.nodes.values()),
+            free=plan.free,
             nodes=tuple(
                 protocol.NodeLoad(
-                    use.node,
-                    use.load_cpus,
-                    sum(tenant.use.memory_bytes for tenant in self._on(use.node)),
-                    use.tenants,
+                    node,
+                    loads[name],
+                    sum(tenant.use.memory_bytes for tenant in self._on(name)),
+                    len(self._on(name)),
+                    plan.planned(name),
+                    name in plan.drained,
                 )
-                for use in uses
+                for name, node in plan.nodes.items()
             ),
             tenants=tuple(
                 protocol.TenantLoad(
@@ -351,7 +452,28 @@ class Manager:
                 )
                 for pid, tenant in self._tenants.items()
             ),
+            jobs=tuple(self._use_of(job) for job in self._jobs if job.id),
+            changes=tuple(self._changes),
         )
+
+    def _use_of(self, job: _Job) -> protocol.JobUse:
+        cpu_s = job.ended_cpu_s + sum(
+            tenant.use.cpu_s for tenant in self._tenants.values() if tenant.job is job
+        )
+        alone, latest = job.meter.alone, job.latest
+        if alone is None or latest is None:
+            return protocol.JobUse(job.id, job.name, cpu_s)
+        loss = speed_loss(charged_step_time(alone, latest), alone.step_time_s)
+        return protocol.JobUse(job.id, job.name, cpu_s, alone.step_time_s, latest.step_time_s, loss)
+
+
+def _described(before: PoolPlan, after: PoolPlan, moved: Sequence[Move]) -> str:
+    """What has changed, in words."""
+    words = [f"{name} begun" for name in sorted(after.in_use - before.in_use)]
+    targets = Counter(move.node.name for move in moved)
+    words += [f"{count} moved to {name}" for name, count in sorted(targets.items())]
+    words += [f"{name} ended" for name in sorted(before.in_use - after.in_use)]
+    return ", ".join(words)
 
 
 def _keep_at_memory_fd(fd: int | None) -> None:

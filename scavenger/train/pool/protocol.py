@@ -26,10 +26,15 @@ __all__ = [
     "PROTOCOL",
     "SOCKET",
     "Ask",
+    "Change",
+    "Drain",
+    "Drained",
+    "JobUse",
     "Join",
     "Launch",
     "NodeLoad",
     "PoolLoad",
+    "Progress",
     "TenantLoad",
     "decode_request",
     "peer_of",
@@ -39,7 +44,7 @@ __all__ = [
     "send_packet",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Incremented when an older manager or job would misread a message."""
 SOCKET = "manager.socket"
 MEMORY_FD = 100
@@ -77,6 +82,37 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     env: dict[str, str]
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """The steps of a job since its last message, about once a second.
+
+    Attributes:
+        view: Number of the view in which they were made.
+        steps_s: Their times, seconds.
+    """
+
+    view: int
+    steps_s: tuple[float, ...]
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Asks, instead of joining, to move all tenants off a node, which then gets none; or to let it get some again.
+
+    Attributes:
+        node: Its name.
+        undo: Whether it is to get tenants again.
+    """
+
+    node: str
+    undo: bool = False
+
+
+class Drained(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Drain`: how many tenants were moved, or why nothing was done."""
+
+    moved: int
+    error: str = ""
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Asks for a `PoolLoad`, instead of joining."""
 
@@ -89,12 +125,16 @@ class NodeLoad(msgspec.Struct, frozen=True):
         load_cpus: Processors that its tenants have used in the last seconds, on average.
         memory_bytes: Their private resident memory.
         tenants: Their number.
+        planned: Share of its processors that they need by their measured steps.
+        drained: Whether it gets no tenants.
     """
 
     node: Node
     load_cpus: float
     memory_bytes: int
     tenants: int
+    planned: float = 0.0
+    drained: bool = False
 
 
 class TenantLoad(msgspec.Struct, frozen=True):
@@ -122,6 +162,42 @@ class TenantLoad(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
+class JobUse(msgspec.Struct, frozen=True):
+    """A job of the pool and what sharing costs it.
+
+    Attributes:
+        id, name: Its id and name.
+        cpu_s: Processor time of all its tenants, also of those that have ended, seconds.
+        alone_s: Its step time in its present configuration without the others, as far as known; None before it was
+            measured.
+        step_s: Its step time as measured last, seconds; None before.
+        loss: Share of its speed that it loses by its neighbours, as measured last; None before.
+    """
+
+    id: str
+    name: str
+    cpu_s: float
+    alone_s: float | None = None
+    step_s: float | None = None
+    loss: float | None = None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A change of who is where.
+
+    Attributes:
+        at: When, seconds since the epoch.
+        what: What was done, in words.
+        reason: Why.
+        in_use: Nodes that have been in use since.
+    """
+
+    at: float
+    what: str
+    reason: str
+    in_use: int
+
+
 class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     """The state of a pool.
 
@@ -133,6 +209,8 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
         free: Tenants for which there is room.
         nodes: Its nodes.
         tenants: Its tenants.
+        jobs: Its jobs.
+        changes: The latest changes, oldest first.
     """
 
     pid: int
@@ -142,9 +220,11 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     free: int
     nodes: tuple[NodeLoad, ...]
     tenants: tuple[TenantLoad, ...]
+    jobs: tuple[JobUse, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
-Request = Join | Launch | Reap | Ask
+Request = Join | Launch | Reap | Progress | Ask | Drain
 
 _requests = msgspec.json.Decoder(Request)
 

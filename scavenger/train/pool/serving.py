@@ -19,19 +19,23 @@ __all__ = ["TENANTS_MAX", "PoolSize", "pool_nodes", "serve"]
 TENANTS_MAX = 8
 """Tenants of a node: with more, each would have less than an eighth of its processors and memory."""
 
+_CPUS_MAX = 4
+"""Processors of a node by default: an aggregator may use as many at once, and the pool grows by so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
     """The part of this machine that a pool takes.
 
     Attributes:
-        nodes: Number of nodes.
-        cpus: Processors of each; None: half of the machine's among all nodes, at least one each.
+        nodes: Number of nodes, which are in use as far as they are needed; None: as many as half of the machine's
+            processors suffice for.
+        cpus: Processors of each; None: half of the machine's among all nodes, at least one and at most four each.
         memory_bytes: Memory of each; None: half of the machine's among all nodes.
         tenants_max: Tenants that each takes at most.
     """
 
-    nodes: int = 1
+    nodes: int | None = None
     cpus: int | None = None
     memory_bytes: int | None = None
     tenants_max: int = TENANTS_MAX
@@ -44,17 +48,17 @@ def pool_nodes(size: PoolSize) -> tuple[Node, ...]:
         ConfigurationError: If the machine is too small.
     """
     processors, memory = sorted(os.sched_getaffinity(0)), psutil.virtual_memory().total
-    cpus = max(1, len(processors) // (2 * max(1, size.nodes))) if size.cpus is None else size.cpus
-    memory_bytes = memory // (2 * max(1, size.nodes)) if size.memory_bytes is None else size.memory_bytes
-    if size.nodes * memory_bytes > memory:
+    half = max(1, len(processors) // 2)
+    cpus = min(_CPUS_MAX, max(1, half // (size.nodes or 1))) if size.cpus is None else size.cpus
+    nodes = max(1, half // cpus) if size.nodes is None else size.nodes
+    memory_bytes = memory // (2 * nodes) if size.memory_bytes is None else size.memory_bytes
+    if nodes * memory_bytes > memory:
         raise ConfigurationError(
-            f"{size.nodes} nodes of {memory_bytes / 2**30:.3g} GiB are more than this machine's "
+            f"{nodes} nodes of {memory_bytes / 2**30:.3g} GiB are more than this machine's "
             f"{memory / 2**30:.3g} GiB"
         )
     try:
-        return machine_nodes(
-            processors, memory_bytes, nodes=size.nodes, cpus=cpus, tenants_max=size.tenants_max
-        )
+        return machine_nodes(processors, memory_bytes, nodes=nodes, cpus=cpus, tenants_max=size.tenants_max)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-__all__ = ["ShareWay", "Shares", "TenantGroup", "find_shares"]
+__all__ = ["ShareWay", "Shares", "TenantGroup", "find_shares", "move_to"]
 
 ShareWay = Literal["cgroup", "session", "thread"]
 
@@ -91,6 +91,36 @@ class TenantGroup:
         if self.path is not None:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
+
+
+def move_to(pid: int, processors: Collection[int]) -> None:
+    """Have a running process compute on other processors, with all its threads and the processes that it started.
+
+    Its group, its limits and its memory stay as they are; nothing is copied, and nothing stands still.
+
+    Args:
+        pid: Its id; nothing is done for one that has ended.
+        processors: Numbers of the processors.
+    """
+    wanted = set(processors)
+    moved = True
+    while moved:  # a thread that begins meanwhile has the processors of the one that began it
+        moved = False
+        for thread in _threads(pid):
+            with contextlib.suppress(OSError):
+                if os.sched_getaffinity(thread) != wanted:
+                    os.sched_setaffinity(thread, wanted)
+                    moved = True
+
+
+def _threads(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found.append(int(task.name))
+            for child in (task / "children").read_text().split():
+                found += _threads(int(child))
+    return found
 
 
 def find_shares(

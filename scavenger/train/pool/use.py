@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -19,10 +21,12 @@ class TenantUse:
 
     Attributes:
         cpu_s: Processor time that it has used, seconds.
+        waited_s: Time for which its threads were ready, but waited for a processor, seconds, of those that live.
         memory_bytes: Its private resident memory.
     """
 
     cpu_s: float = 0.0
+    waited_s: float = 0.0
     memory_bytes: int = 0
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -38,6 +42,7 @@ class TenantUse:
             times, memory = process.cpu_times(), process.memory_info()
         except psutil.Error:
             return
+        self.waited_s = max(self.waited_s, _waited_s(pid))
         self.note(times.user + times.system, max(0, memory.rss - memory.shared), now)
 
     def note(self, cpu_s: float, memory_bytes: int, now: float) -> None:
@@ -54,3 +59,12 @@ class TenantUse:
             return 0.0
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return max(0.0, last - first) / max(1e-3, last_s - first_s)
+
+
+def _waited_s(pid: int) -> float:
+    """Time in the queues of processors; 0 where the kernel does not count it."""
+    waited_ns = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            waited_ns += int(thread.read_text().split()[1])
+    return waited_ns / 1e9
