@@ -24,6 +24,7 @@ from benchmarks import (
     elastic_watching,
     first_run,
     gpu,
+    migration,
     philly,
     planning,
     prediction,
@@ -68,6 +69,7 @@ _MODULES = (
     aggregator_memory,
     reading,
     gpu,
+    migration,
     philly,
 )
 BENCHMARKS: dict[str, Benchmark] = {
