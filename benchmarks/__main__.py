@@ -26,6 +26,7 @@ from benchmarks import (
     first_run,
     gpu,
     many_workers,
+    migration,
     philly,
     planning,
     prediction,
@@ -78,6 +79,7 @@ _MODULES = (
     many_workers,
     two_hosts,
     gpu,
+    migration,
     philly,
 )
 BENCHMARKS: dict[str, Benchmark] = {

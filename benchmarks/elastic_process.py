@@ -121,7 +121,7 @@ def _arm_aggregator(clocks: _Clocks) -> None:
 
     clocks.times(Barrier, "handle", "watching")
     clocks.times(ModelShard, "apply", "apply")
-    clocks.knows_step(ModelShard, "apply", lambda part, order: order.step)
+    clocks.knows_step(ModelShard, "apply", lambda part, order, means=None: order.step)
     clocks.times(mean_gradient, "sqnorm", "watching")
     clocks.skips(mean_gradient, "sqnorm", 0.0)
     for record in ("write_job", "write_part", "write_report"):

@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -113,6 +113,7 @@ class Training:
         self.heard_at: dict[int, float] = {}
         self.lost: list[Lost] = []
         self.recovered: list[Recovered] = []
+        self.migrated: list[m.Migrated] = []
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +132,19 @@ class Training:
         before = self.view
         self.supervisor.resize(workers, global_batch_size, "benchmark")
         self.until(lambda: self.view > before)
+
+    def migrate(self, buckets: Mapping[int, int]) -> float:
+        """Have aggregators hold other buckets; returns how long it took, seconds.
+
+        Raises:
+            RuntimeError: If they do not.
+        """
+        begin, before = time.monotonic(), len(self.migrated)
+        self.supervisor.migrate(buckets)
+        self.until(lambda: len(self.migrated) > before)
+        if reason := self.migrated[-1].reason:
+            raise RuntimeError(f"nothing moved: {reason}")
+        return time.monotonic() - begin
 
     @property
     def view(self) -> int:
@@ -173,6 +187,8 @@ class Training:
                     self.heard_at.setdefault(event.step, time.monotonic())
                 case m.EpochReport():
                     self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
+                case m.Migrated():
+                    self.migrated.append(event)
                 case Lost():
                     self.lost.append(event)
                 case Recovered():

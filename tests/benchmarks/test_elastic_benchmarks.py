@@ -11,6 +11,7 @@ from benchmarks.elastic_process import is_bare
 from benchmarks.elastic_step import slowest
 from benchmarks.elastic_supervisor import gradient_s
 from benchmarks.elastic_watching import paired
+from benchmarks.migration import delay_s
 from benchmarks.peers import shapes
 from benchmarks.peers.running import installed, run_peers
 from scavenger.train.transport.messages import StepReport
@@ -111,3 +112,8 @@ def test_keras_builds_networks_of_that_size_too() -> None:
 def test_a_peer_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match="No module named"):
         run_peers("nobody", 1)
+
+
+def test_a_delay_is_what_steps_took_beyond_as_many_ordinary_ones() -> None:
+    assert delay_s([0.5, 0.25, 0.25], [0.25, 0.125, 5.0]) == pytest.approx(0.25)
+    assert delay_s([0.125, 0.25], [0.25]) == pytest.approx(-0.125)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from driving import Run, assert_same_weights, plain_keras
+from driving import Run, assert_fired, assert_same_weights, plain_keras
 
 pytestmark = pytest.mark.slow
 
@@ -33,3 +34,60 @@ def test_an_aggregator_is_drained_and_filled_again_while_it_trains(
 
     assert [end.reason for end in run.migrated] == ["", ""]
     assert_same_weights(got, plain_keras("momentum", run.steps))
+
+
+def moved_about(run: Run, within_s: float = 60.0) -> list[Any]:
+    """Everything moves to the second aggregator, to the first, and to where it was; the final weights."""
+    run.begin(2, 34)
+    run.train(2)
+    before = run.supervisor.map
+    assert before is not None
+    for holders in ([1] * len(before.holders), [0] * len(before.holders), before.holders):
+        ended = len(run.migrated)
+        run.supervisor.migrate(dict(enumerate(holders)))
+        run.until(lambda ended=ended: len(run.migrated) > ended, within_s)  # type: ignore[misc]
+        run.train(2)
+    assert run.supervisor.map is not None
+    assert run.supervisor.map.holders == before.holders
+    assert [end.reason for end in run.migrated] == [""] * 3
+    return run.finish()
+
+
+@pytest.mark.parametrize(
+    "remote", [("aggregator-1",), pytest.param(("aggregator-0", "w1"), marks=pytest.mark.long)]
+)
+def test_buckets_go_to_another_host_and_back_while_it_trains(remote: tuple[str, ...], tmp_path: Path) -> None:
+    with Run("small:exact", tmp_path, aggregators=2, remote=remote) as run:
+        got = moved_about(run)
+
+    assert not run.recovered
+    assert not run.rolled_back
+    assert_same_weights(got, plain_keras("exact", run.steps), 1e-9)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("remote", [(), ("aggregator-1",)])
+@pytest.mark.parametrize("action", ["kill", "stop"])
+@pytest.mark.parametrize(
+    ("point", "process"),
+    [
+        ("aggregator.copying", "aggregator-1"),
+        ("aggregator.copied_some", "aggregator-1"),
+        ("aggregator.copied", "aggregator-1"),
+        ("aggregator.took", "aggregator-0"),
+        ("aggregator.copied", "aggregator-0"),
+        ("aggregator.took", "aggregator-1"),
+    ],
+)
+def test_who_dies_or_stands_still_while_buckets_move_changes_nothing_but_the_time(
+    point: str, process: str, action: str, remote: tuple[str, ...], tmp_path: Path
+) -> None:
+    if point == "aggregator.copied_some" and not remote:
+        pytest.skip("nothing is copied on one host")
+    fault = f"{point}/{process}:{action}@1"
+    with Run("small:exact", tmp_path, aggregators=2, remote=remote, faults=[fault]) as run:
+        got = moved_about(run, within_s=100.0)
+
+    assert_fired(run, fault)
+    assert len(run.recovered) + len(run.rolled_back) > 0
+    assert_same_weights(got, plain_keras("exact", run.steps), 1e-9)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,8 @@ from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.arriving_sums import ArrivingSums
 from scavenger.train.aggregation.map_changes import MapChanges, take_map
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.peers import Peers
+from scavenger.train.aggregation.posted import Posted
 from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
 from scavenger.train.aggregation.upstream import Upstream
@@ -77,6 +78,8 @@ class Aggregator:
             self._poller.register(self._admitted.socket, zmq.POLLIN)
         own: Keys = (config.public_key.encode(), config.secret_key.encode())
         self._upstream = Upstream(context, aggregator_name(self.index), own, self._poller)
+        name, memory = aggregator_name(self.index), self._address.memory
+        self._peers = Peers(context, name, own, memory=memory, poller=self._poller, upstream=self._upstream)
         self._remote_workers = RemoteWorkers(self._data.send)
         self._own_workers: set[str] = set()
         self._sums: ArrivingSums | None = None
@@ -85,7 +88,8 @@ class Aggregator:
         self._sequencer: Sequencer | None = None
         self._seeding: _Seeding | None = None
         self._ready: m.Initialised | None = None
-        self._posted: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+        self._posted = Posted()
+        self._poller.register(self._posted.fileno(), zmq.POLLIN)
         self._step = 0
         self._running = True
         self._heartbeat = Heartbeat(context, config, self._beat)
@@ -103,15 +107,19 @@ class Aggregator:
 
     def _serve_once(self) -> None:
         """Process what has arrived, waiting for at most one tick."""
-        self._poller.poll(_TICK_MS if self._posted.empty() else 0)
+        self._poller.poll(_TICK_MS)
         for message, _ in self._control.receive():
             self._from_control(message)
         for peer, message, payload in self._data.receive():
             self._from_peer(peer, message, payload)
-        for message in self._upstream.receive():
-            self._from_sequencer(message)
-        while not self._posted.empty():
-            self._post_arrived(self._posted.get())
+        for message, payload in self._upstream.receive():
+            self._from_other(0, message, payload)
+        for index, message, payload in self._peers.receive():
+            self._from_other(index, message, payload)
+        for message in self._posted.take():
+            self._post_arrived(message)
+        if self._maps is not None:
+            self._maps.go_on()
         if self._sums is not None:
             self._sums.tick()
         if self._sequencer is not None:
@@ -127,13 +135,15 @@ class Aggregator:
         """Wait for a checkpoint that is being written, then release all resources."""
         if self._shard is not None:
             self._shard.wait_saved()
-            while not self._posted.empty():
-                self._post_arrived(self._posted.get())
+            for message in self._posted.take():
+                self._post_arrived(message)
         self._heartbeat.close()
         self._data.close()
         if self._admitted is not None:
             self._admitted.close()
         self._upstream.close()
+        self._peers.close()
+        self._posted.close()
         if self._config.memory_fd < 0:
             os.close(self._fd)
 
@@ -152,8 +162,10 @@ class Aggregator:
                     self._control.send(self._sequencer.inform(message.token))
                 elif self.index == 0:
                     self._control.send(m.Inform(False, 0, None, 0))
-            case m.Reconnect() if self._upstream.connected:
-                self._connect_upstream(message.aggregators[0])
+            case m.Reconnect():
+                if self._upstream.connected:
+                    self._connect_upstream(message.aggregators[0])
+                self._peers.connect(message.aggregators)
             case m.Admit():
                 if self._admitted is not None:
                     for name, key in message.keys.items():
@@ -190,7 +202,7 @@ class Aggregator:
                 self._sums.answered(peer, message)
             case m.Check() if self._seeding is not None:
                 self._check_initial(peer, message)
-            case m.Pull():
+            case m.Pull() | m.PullBuckets():
                 self._remote_workers.pull(peer, message)
                 self._answer_pulls()
             case m.Lacking():
@@ -217,6 +229,20 @@ class Aggregator:
                 if message.index > 0 and peer == aggregator_name(message.index):
                     self._sequencer.from_aggregator(message)
                     self._answer_pulls()
+            case _:
+                pass
+
+    def _from_other(self, index: int, message: m.Message, payload: bytes | None) -> None:
+        """Handle a message of another aggregator, to which this one has connected."""
+        match message:
+            case m.Joined():
+                self._peers.joined(index, message)
+            case m.Chunk() if self._maps is not None and payload is not None:
+                self._maps.copies.take(index, message, payload)
+            case m.Check() if self._maps is not None:
+                self._maps.copies.check(index, message)
+            case _ if index == 0:
+                self._from_sequencer(message)
             case _:
                 pass
 
@@ -392,12 +418,15 @@ class Aggregator:
         self._seeding, record = None, state.record
         self._shard, self._step = shard, record.step
         self._remote_workers.open(shard.payload)
+        self._peers.connect(message.aggregators)
         self._maps = MapChanges(
             shard,
             shard.layout.map_number,
             beside=_beside(message.aggregators, self.index),
+            peers=self._peers,
             answer=self._answer_sequencer,
             taken=self._taken,
+            wake=self._posted.wake,
         )
         if self._admitted is not None:  # some worker may be on another host
             self._sums = ArrivingSums(
@@ -466,7 +495,7 @@ class Aggregator:
             asks_first=bool(manifest.callbacks),
             asks_each=manifest.batch_hooks,
             sums=self._sums is not None,
-            migration=_migration(shard.layout, state.maps, message.aggregators),
+            migration=_migration(shard.layout, state.maps),
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
@@ -601,7 +630,7 @@ def _beside(aggregators: tuple[m.AggregatorAddress, ...], index: int) -> frozens
     return frozenset(other for other, at in enumerate(aggregators) if at.memory == own and other != index)
 
 
-def _migration(layout: Layout, maps: _Maps | None, aggregators: tuple[m.AggregatorAddress, ...]) -> Migration:
+def _migration(layout: Layout, maps: _Maps | None) -> Migration:
     """Return the migrations of a job."""
     maps = maps or _Maps(BucketMap(layout.map_number, 0, layout.holders))
     refusal = ""
@@ -609,8 +638,6 @@ def _migration(layout: Layout, maps: _Maps | None, aggregators: tuple[m.Aggregat
         refusal = "the optimizer needs all gradients at once: the whole model stays with the first aggregator"
     elif len(layout.buckets) > BUCKETS_MAX:
         refusal = f"maps of {len(layout.buckets)} buckets cannot be recorded"
-    elif len({at.memory for at in aggregators}) > 1:
-        refusal = "the aggregators do not share their memory"
     return Migration(
         maps.current,
         aggregators=layout.aggregators,

@@ -55,7 +55,7 @@ class Holding:
     def __init__(
         self, fd: int, block: Block, layout: Layout, index: int, before: Holding | None = None
     ) -> None:
-        self.layout, self._block = layout, block
+        self.layout, self._block, self._index = layout, block, index
         segments = layout.segments
         self.numbers = layout.parts[index]
         self.trainable = [n for n in self.numbers if segments[n].spec.role == "trainable"]
@@ -67,7 +67,8 @@ class Holding:
         else:
             self.update = _update(layout, self.trainable) if self.trainable else None
         slots, owners = self.update.slots if self.update else (), [segments[n] for n in self.trainable]
-        self.optimizer = OptimizerMemory(fd, layout, index, slots, owners)
+        mapped = None if before is None else before.optimizer
+        self.optimizer: OptimizerMemory = OptimizerMemory(fd, layout, index, slots, owners, mapped)
         self._weights = [self.section(turn, self.trainable) for turn in (0, 1)]
         self._gradients: dict[int, list[Array]] = {}
         self.buckets: tuple[Bucket, ...] = buckets(layout) if before is None else before.buckets
@@ -93,6 +94,13 @@ class Holding:
         if self._arrived is not None and step == self._arrived_step:
             return self._arrived
         return ShardState(self._weights[step % 2], self.optimizer.slots(step))
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether this was made for the same map, of which others' shares may not have been known; if so, use it."""
+        same = (self.layout.map_number, self.numbers) == (layout.map_number, layout.parts[self._index])
+        if same:
+            self.layout = layout
+        return same
 
     def accept(self, arrivals: Arrivals) -> None:
         """Use what has arrived of other blocks for this map as the state before the map's first step."""

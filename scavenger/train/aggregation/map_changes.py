@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections.abc import Callable, Collection
 
 from scavenger.elastic.migration import BucketMap
+from scavenger.train.aggregation.bucket_copies import BucketCopies
 from scavenger.train.aggregation.holding import Holding
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.peers import Peers
 from scavenger.train.failpoints import fail_here
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.messages.data import (
     ApplyPart,
@@ -33,8 +38,13 @@ class MapChanges:
         shard: Its model shard.
         number: The number of the newest map that it knows.
         beside: Indices of the other aggregators of the same block, whose buckets need no copy.
+        peers: Connections to the other aggregators.
         answer: Sends a message to the sequencer.
         taken: Called when the shard holds something else.
+        wake: Called by another thread when `go_on` has something to do.
+
+    Attributes:
+        copies: Copies of buckets from other blocks.
     """
 
     def __init__(
@@ -43,32 +53,50 @@ class MapChanges:
         number: int,
         *,
         beside: Collection[int],
+        peers: Peers,
         answer: Callable[[Message], None],
         taken: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self._shard, self._number, self._beside = shard, number, frozenset(beside)
-        self._answer, self._taken = answer, taken
+        self._answer, self._taken, self._wake = answer, taken, wake
         self._copy: CopyBuckets | None = None
         self._prepared: Holding | None = None
+        self._ready: queue.SimpleQueue[tuple[CopyBuckets, Holding]] = queue.SimpleQueue()
+        self.copies = BucketCopies(shard, peers, beside=self._beside, copied=self._copied)
 
     # ---- copies --------------------------------------------------------------------------------------------
 
     def copy(self, order: CopyBuckets) -> None:
-        """Copy buckets, and prepare to hold them; an order that was carried out is answered again."""
+        """Prepare in another thread to hold buckets, and copy them; an order that was carried out is answered again."""
         if order.number <= self._number or (self._copy is not None and order.number < self._copy.number):
             return  # outdated
         if order != self._copy:
             fail_here("aggregator.copying")
             self._copy, self._prepared = order, None
-            self._prepared = self._shard.prepare(self._shard.layout.moved(self._holders(order), order.number))
-        if {source for _, source in order.buckets} <= self._beside:
-            self._copied()  # it is in place
+            layout = self._shard.layout.moved(self._holders(order), order.number)
+            threading.Thread(target=self._prepare, args=(order, layout), name="buckets", daemon=True).start()
+        elif self._prepared is not None:
+            self.copies.begin(order, self._prepared)
 
-    def _copied(self) -> None:
+    def _prepare(self, order: CopyBuckets, layout: Layout) -> None:
+        self._ready.put((order, self._shard.prepare(layout)))
+        self._wake()
+
+    def go_on(self) -> None:
+        """Copy what was prepared for, and ask again for what has not arrived; called several times a second."""
+        while not self._ready.empty():
+            order, held = self._ready.get()
+            if order is self._copy:
+                self._prepared = held
+                self.copies.begin(order, held)
+        self.copies.tick()
+
+    def _copied(self, number: int) -> None:
         """Report that everything is here that is to be copied."""
-        assert self._copy is not None
-        fail_here("aggregator.copied")
-        self._answer(BucketsCopied(self._shard.index, self._copy.number))
+        if self._copy is not None and self._copy.number == number:
+            fail_here("aggregator.copied")
+            self._answer(BucketsCopied(self._shard.index, number))
 
     def _holders(self, order: CopyBuckets) -> tuple[int, ...]:
         moved = {bucket for bucket, _ in order.buckets}
@@ -97,8 +125,9 @@ class MapChanges:
         if body.number <= self._number:
             return
         new, shard, held = map_of(body), self._shard, self._prepared
-        if held is None or (held.layout.map_number, held.layout.holders) != (new.number, new.holders):
-            held = shard.prepare(shard.layout.moved(new.holders, new.number))
+        layout = shard.layout.moved(new.holders, new.number)
+        if held is None or not held.fits(layout):
+            held = shard.prepare(layout)
         take_map(shard, new, held, beside=self._beside)
         self._number, self._copy, self._prepared = new.number, None, None
         log.info("holds %d buckets from step %d on", new.holders.count(shard.index), new.since)

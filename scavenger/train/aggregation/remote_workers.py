@@ -1,18 +1,21 @@
-"""Workers on other hosts: weights are sent to them."""
+"""Workers on other hosts, to which weights are sent, and aggregators there, to which buckets are copied."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
-from scavenger.train.transport.messages.data import Lacking, Pull
+from scavenger.train.transport.messages.data import Lacking, Pull, PullBuckets
 from scavenger.train.transport.replication import Outbox, Payload, Send
 
 __all__ = ["RemoteWorkers"]
 
 
+_Pull = Pull | PullBuckets
+
+
 class RemoteWorkers:
-    """Sends the weights to the workers that do not share the aggregator's memory.
+    """Sends the weights, or the whole state of some buckets, to processes that do not share the aggregator's memory.
 
     Args:
         send: Sends a message, and a payload with it, to a worker.
@@ -20,11 +23,12 @@ class RemoteWorkers:
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
-        self._weights: Callable[[Pull], Payload] | None = None
-        self._pulls: dict[str, Pull] = {}
+        self._weights: Callable[[_Pull], Payload] | None = None
+        self._pulls: dict[str, _Pull] = {}
+        self._served: dict[str, _Pull] = {}
         self._outboxes: dict[str, Outbox] = {}
 
-    def open(self, weights: Callable[[Pull], Payload]) -> None:
+    def open(self, weights: Callable[[_Pull], Payload]) -> None:
         """Begin, as the aggregator holds its model shard; requests for weights that came earlier have waited.
 
         Args:
@@ -35,9 +39,10 @@ class RemoteWorkers:
     def forget(self, worker: str) -> None:
         """Drop what is known of a lost worker."""
         self._pulls.pop(worker, None)
+        self._served.pop(worker, None)
         self._outboxes.pop(worker, None)
 
-    def pull(self, worker: str, pull: Pull) -> None:
+    def pull(self, worker: str, pull: _Pull) -> None:
         """Record a worker's request for weights, instead of an earlier one; `answer` answers it."""
         self._pulls[worker] = pull
 
@@ -57,21 +62,22 @@ class RemoteWorkers:
             if _is_served(pull, applied, overwritten):
                 outbox = self._outboxes.setdefault(worker, Outbox())
                 outbox.forget_before(pull.step)
+                self._served[worker] = pull
                 outbox.push(self._weights(pull), self._sender(worker))
 
     def resend(self, worker: str, answer: Lacking, applied: int, overwritten: int | None = None) -> None:
         """Send the chunks of the weights that a worker reports as missing, if they still exist."""
-        # with the optimizer's state, since the offsets tell what was requested
-        pull = Pull(answer.step, answer.number, optimizer=True)
-        served = _is_served(pull, applied, overwritten)
-        if self._weights is not None and worker in self._outboxes and served:
+        pull = self._served.get(worker)
+        if pull is None or (pull.step, pull.number) != (answer.step, answer.number):
+            return
+        if self._weights is not None and _is_served(pull, applied, overwritten):
             self._outboxes[worker].resend(answer, self._weights(pull), self._sender(worker))
 
     def _sender(self, worker: str) -> Send:
         return functools.partial(self._send, worker)
 
 
-def _is_served(pull: Pull, applied: int, overwritten: int | None) -> bool:
+def _is_served(pull: _Pull, applied: int, overwritten: int | None) -> bool:
     """Return whether the weights that a worker requests are available.
 
     The step before the last is still needed when a restarted sequencer repeats a step. Only workers that no longer take

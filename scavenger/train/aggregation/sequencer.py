@@ -147,7 +147,12 @@ class Sequencer:
             case m.Contributed() if message.rows and not self._shard.layout.accepts(message.rows):
                 print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
-                held = sorted({*message.held} & {*range(self._shard.layout.aggregators)})
+                # last those without which the step is not complete: the others may hold something before it is
+                taking_part = self._barrier.map.participants
+                held = sorted(
+                    {*message.held} & {*range(self._shard.layout.aggregators)},
+                    key=lambda index: index in taking_part,
+                )
                 for aggregator in held or (None,):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():

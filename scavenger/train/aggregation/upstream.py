@@ -45,9 +45,9 @@ class Upstream:
         assert self._dealer is not None
         self._dealer.send(message)
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived."""
-        return [] if self._dealer is None else [message for message, _ in self._dealer.receive()]
+    def receive(self) -> list[tuple[Message, bytes | None]]:
+        """Return the messages that have arrived, with their payloads."""
+        return [] if self._dealer is None else list(self._dealer.receive())
 
     def close(self) -> None:
         """Close the connection."""
