@@ -40,8 +40,8 @@ from benchmarks import (
     startup,
     step,
     switch,
-    two_hosts,
     tenant_order,
+    two_hosts,
     vm_types,
 )
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
