@@ -41,8 +41,9 @@ def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) 
                 assert len(links) == (1 if start == 1 else 0)
                 if start == 1:
                     with httpx.Client(timeout=60) as browser:
-                        shown = browser.get(links[0], follow_redirects=True)
-                        assert shown.json()["role"] == "admin"
+                        page = browser.get(links[0], follow_redirects=True)
+                        assert "<title>" in page.text
+                        assert browser.get(f"{address}/v1/info").json()["role"] == "admin"
                 else:
                     told = json.loads(_scavenger("api", "info", "-o", "json", env=env).stdout)
                     assert [one["address"] for one in told["servers"]] == [address]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from scavenger.train.aggregation.map_changes import MapChanges
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.peers import Peers
+from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.shared_memory import PartRecord
+from scavenger.train.transport.sockets import new_keys
 
 MODEL = Manifest(
     tensors=(TensorSpec("t", (64, 64), "float32", "trainable"),),
@@ -33,12 +38,30 @@ ALL_TO_1 = tuple(1 for _ in LAYOUT.holders)
 class Target:
     """Aggregator 1, of two that share a block."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.said: list[m.Message] = []
         self.changes = 0
         self.shard = ModelShard(fd, LAYOUT, 1)
         self.shard.begin()
-        self.maps = MapChanges(self.shard, 0, beside=(0,), answer=self.said.append, taken=self._taken)
+        self._prepared = threading.Event()
+        poller, keys = zmq.Poller(), new_keys()
+        upstream = Upstream(context, "aggregator-1", keys, poller)
+        self.maps = MapChanges(
+            self.shard,
+            0,
+            beside=(0,),
+            peers=Peers(context, "aggregator-1", keys, memory="m", poller=poller, upstream=upstream),
+            answer=self.said.append,
+            taken=self._taken,
+            wake=self._prepared.set,
+        )
+
+    def copy(self, order: m.CopyBuckets) -> None:
+        """Hand over an order and wait until what it takes has been prepared."""
+        self._prepared.clear()
+        self.maps.copy(order)
+        assert self._prepared.wait(60.0)
+        self.maps.go_on()
 
     def _taken(self) -> None:
         self.changes += 1
@@ -46,8 +69,9 @@ class Target:
 
 @pytest.fixture
 def target() -> Iterator[Target]:
-    fd = create_block()
-    yield Target(fd)
+    fd, context = create_block(), zmq.Context[zmq.Socket[bytes]]()
+    yield Target(fd, context)
+    context.destroy(linger=0)
     os.close(fd)
 
 
@@ -63,7 +87,7 @@ def copy(number: int, step: int) -> m.CopyBuckets:
 def test_what_lies_in_the_same_block_is_copied_at_once_and_held_with_the_order_that_says_so(
     target: Target,
 ) -> None:
-    target.maps.copy(copy(5, 3))
+    target.copy(copy(5, 3))
     target.maps.copy(copy(5, 3))
     target.maps.copy(copy(4, 2))
     assert target.said == [m.BucketsCopied(1, 5)] * 2, "a repeated order is answered again, an old one is not"
