@@ -77,6 +77,9 @@ def test_buckets_go_to_another_host_and_back_while_it_trains(remote: tuple[str, 
         ("aggregator.took", "aggregator-0"),
         ("aggregator.copied", "aggregator-0"),
         ("aggregator.took", "aggregator-1"),
+        ("sequencer.copying", "aggregator-0"),
+        ("sequencer.adopting", "aggregator-0"),
+        ("sequencer.adopted", "aggregator-0"),
     ],
 )
 def test_who_dies_or_stands_still_while_buckets_move_changes_nothing_but_the_time(

@@ -25,10 +25,10 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name
+from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.callbacks import CallbackRequests
 from scavenger.train.supervisor.ending import Ending
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, RolledBack, Started, Warned
-from scavenger.train.supervisor.migrations import Migrations
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
