@@ -25,7 +25,7 @@ from scavenger.presentation.panel import (
     with_interval,
 )
 
-__all__ = ["HOVER_WIDTH", "NAMED_MAX", "panel_figure", "themes"]
+__all__ = ["HOVER_WIDTH", "NAMED_MAX", "axis_look", "layout_of", "panel_figure", "themes"]
 
 HOVER_WIDTH = 34
 """Longest line of the text over a point, in characters: it fits a telephone."""
@@ -62,9 +62,18 @@ def panel_figure(panel: Panel) -> dict[str, Any]:
     scale, unit = time_unit(curve.time_s[shown]) if shown.any() else (1.0, "seconds")
     traces = [*_intervals(panel, scale), *_lines(panel, scale), *_front(panel, scale)]
     traces += [*_ring(panel, scale), *_excluded(panel, scale), *_run(panel, scale), *_limits(panel, scale)]
-    layout = {
-        "xaxis": _axis(panel, f"time to target ({unit})", "time_s", scale),
-        "yaxis": _axis(panel, "cost (US dollars)", "cost_usd", 1.0),
+    layout = layout_of(
+        x=_axis(panel, f"time to target ({unit})", "time_s", scale),
+        y=_axis(panel, "cost (US dollars)", "cost_usd", 1.0),
+    )
+    return {"data": traces, "layout": {**layout, "annotations": list(_names(panel, scale))}}
+
+
+def layout_of(*, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+    """The layout of every picture of ours with these axes, with placeholders for colours."""
+    return {
+        "xaxis": x,
+        "yaxis": y,
         "hovermode": "closest",
         "hoverlabel": {
             "align": "left",
@@ -75,22 +84,27 @@ def panel_figure(panel: Panel) -> dict[str, Any]:
         "font": {"color": "@ink@", "size": 13, "family": "system-ui, sans-serif"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "annotations": list(_names(panel, scale)),
     }
-    return {"data": traces, "layout": layout}
+
+
+def axis_look() -> dict[str, Any]:
+    """What every axis of ours has, with placeholders for colours."""
+    return {
+        "gridcolor": "@grid@",
+        "linecolor": "@ink@",
+        "zeroline": False,
+        "showline": True,
+        "exponentformat": "none",
+        "separatethousands": True,
+        "automargin": True,
+    }
 
 
 def _axis(panel: Panel, title: str, column: str, scale: float) -> dict[str, Any]:
     axis: dict[str, Any] = {
         "title": {"text": title + (", only ratios are certain" if panel.curve.relative_only else "")},
-        "gridcolor": "@grid@",
-        "linecolor": "@ink@",
-        "zeroline": False,
-        "showline": True,
+        **axis_look(),
         "tickprefix": "$" if column == "cost_usd" else "",
-        "exponentformat": "none",
-        "separatethousands": True,
-        "automargin": True,
     }
     if not panel.shown.any():
         return axis

@@ -9,12 +9,25 @@ from pathlib import Path
 
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.platform import PreparedJob, prepare_job
+from scavenger.errors import ConfigurationError
 
-__all__ = ["prepared"]
+__all__ = ["job_file_path", "prepared"]
 
 KEPT_S = 10.0
 """How long a prepared job is used again: prices may change, and a burst of submissions mostly names one file."""
 KEPT_MAX = 64
+
+
+def job_file_path(text: str) -> Path:
+    """The path of a job file on this machine, as a client names it.
+
+    Raises:
+        ConfigurationError: It is not the absolute path of a YAML file.
+    """
+    path = Path(text.strip())
+    if "\0" in text or not path.is_absolute() or path.suffix not in (".yaml", ".yml"):
+        raise ConfigurationError("job_file must be the absolute path of a .yaml file on the server's machine")
+    return path
 
 
 def prepared(path: Path, changes: tuple[tuple[str, object], ...]) -> PreparedJob:

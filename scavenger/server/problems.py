@@ -92,16 +92,8 @@ class RefusedError(Exception):
         self, status: int, code: str, detail: str, *, fix: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(detail)
-        self.problem = Problem(
-            type="about:blank",
-            title=http.HTTPStatus(status).phrase,
-            status=status,
-            detail=mask(detail),
-            code=code,
-            fix=fix,
-            retryable=status in (429, 503),
-            exit_code=errors.ConfigurationError.exit_code,
-        )
+        exit_code = errors.ConfigurationError.exit_code
+        self.problem = _problem(status, code, detail, fix, status in (429, 503), exit_code)
         self.headers = dict(headers or {})
 
 
@@ -111,15 +103,20 @@ def problem_of(error: errors.ScavengerError) -> Problem:
     kind = KINDS[found]
     detail = str(error)
     _, split, remedy = detail.partition("; ")  # messages name the remedy last
+    fix = remedy if split else kind.fix
+    return _problem(kind.status, _code(type(error)), detail, fix, kind.retryable, error.exit_code)
+
+
+def _problem(status: int, code: str, detail: str, fix: str, retryable: bool, exit_code: int) -> Problem:
     return Problem(
         type="about:blank",
-        title=http.HTTPStatus(kind.status).phrase,
-        status=kind.status,
-        detail=detail,
-        code=_code(type(error)),
-        fix=remedy if split else kind.fix,
-        retryable=kind.retryable,
-        exit_code=error.exit_code,
+        title=http.HTTPStatus(status).phrase,
+        status=status,
+        detail=mask(detail),
+        code=code,
+        fix=mask(fix),
+        retryable=retryable,
+        exit_code=exit_code,
     )
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -121,11 +121,10 @@ class Runner:
             self._stops += 1
             if self._job is not None and self._stops == 1:
                 self._job.request_stop("interrupted")
-            elif self._job is not None:
+                return
+            if self._job is not None:
                 self._job.kill_now()
-                os._exit(128 + number)
-            else:
-                os._exit(128 + number)
+            os._exit(128 + number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
@@ -136,18 +135,18 @@ class Runner:
         """Renew the lease, and look whether the job is to be stopped."""
         told = False
         while not self._done.wait(_RENEW_S):
-            with suppress(
-                ScavengerError
-            ):  # the store is out of service: the job decides how long it waits for it
-                try:
-                    if not self._store.renew_lease(self._fence):
-                        raise LeaseLostError("another process has taken over")
-                except LeaseLostError:
-                    self._end_at_once()
+            try:
+                held = self._store.renew_lease(self._fence)
                 now = self._store.submission(self._submission.id)
-                if now is not None and now.cancelling and self._job is not None and not told:
-                    self._job.request_stop(now.reason or "cancelled")
-                    told = True
+            except LeaseLostError:
+                held, now = False, None
+            except ScavengerError:  # the store is out of service: the job decides how long it waits for it
+                continue
+            if not held:
+                self._end_at_once()
+            if now is not None and now.cancelling and self._job is not None and not told:
+                self._job.request_stop(now.reason or "cancelled")
+                told = True
 
     def _end_at_once(self) -> None:
         """End every process of the job, and this one: another runner has the job."""

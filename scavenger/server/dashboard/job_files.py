@@ -12,21 +12,7 @@ from scavenger.control.jobs.platform import PreparedJob, prepare_job
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import private_opener
 
-__all__ = ["job_file_path", "preview_of", "save_job_file"]
-
-
-def job_file_path(text: str) -> Path:
-    """The path of a job file on this machine.
-
-    Raises:
-        ConfigurationError: It is not the absolute path of a YAML file.
-    """
-    path = Path(text.strip())
-    if "\0" in text or not path.is_absolute() or path.suffix not in (".yaml", ".yml"):
-        raise ConfigurationError(
-            "the job file must be the absolute path of a .yaml file on the server's machine"
-        )
-    return path
+__all__ = ["preview_of", "save_job_file"]
 
 
 def preview_of(path: Path, text: str) -> PreparedJob:

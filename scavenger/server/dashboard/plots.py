@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from scavenger.presentation.figure import themes
+from scavenger.presentation import figure
 from scavenger.presentation.formatting import clean
 
 __all__ = ["Figure", "axis", "days", "figures_document", "layout_of", "line", "wrapped"]
@@ -82,37 +82,12 @@ def days(moments: Iterable[datetime]) -> list[str]:
 
 def axis(own: dict[str, Any]) -> dict[str, Any]:
     """An axis in the dashboard's look, with its own settings."""
-    title = {**own["title"], "standoff": 8}
-    return {
-        "gridcolor": "@grid@",
-        "linecolor": "@ink@",
-        "zeroline": False,
-        "showline": True,
-        "exponentformat": "none",
-        "separatethousands": True,
-        "automargin": True,
-        "tickangle": 0,
-        **own,
-        "title": title,
-    }
+    return {**figure.axis_look(), "tickangle": 0, **own, "title": {**own["title"], "standoff": 8}}
 
 
 def layout_of(*, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
     """The layout of a figure with these axes."""
-    return {
-        "xaxis": axis(x),
-        "yaxis": axis(y),
-        "hovermode": "closest",
-        "hoverlabel": {
-            "align": "left",
-            "bgcolor": "@back@",
-            "bordercolor": "@ink@",
-            "font": {"color": "@ink@", "size": 13},
-        },
-        "font": {"color": "@ink@", "size": 13, "family": "system-ui, sans-serif"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
+    return figure.layout_of(x=axis(x), y=axis(y))
 
 
 def wrapped(text: str, width: int = 44, lines_max: int = 6) -> str:
@@ -130,7 +105,7 @@ def wrapped(text: str, width: int = 44, lines_max: int = 6) -> str:
 def figures_document(figures: Mapping[str, Figure]) -> dict[str, Any]:
     """Figures with the colours of both themes, for the page's script."""
     batches = 1 + max((_batch_number(trace) for one in figures.values() for trace in _traces(one)), default=0)
-    colours = themes(batches)
+    colours = figure.themes(batches)
     return {
         "themes": {name: {**colours[name], **own} for name, own in _COLOURS.items()},
         "figures": {

@@ -13,8 +13,8 @@ from scavenger.server.access import Changer
 from scavenger.server.context import ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, page_answer
 from scavenger.server.dashboard.confirming import plan_facts
-from scavenger.server.dashboard.job_files import job_file_path, preview_of, save_job_file
-from scavenger.server.preparing import prepared
+from scavenger.server.dashboard.job_files import preview_of, save_job_file
+from scavenger.server.preparing import job_file_path, prepared
 from scavenger.server.problems import RefusedError
 
 __all__ = ["router"]

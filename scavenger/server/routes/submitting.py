@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Header
@@ -11,11 +10,10 @@ from starlette.responses import Response
 from scavenger.control.documents.submissions import submission_answer
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.domain.submission import NewSubmission
-from scavenger.errors import ConfigurationError
 from scavenger.server import schemas
 from scavenger.server.access import Changer, find_job
 from scavenger.server.context import Context, ContextOf, answer
-from scavenger.server.preparing import prepared
+from scavenger.server.preparing import job_file_path, prepared
 from scavenger.server.routes.jobs import JobKey
 
 __all__ = ["router"]
@@ -41,9 +39,7 @@ def submit(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Put a job into the queue, as `scavenger optimize JOB.yaml --detach` does."""
-    path = Path(request.job_file)
-    if "\0" in request.job_file or not path.is_absolute() or path.suffix not in (".yaml", ".yml"):
-        raise ConfigurationError("job_file must be the absolute path of a .yaml file on the server's machine")
+    path = job_file_path(request.job_file)
     given = {
         "objective": request.objective,
         "search.strategy": request.strategy,
