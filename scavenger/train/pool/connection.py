@@ -207,18 +207,35 @@ def drain(folder: Path, node: str, *, undo: bool = False) -> protocol.Drained | 
 
 
 def _asked(folder: Path, question: msgspec.Struct) -> bytes | None:
+    """Ask as often as a manager ends before it answers: what is asked may be asked twice."""
+    deadline = time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            return _answer(folder, question)
+        except OSError as error:
+            if not isinstance(error, ConnectionError) or time.monotonic() > deadline:
+                raise TransientError(f"the manager of the aggregator pool does not answer: {error}") from None
+        time.sleep(_RETRY_S)
+
+
+def _answer(folder: Path, question: msgspec.Struct) -> bytes | None:
+    """What the manager answers; None if none serves.
+
+    Raises:
+        OSError: If it does not answer; a `ConnectionError` if it ends.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_S)
         try:
             connection.connect(str(folder / protocol.SOCKET))
         except OSError:
             return None
-        try:
-            _manager_of(connection)
-            protocol.send_packet(connection, question)
-            return protocol.receive_packet(connection)[0]
-        except OSError as error:
-            raise TransientError(f"the manager of the aggregator pool does not answer: {error}") from None
+        _manager_of(connection)
+        protocol.send_packet(connection, question)
+        packet, _ = protocol.receive_packet(connection)
+        if not packet:
+            raise ConnectionResetError("it has ended")
+        return packet
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Answer], packet: bytes) -> _Answer:
