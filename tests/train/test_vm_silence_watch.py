@@ -67,3 +67,33 @@ def test_if_all_ended_meanwhile_they_are_lost_when_their_agents_would_have_ended
     leader.look(60.0, heard="")
 
     assert set(leader.lost) == set("abc")
+
+
+def test_the_silence_of_processes_proves_nothing_while_most_of_their_vms_are_silent_too() -> None:
+    leader = Leader()
+    leader.look(20.0, heard="abc")
+    leader.look(1.2, heard="a")  # agents may be a little late
+    assert not leader.watch.unheard
+
+    leader.look(0.5, heard="a")
+    assert leader.watch.unheard
+    assert not leader.watch.in_doubt, "too early to call the network broken"
+
+    leader.look(0.1, heard="abc")
+    assert not leader.watch.unheard
+
+
+def test_one_silent_vm_casts_no_doubt() -> None:
+    leader = Leader()
+    leader.look(20.0, heard="abc")
+    leader.look(LOST_S - 1.0, heard="ab")
+    assert not leader.watch.unheard
+
+
+def test_vms_without_processes_cast_no_doubt_on_those_of_others() -> None:
+    leader = Leader()
+    leader.vms[1].launches = leader.vms[2].launches = {}
+
+    leader.look(2.0, heard="a")
+
+    assert not leader.watch.unheard

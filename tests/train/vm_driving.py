@@ -120,16 +120,17 @@ class Stage:
         places: int = 8,
         address: str = "",
         identity: str = "",
+        within: Sequence[str] | None = None,
         **more: str,
     ) -> None:
-        """Have a VM boot; `joined` waits until it has."""
+        """Have a VM boot, with `within` of its own if given; `joined` waits until it has."""
         ticket = self.ticket(intent, self.expect(intent, role, vm, places), **more)
         place = self.folder / f"{intent}.tmp"
         place.mkdir()
         with (self.folder / f"{intent}.out").open("wb") as output:
             self.agents[intent] = subprocess.Popen(
                 [
-                    *self._within,
+                    *(self._within if within is None else within),
                     sys.executable,
                     "-c",
                     AGENT,

@@ -176,7 +176,7 @@ class Engine(Protocol):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether too few hosts answer to tell if the silent ones are alive, so that silence proves nothing for now."""
+        """Whether hosts that are not lost do not answer, so that the silence of processes proves nothing for now."""
         return False
 
     @property

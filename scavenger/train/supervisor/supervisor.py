@@ -590,11 +590,14 @@ class Supervisor:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)
         if self._network.is_due(now):
-            beating = self._registry.beating
-            working = self._work.look(self.engine, {*beating, self._registry.coordinator}, now)
+            beating, coordinator = self._registry.beating, self._registry.coordinator
+            working = self._work.look(self.engine, {*beating, coordinator}, now)
+            # without these heartbeats, the coordinator counts no process as silent
+            if self._network.in_doubt(self.engine, beating, now):
+                # it may find one silent before it misses them
+                working |= {name: 0.0 for name in beating if name != coordinator}
+            else:
+                self._routing.send(m.Beat())
             if working:
                 self._routing.send(m.Working(working))
-            # without these heartbeats, the coordinator counts no process as silent
-            if not self._network.in_doubt(self.engine, beating, now):
-                self._routing.send(m.Beat())
             self._recoveries.watch(now, working)

@@ -156,6 +156,11 @@ class AgentServer:
         """Whether most VMs are silent, or were until recently, so that the network is the likely cause."""
         return self._silence.in_doubt
 
+    @property
+    def unheard(self) -> bool:
+        """Whether most VMs with processes are silent, too briefly to tell whether the network is broken."""
+        return self._silence.unheard
+
     # ---- for the fleet -------------------------------------------------------------------------------------
 
     def expect(self, intent: str, *, role: Role, vm: str, threads: int, slots: int = 1) -> str:

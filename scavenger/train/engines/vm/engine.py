@@ -228,7 +228,7 @@ class VmEngine(RemoteEngine[_Process]):
     @property
     def in_doubt(self) -> bool:
         """See `Engine.in_doubt`: most VMs are silent, or were until recently."""
-        return self._agents.in_doubt
+        return self._agents.in_doubt or self._agents.unheard
 
     @property
     def leader_host(self) -> str:

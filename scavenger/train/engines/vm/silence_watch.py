@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, judge_silence
+from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, are_most, judge_silence
 from scavenger.train.engines.vm.values import LEADER_SILENT_S, AgentSession
 
 __all__ = ["LOST_S", "SilenceWatch", "silent_for"]
@@ -13,6 +13,9 @@ LOST_S = 15.0
 """Silence after which the processes of a VM count as lost, unless most VMs are silent."""
 LATELY_S = 3.0
 """Silence after which a VM gets no new process and `renew` does not wait for it; agents send every second."""
+UNHEARD_S = 1.4
+"""Silence of most agents from which on that of processes proves nothing. Agents send every second; a process may be
+silent for a little longer than this while others wait for it."""
 KEEP_S = LEADER_SILENT_S + LOST_S
 """Silence after which processes count as lost even in an outage: the VM's agent has ended them by then."""
 _PAUSE_S = 1.0
@@ -28,12 +31,14 @@ class SilenceWatch:
 
     Attributes:
         limits: How long VMs may be silent.
+        unheard: Whether most VMs with processes are silent, too briefly to tell whether the network is broken.
     """
 
     def __init__(self, lost_s: float, now: float) -> None:
         self.limits = SilenceLimits(min(LATELY_S, 0.75 * lost_s), lost_s, max(KEEP_S, lost_s))
         self._network = SOUND
         self._turned_at = now
+        self.unheard = False
 
     @property
     def in_doubt(self) -> bool:
@@ -67,6 +72,8 @@ class SilenceWatch:
             elif session.link.route and (session.launches or seconds < self.limits.doubt_s):
                 # others have no process, and may have been returned to the cloud
                 silent_s[session.spec.intent] = seconds
+        used = {session.spec.intent for session in sessions if session.launches} & silent_s.keys()
+        self.unheard = are_most({vm for vm in used if silent_s[vm] >= UNHEARD_S}, used)
         before = self._network
         self._network, judged = judge_silence(before, silent_s, self.limits, now)
         alarm = ""
