@@ -37,6 +37,8 @@
 
 from __future__ import annotations
 
+import re
+
 from scavenger.masking import mask
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "TrainingHungError",
     "TransientError",
     "WorkersLostError",
+    "error_code",
 ]
 
 
@@ -250,3 +253,8 @@ class Interrupted(BaseException):
     """The user interrupted the command with Ctrl-C."""
 
     exit_code = 130
+
+
+def error_code(kind: type[BaseException]) -> str:
+    """The name of a class of errors in documents: `StoreBusyError` is `store_busy`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,7 @@ __all__ = [
     "Token",
     "User",
     "check_user_name",
+    "is_loopback",
     "token_digest",
 ]
 
@@ -113,3 +115,13 @@ class AuditRecord:
     object: str
     status: int
     client: str
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is of the loopback interface, so that what is sent there stays on the machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

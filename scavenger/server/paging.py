@@ -1,17 +1,25 @@
-"""Cursors: the place in a list after which the next page begins, opaque to clients."""
+"""Cursors: the place in a list, or in logs, after which the next page begins, opaque to clients."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import zlib
 from datetime import datetime
+from typing import Annotated
 
+import msgspec
+
+from scavenger.control.documents.logs import LogPosition
 from scavenger.server.problems import RefusedError
 
-__all__ = ["PAGE_MAX", "encode", "job_place", "number_place"]
+__all__ = ["PAGE_MAX", "encode", "encode_logs", "job_place", "log_place", "number_place"]
 
 PAGE_MAX = 200
+UNPACKED_MAX = 1 << 20
+"""Bytes of an unpacked cursor of logs."""
+Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 def encode(*place: str | int) -> str:
@@ -50,6 +58,29 @@ def number_place(cursor: str | None) -> int | None:
         case [int(number)] if 0 <= number < 2**63:
             return number
     raise _foreign()
+
+
+def encode_logs(position: LogPosition) -> str:
+    """A cursor that stands for what was read of logs; packed, as there may be hundreds of processes."""
+    text = json.dumps((position.event, position.offsets), separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(zlib.compress(text)).decode().rstrip("=")
+
+
+def log_place(cursor: str | None) -> LogPosition | None:
+    """What was read of the logs before.
+
+    Raises:
+        RefusedError: The cursor is not one of logs.
+    """
+    if cursor is None:
+        return None
+    try:
+        packed = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        text = zlib.decompressobj().decompress(packed, UNPACKED_MAX)
+        event, offsets = msgspec.json.decode(text, type=tuple[Place, dict[str, Place]])
+    except (ValueError, zlib.error, msgspec.MsgspecError):
+        raise _foreign() from None
+    return LogPosition(event, offsets)
 
 
 def _decoded(cursor: str | None) -> object:

@@ -104,7 +104,7 @@ def problem_of(error: errors.ScavengerError) -> Problem:
     detail = str(error)
     _, split, remedy = detail.partition("; ")  # messages name the remedy last
     fix = remedy if split else kind.fix
-    return _problem(kind.status, _code(type(error)), detail, fix, kind.retryable, error.exit_code)
+    return _problem(kind.status, errors.error_code(type(error)), detail, fix, kind.retryable, error.exit_code)
 
 
 def _problem(status: int, code: str, detail: str, fix: str, retryable: bool, exit_code: int) -> Problem:
@@ -118,11 +118,6 @@ def _problem(status: int, code: str, detail: str, fix: str, retryable: bool, exi
         retryable=retryable,
         exit_code=exit_code,
     )
-
-
-def _code(kind: type[BaseException]) -> str:
-    """`StoreBusyError` is `store_busy`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

@@ -152,6 +152,9 @@ class LogsAnswer(_Answer):
     folder: str
     events: list[EventRecord]
     logs: dict[str, list[str]]
+    elsewhere: str = Field(description="Begin of a sentence if the logs are on another machine; else empty.")
+    over: bool = Field(description="Whether nothing more will come.")
+    next: str = Field(description="Cursor of what comes after this.")
 
 
 class PlanAnswer(_Answer):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from scavenger.domain.access import is_loopback
 from scavenger.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORT", "ServerSettings", "is_loopback"]
+__all__ = ["DEFAULT_PORT", "ServerSettings"]
 
 DEFAULT_PORT = 8765
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -59,13 +59,3 @@ class ServerSettings:
         """The address for clients on this machine."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is of the loopback interface."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -6,13 +6,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from scavenger.control.documents.logs import JobLogs, Wanted, harmless
+from scavenger.control.documents.logs import JobLogs, LogChunk, LogReader, Wanted, harmless, logs_document
 from scavenger.presentation.formatting import when
+from scavenger.store.records import LIVE_STATES
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
-    from scavenger.store import Store
-    from scavenger.store.records import EventRecord, JobRecord
+    from scavenger.store.records import EventRecord
 
 __all__ = ["show_logs"]
 
@@ -31,57 +31,38 @@ def show_logs(
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
-        job = store.job(key)
+        reader = JobLogs(store, store.job(key), wanted)
         if as_json:
-            console.emit_json(JobLogs(store, job, wanted).document(lines))
+            console.emit_json(logs_document(reader.begin(lines, whole=True)))
             return 0
-        shown = _Shown(store, job, wanted)
-        if shown.begin(lines, whole=not follow) and follow:
-            shown.follow()
+        _show(reader, wanted, lines, follow=follow)
     return 0
 
 
-class _Shown:
-    """The logs of one job, printed as they come."""
+def _show(reader: LogReader, wanted: Wanted, lines: int, *, follow: bool) -> None:
+    """Print the end of each log, and with `follow` new lines until the job has ended or the reader is gone."""
+    chunk = reader.begin(lines, whole=not follow)
+    if wanted.written and not chunk.logs:
+        console.note(f"{chunk.elsewhere}no process has written a log: {chunk.folder}")
+    if not _print(_lines(chunk, wanted)) or not follow:
+        return
+    while True:
+        chunk = reader.more()
+        if not _print(_lines(chunk, wanted)):
+            return
+        if chunk.over:
+            ended = chunk.state not in LIVE_STATES
+            state = chunk.state.replace("_", " ") if ended else "dead: its process is gone"
+            console.note(f"job {chunk.name} ({chunk.job_id[:8]}) is {state}")
+            return
+        time.sleep(FOLLOW_S)
 
-    def __init__(self, store: Store, job: JobRecord, wanted: Wanted) -> None:
-        self._store, self._job, self._wanted = store, job, wanted
-        self._logs = JobLogs(store, job, wanted)
 
-    def begin(self, lines: int, *, whole: bool) -> bool:
-        """Print the end of each log; return False if the reader is gone.
-
-        Args:
-            lines: How many events, and lines of each log.
-            whole: Whether an unfinished last line is printed.
-        """
-        printed = [_event_line(event) for event in self._logs.events(lines)]
-        for name, tail in self._logs.tails.items():
-            printed += [self._line(name, line) for line in tail.last(lines, whole=whole)]
-        if self._wanted.written and not self._logs.tails:
-            console.note(f"{self._logs.elsewhere()}no process has written a log: {self._logs.folder}")
-        return _print(printed)
-
-    def follow(self) -> None:
-        """Print new lines until the job has ended or the reader is gone."""
-        while True:
-            # the state is read first, so that the last lines are read after the end
-            job = self._store.job(self._job.id)
-            over = not self._store.is_alive(job) and not self._store.has_runner(job.id)
-            self._logs.find()
-            printed = [_event_line(event) for event in self._logs.events(None)]
-            for name, tail in self._logs.tails.items():
-                printed += [self._line(name, line) for line in tail.more(whole=over)]
-            if not _print(printed):
-                return
-            if over:
-                state = job.state.replace("_", " ") if job.ended else "dead: its process is gone"
-                console.note(f"job {job.name} ({job.id[:8]}) is {state}")
-                return
-            time.sleep(FOLLOW_S)
-
-    def _line(self, name: str, line: str) -> str:
-        return line if self._wanted.process is not None else f"{harmless(name)} | {line}"
+def _lines(chunk: LogChunk, wanted: Wanted) -> list[str]:
+    printed = [_event_line(event) for event in chunk.events]
+    for name, lines in chunk.logs.items():
+        printed += lines if wanted.process is not None else [f"{harmless(name)} | {line}" for line in lines]
+    return printed
 
 
 def _event_line(event: EventRecord) -> str:

@@ -6,11 +6,13 @@ import re
 import socket
 import sys
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 
@@ -18,7 +20,17 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import EventRecord, JobRecord
 
-__all__ = ["JobLogs", "LogTail", "Wanted", "harmless", "log_folder"]
+__all__ = [
+    "JobLogs",
+    "LogChunk",
+    "LogPosition",
+    "LogReader",
+    "LogTail",
+    "Wanted",
+    "harmless",
+    "log_folder",
+    "logs_document",
+]
 
 READ_BYTES_MAX = 1 << 20
 """Bytes of a log that are read at once: more than the lines that are asked for."""
@@ -50,13 +62,74 @@ class Wanted:
     process: str | None
 
 
-class LogTail:
-    """Reads a log that may grow, be cut, or not exist yet. Lines come without line ends and control characters."""
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far the logs of a job were read.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        event: Id of the last event; 0 before the first.
+        offsets: Bytes by process, up to the end of a line.
+    """
+
+    event: int = 0
+    offsets: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """What was read of the logs of a job at once.
+
+    Attributes:
+        state: State of the job before the logs were read.
+        folder: Where the processes write.
+        elsewhere: Begin of a message about logs that are on another machine than who reads them; else empty.
+        logs: Lines by process.
+        over: Whether nothing more will come: the job has ended, or its process is gone.
+    """
+
+    job_id: str
+    name: str
+    state: JobState
+    folder: str
+    elsewhere: str
+    events: tuple[EventRecord, ...]
+    logs: Mapping[str, list[str]]
+    over: bool
+    position: LogPosition
+
+
+class LogReader(Protocol):
+    """Reads the logs of one job, wherever they are."""
+
+    def begin(self, lines: int, *, whole: bool) -> LogChunk:
+        """The end of all logs: at most `lines` events, and lines of each process.
+
+        Args:
+            lines: How many.
+            whole: Whether an unfinished last line counts.
+        """
+
+    def more(self) -> LogChunk:
+        """What has come since; when the job is over, also a last line that was never finished."""
+
+
+class LogTail:
+    """Reads a log that may grow, be cut, or not exist yet. Lines come without line ends and control characters.
+
+    Args:
+        path: The file.
+        offset: Bytes that were read before, as `position` told.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
         self._partial = b""
+
+    @property
+    def position(self) -> int:
+        """Bytes up to the end of the last line that was read."""
+        return self._offset - len(self._partial)
 
     def last(self, lines: int, *, whole: bool) -> list[str]:
         """The last lines so far, with `whole` including an unfinished one; `more` returns what follows."""
@@ -107,44 +180,73 @@ def log_folder(job: JobRecord) -> Path:
 
 
 class JobLogs:
-    """The logs of one job, and how much of them was read.
+    """The logs of one job of a store, and how much of them was read: a `LogReader`.
 
-    Attributes:
-        folder: Where its processes write.
-        tails: Logs by process; `find` adds those that have come since.
+    Args:
+        store: With the job.
+        job: The job.
+        wanted: Which logs.
+        position: What was read before; None: nothing.
 
     Raises:
         ConfigurationError: The wanted process has no log here.
     """
 
-    def __init__(self, store: Store, job: JobRecord, wanted: Wanted) -> None:
+    def __init__(
+        self, store: Store, job: JobRecord, wanted: Wanted, position: LogPosition | None = None
+    ) -> None:
         self._store, self._job, self._wanted = store, job, wanted
-        self.folder = log_folder(job)
-        self.tails: dict[str, LogTail] = {}
-        self._last_event = 0
-        self.find()
-        if wanted.process is not None and wanted.process not in self.tails:
+        self._begun = position or LogPosition()
+        self._last_event = self._begun.event
+        self._folder = log_folder(job)
+        self._tails: dict[str, LogTail] = {}
+        self._find()
+        if wanted.process is not None and wanted.process not in self._tails:
             known = ", ".join(sorted(self._logs())) or "none"
             raise ConfigurationError(
-                f"{self.elsewhere()}job {job.name} ({job.id[:8]}) has no log of {wanted.process!r}; "
-                f"it has {known} in {self.folder}"
+                f"{self._elsewhere()}job {job.name} ({job.id[:8]}) has no log of {wanted.process!r}; "
+                f"it has {known} in {self._folder}"
             )
 
-    def document(self, lines: int) -> dict[str, Any]:
-        """The end of all logs: at most `lines` events, and lines of each process."""
-        job, events = self._job, self.events(lines)
-        found: dict[str, Any] = plain(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "job": {"id": job.id, "name": job.name, "state": job.state},
-                "folder": self.folder,
-                "events": events,
-                "logs": {name: tail.last(lines, whole=True) for name, tail in self.tails.items()},
-            }
+    def begin(self, lines: int, *, whole: bool) -> LogChunk:
+        """See `LogReader`."""
+        job, over = self._seen()
+        events = self._events(lines)
+        return self._chunk(
+            job, over, events, {name: tail.last(lines, whole=whole) for name, tail in self._tails.items()}
         )
-        return found
 
-    def events(self, limit: int | None) -> tuple[EventRecord, ...]:
+    def more(self) -> LogChunk:
+        """See `LogReader`."""
+        job, over = self._seen()
+        self._find()
+        events = self._events(None)
+        return self._chunk(
+            job, over, events, {name: tail.more(whole=over) for name, tail in self._tails.items()}
+        )
+
+    def _seen(self) -> tuple[JobRecord, bool]:
+        """The job and whether it is over; read first, so that the last lines are read after the end."""
+        job = self._store.job(self._job.id)
+        return job, not self._store.is_alive(job) and not self._store.has_runner(job.id)
+
+    def _chunk(
+        self, job: JobRecord, over: bool, events: tuple[EventRecord, ...], logs: dict[str, list[str]]
+    ) -> LogChunk:
+        offsets = {name: tail.position for name, tail in self._tails.items()}
+        return LogChunk(
+            job.id,
+            job.name,
+            job.state,
+            str(self._folder),
+            self._elsewhere(),
+            events,
+            logs,
+            over,
+            LogPosition(self._last_event, offsets),
+        )
+
+    def _events(self, limit: int | None) -> tuple[EventRecord, ...]:
         """The newest events, or with None all since the last call."""
         if not self._wanted.events:
             return ()
@@ -154,23 +256,38 @@ class JobLogs:
             self._last_event = events[-1].id
         return events if limit != 0 else ()
 
-    def find(self) -> None:
+    def _find(self) -> None:
         """Add the logs of processes that have begun one since."""
         if not self._wanted.written:
             return
         for name, path in self._logs().items():
-            if self._wanted.process in (None, name) and name not in self.tails:
-                self.tails[name] = LogTail(path)
+            if self._wanted.process in (None, name) and name not in self._tails:
+                self._tails[name] = LogTail(path, self._begun.offsets.get(name, 0))
 
-    def elsewhere(self) -> str:
-        """The begin of a message about logs that are on another machine; else empty."""
+    def _elsewhere(self) -> str:
         host = self._job.owner.host
         return "" if host == socket.gethostname() else f"its logs are on {host}; "
 
     def _logs(self) -> dict[str, Path]:
         """Logs by process. Only regular files count: reading a pipe would never end."""
-        return {path.stem: path for path in sorted(self.folder.glob("*.log"), key=_natural) if path.is_file()}
+        return {
+            path.stem: path for path in sorted(self._folder.glob("*.log"), key=_natural) if path.is_file()
+        }
 
 
 def _natural(path: Path) -> tuple[int, str]:
     return len(path.name), path.name
+
+
+def logs_document(chunk: LogChunk) -> dict[str, Any]:
+    """What was read of the logs as JSON values."""
+    found: dict[str, Any] = plain(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "job": {"id": chunk.job_id, "name": chunk.name, "state": chunk.state},
+            "folder": chunk.folder,
+            "events": chunk.events,
+            "logs": chunk.logs,
+        }
+    )
+    return found

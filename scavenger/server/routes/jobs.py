@@ -12,7 +12,7 @@ from starlette.responses import Response
 from scavenger.control.documents.costs import all_billed, billed, cost_document, cost_of
 from scavenger.control.documents.curves import curve_document, plan_document, report_with_curve
 from scavenger.control.documents.jobs import jobs_document, status_document, status_of
-from scavenger.control.documents.logs import JobLogs, Wanted
+from scavenger.control.documents.logs import JobLogs, Wanted, logs_document
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.control.documents.submissions import submission_document, submissions_document
 from scavenger.domain.report import JobState
@@ -21,7 +21,7 @@ from scavenger.errors import NotFoundError
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, find_job, only_of
 from scavenger.server.context import ContextOf, answer
-from scavenger.server.paging import PAGE_MAX, encode, job_place, number_place
+from scavenger.server.paging import PAGE_MAX, encode, encode_logs, job_place, log_place, number_place
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -39,7 +39,9 @@ JobKey = Annotated[
 ]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Most entries of a page.")]
-LINES_MAX = 10_000
+LINES_MAX = 100_000
+LOG_CURSOR_MAX = 30_000
+"""Characters; a cursor has the places in the logs of all processes."""
 
 
 @router.get("/jobs", response_model=schemas.JobsPage, summary="The latest jobs")
@@ -156,11 +158,22 @@ def show_logs(
         str | None, Query(max_length=100, description="Only of this process, such as `w0`.")
     ] = None,
     lines: Annotated[int, Query(ge=0, le=LINES_MAX, description="Most lines of each process.")] = 20,
+    events: Annotated[bool, Query(description="Whether events of the job are told.")] = True,
+    written: Annotated[bool, Query(description="Whether the output of processes is told.")] = True,
+    follow: Annotated[
+        bool, Query(description="Leave out a last line that is not finished: it comes with `next`.")
+    ] = False,
+    cursor: Annotated[
+        str | None, Query(max_length=LOG_CURSOR_MAX, description="`next` of the answer before.")
+    ] = None,
 ) -> Response:
-    """The latest events of the job and lines of its processes, with secrets masked."""
+    """The latest events of the job and lines of its processes, with secrets masked; with a cursor, all since then."""
     record = find_job(context, caller, job)
-    logs = JobLogs(context.store, record, Wanted(process is None, True, process))
-    return answer(logs.document(lines))
+    wanted = Wanted(events and process is None, written, process)
+    logs = JobLogs(context.store, record, wanted, log_place(cursor))
+    chunk = logs.begin(lines, whole=not follow) if cursor is None else logs.more()
+    more = {"elsewhere": chunk.elsewhere, "over": chunk.over, "next": encode_logs(chunk.position)}
+    return answer({**logs_document(chunk), **more})
 
 
 @router.get("/queue", response_model=schemas.SubmissionsPage, summary="Submitted jobs")

@@ -1,0 +1,193 @@
+"""The routes of the REST API as functions. Answers are the documents that the OpenAPI document describes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote
+
+from scavenger.client.address import ServerAddress
+from scavenger.client.connection import Connection
+from scavenger.client.events import read_events
+from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, StopJob
+from scavenger.errors import NotFoundError, NotSupportedError, TransientError
+
+__all__ = ["Client", "Document", "SubmitOptions"]
+
+log = logging.getLogger(__name__)
+
+Document = dict[str, Any]
+
+PATIENCE_S = 600.0
+"""How long a stream of events may be out of reach before following it fails: a network or a server that is back after
+a restart is waited for."""
+_AGAIN_S = (0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """How a job is submitted; None where the job file decides. See `scavenger optimize`."""
+
+    objective: str | None = None
+    strategy: str | None = None
+    budget: str | None = None
+    deadline: str | None = None
+    audit: bool = False
+    priority: int = 0
+
+
+class Client(Connection):
+    """A server. Every method raises the errors of `Connection.get`."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        super().__init__(address)
+
+    # ---- jobs ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, job_file: str, options: SubmitOptions | None = None, *, key: str | None = None
+    ) -> Document:
+        """Submit a job; the answer has its `submission`.
+
+        Args:
+            job_file: Absolute path of the job file on the server's machine.
+            options: How it is submitted.
+            key: The same key submits once, however often it is sent; None for a new one.
+        """
+        body = {
+            name: value for name, value in asdict(options or SubmitOptions()).items() if value is not None
+        }
+        return self.post("jobs", {"job_file": job_file, **body}, key=key or str(uuid.uuid4()))
+
+    def info(self) -> Document:
+        """What serves, and who asks."""
+        return self.get("info")
+
+    def job(self, job: str) -> Document:
+        """A job with progress, processes, operations and events; `job` is null while only its `submission` exists."""
+        return self.get(f"jobs/{_part(job)}")
+
+    def jobs(
+        self, limit: int, *, states: Sequence[str] = (), name: str | None = None, cursor: str | None = None
+    ) -> Document:
+        """The latest jobs, newest first."""
+        query = {"limit": limit, "state": list(states), "name": name, "cursor": cursor}
+        return self.get("jobs", query)
+
+    def submissions(self, limit: int, *, states: Sequence[str] = (), cursor: str | None = None) -> Document:
+        """Submitted jobs, newest first."""
+        return self.get("queue", {"limit": limit, "state": list(states), "cursor": cursor})
+
+    def of_job(self, job: str, what: str, query: Mapping[str, Any] | None = None) -> Document:
+        """What a route below a job tells: `plan`, `curve`, `cost`, `logs`, `events` or `operations`."""
+        return self.get(f"jobs/{_part(job)}/{what}", query)
+
+    def events(self, job: str, limit: int = 100, cursor: str | None = None) -> Document:
+        """Events of a job, oldest first."""
+        return self.of_job(job, "events", {"limit": limit, "cursor": cursor})
+
+    def logs(
+        self,
+        job: str,
+        *,
+        lines: int = 20,
+        process: str | None = None,
+        events: bool = True,
+        written: bool = True,
+        follow: bool = False,
+        cursor: str | None = None,
+    ) -> Document:
+        """The latest events and lines of the logs of a job, or all since a `cursor`, `next` of the answer before.
+
+        Until `over` is true, more may come.
+        """
+        shown = {"events": _word(events), "written": _word(written), "follow": _word(follow)}
+        return self.of_job(job, "logs", {"lines": lines, "process": process, "cursor": cursor, **shown})
+
+    def follow_events(
+        self, job: str, after: int = 0, *, patience_s: float = PATIENCE_S
+    ) -> Iterator[Document]:
+        """Events of a job as they come, until it has ended; after a break, the stream goes on after the last one.
+
+        Args:
+            job: Its id.
+            after: Only events with a higher id.
+            patience_s: How long the server may be out of reach, seconds.
+
+        Raises:
+            TransientError: It was out of reach for longer.
+        """
+        until_s, failures = time.monotonic() + patience_s, 0
+        while True:
+            try:
+                headers = {"Last-Event-ID": str(after)} if after else {}
+                with self.stream(f"jobs/{_part(job)}/events/stream", headers) as lines:
+                    for event in read_events(lines):
+                        if event.kind == "end":
+                            return
+                        after = int(event.id)
+                        until_s, failures = time.monotonic() + patience_s, 0
+                        yield json.loads(event.data)
+            except TransientError as error:
+                if time.monotonic() > until_s:
+                    raise
+                log.info("the stream of events broke off: %s", error)
+                time.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+                failures += 1
+
+    # ---- operations ------------------------------------------------------------------------------------------
+
+    def operate(self, job: str, operation: Operation) -> Document:
+        """Ask a running job for an operation. The answer has the `operation`, or, of a stop of a job that still waits,
+        the `submission` that was withdrawn.
+
+        Raises:
+            NotSupportedError: No route takes this operation.
+        """
+        body: Document
+        match operation:
+            case ScaleTo(workers):
+                verb, body = "scale", {"workers": workers}
+            case ScaleOut(add):
+                verb, body = "scale", {"add": add}
+            case ScaleIn(remove):
+                verb, body = "scale", {"remove": list(remove)}
+            case Migrate(workers):
+                verb, body = "migrate", {"workers": None if workers is None else list(workers)}
+            case StopJob(save):
+                verb, body = "stop", {"save": save}
+            case _:
+                raise NotSupportedError("the server takes no such operation; ask on its own machine")
+        return self.post(f"jobs/{_part(job)}/{verb}", body)
+
+    def operation(self, job: str, number: int) -> Document:
+        """What became of an operation."""
+        return self.of_job(job, f"operations/{number}")
+
+    def withdraw(self, job: str, number: int) -> Document:
+        """Withdraw an operation that the job has not started; the answer tells whether it was."""
+        return self.delete(f"jobs/{_part(job)}/operations/{number}")
+
+    def resume(self, job: str, *, audit: bool = False) -> Document:
+        """Submit a job that ended before its goal again, to go on from its checkpoint."""
+        return self.post(f"jobs/{_part(job)}/resume", {"audit": audit})
+
+
+def _part(text: str) -> str:
+    """A name as one part of a path.
+
+    Raises:
+        NotFoundError: It is one that paths give another meaning.
+    """
+    if text.strip(".") == "":
+        raise NotFoundError(f"there is no job {text!r}; `scavenger status` lists the jobs")
+    return quote(text, safe="")
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
