@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import msgspec
 import numpy as np
+from warm_servers import WarmForkServer
 
 from scavenger.elastic.order import Blocks, EpochOrder
 from scavenger.train.engines.base import Engine, Exit
@@ -39,6 +40,8 @@ class FaultyEngine(ProcessEngine):
         exits: Every end that was seen.
         killed: Names that were to be killed, and whether they were suspended then.
     """
+
+    _fork_server_type = WarmForkServer
 
     def __init__(
         self, log_dir: Path, memory_fd: int, *, faults: Sequence[str], remote: Sequence[str]

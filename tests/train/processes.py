@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 
 import psutil
+from warm_servers import warm_pid
 
 _WITHIN_S = 5.0
 _VARIABLE, _RUN = "SCAVENGER_TEST_RUN", uuid.uuid4().hex
@@ -33,7 +34,7 @@ def alive(pid: int) -> bool:
 
 
 def ours() -> set[int]:
-    """Ids of every living process that these tests started, or that such a process started."""
+    """Ids of every living process that these tests started, or that such a process started; not of the warm one."""
     found = {child.pid for child in psutil.Process().children(recursive=True) if alive(child.pid)}
     for process in psutil.process_iter():
         try:
@@ -41,4 +42,4 @@ def ours() -> set[int]:
                 found.add(process.pid)
         except psutil.Error:
             continue
-    return found
+    return found - {warm_pid()}

@@ -13,14 +13,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 
 from scavenger.train.engines import fork_server as protocol
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["ForkServer", "ForkedProcess", "ProcessServer", "fork_server_supported", "kill_group"]
+__all__ = [
+    "ForkServer",
+    "ForkedProcess",
+    "ProcessServer",
+    "ServerProcess",
+    "fork_server_supported",
+    "kill_group",
+]
 
 _PACKET_BYTES = 1 << 16
 _POLL_S = 0.005
@@ -190,6 +197,21 @@ class ProcessServer:
         self._asked.clear()
 
 
+class ServerProcess(Protocol):
+    """The process of a fork server, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
 class ForkServer(ProcessServer):
     """A process that has imported what workers need, and forks them.
 
@@ -209,18 +231,24 @@ class ForkServer(ProcessServer):
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", protocol.__name__, str(theirs.fileno()), target],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), *pass_fds),
-                start_new_session=True,
-                env={**env, VARIABLE: mark.ljust(protocol.MARK_BYTES, "-")},
-            )
+            marked = {**env, VARIABLE: mark.ljust(protocol.MARK_BYTES, "-")}
+            self.process = self._begin(target, marked, theirs.fileno(), pass_fds, log)
         super().__init__(ours)
         self.ready = False
         """Whether it can fork: it has imported everything, and no thread has begun by that."""
+
+    def _begin(
+        self, target: str, env: Mapping[str, str], control: int, pass_fds: Sequence[int], log: int
+    ) -> ServerProcess:
+        return subprocess.Popen(
+            [sys.executable, "-m", protocol.__name__, str(control), target],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(control, *pass_fds),
+            start_new_session=True,
+            env=env,
+        )
 
     def fork(self, name: str, env: Mapping[str, str], threads: int, log: int) -> ForkedProcess:
         """Ask for a process.

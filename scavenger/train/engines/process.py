@@ -84,6 +84,8 @@ class ProcessEngine(Engine):
             code decides for itself.
     """
 
+    _fork_server_type: type[ForkServer] = ForkServer
+
     def __init__(
         self,
         log_dir: Path | None,
@@ -230,7 +232,7 @@ class ProcessEngine(Engine):
     def _start_fork_server(self, target: str, env: dict[str, str]) -> ForkServer:
         fds = (self._fd,) if self._fd >= 0 else ()
         with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:
-            server = ForkServer(
+            server = self._fork_server_type(
                 target,
                 {**env, **_thread_limits(1), **HIDDEN},  # CUDA must not begin in a process that forks
                 self._mark("fork-server"),
