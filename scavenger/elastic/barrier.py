@@ -42,6 +42,9 @@ applied everywhere, the list changes, and with it all sums: those pieces are div
 others have computed stays in their memory, from which it is sent again. That is also so in APPLY, since an aggregator
 that is restarted there has lost its sums; the step is then applied again, to the state that it was applied to.
 
+**In place.** Where no aggregator can lose its sums without the job going back to a checkpoint, a step that is being
+applied never goes back to STEP. So aggregators may overwrite the state that it is applied to.
+
 **Whom a death blames.** While pieces are suspected of killing their workers, a worker has at most one piece at a time:
 the next is ordered when the result of the one before has arrived. So a death blames the one piece that is outstanding,
 whatever results were lost with the worker. Who died of one of several pieces leaves each of them to be tried alone.
@@ -149,6 +152,7 @@ class Barrier:
         asks_first: Whether a job at its beginning waits for the verdict on epoch -1 before its first step.
         asks_each: Whether every step is followed by a verdict before the next begins.
         sums: Whether some aggregator may not share the memory of some worker, and so needs the lists of pieces.
+        in_place: Whether aggregators may apply steps in place: each is lost with its memory, if it is lost.
         migration: The map of buckets and its changes; by default, every aggregator holds one bucket.
     """
 
@@ -165,6 +169,7 @@ class Barrier:
         asks_first: bool = False,
         asks_each: bool = False,
         sums: bool = False,
+        in_place: bool = False,
         migration: Migration | None = None,
     ) -> None:
         if dataset_size < 1:
@@ -187,7 +192,7 @@ class Barrier:
         self._lost: set[str] = set()
         self._inquiry = Inquiry(suspects, dataset_size)
         self._asks_first, self._asks_each = asks_first, asks_each
-        self._sums = sums
+        self._sums, self.in_place = sums, in_place
         self._deaths: dict[str, Death] = {}
         self._summariser: str | None = None
 
@@ -269,7 +274,7 @@ class Barrier:
             if self.step > 0:
                 return self._ask_again() if self._asks_each else self._begin_step()
             return self._ask_first() if self._asks_first else self._begin_step()
-        if self.phase is Phase.APPLY and self._pieces.loses(self._is_gone):
+        if self.phase is Phase.APPLY and not self.in_place and self._pieces.loses(self._is_gone):
             self.phase = Phase.STEP
         if self.phase in (Phase.STEP, Phase.EVALUATE):
             return self._reassign()

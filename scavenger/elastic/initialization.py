@@ -206,12 +206,14 @@ class InitializePart:
     Attributes:
         recover: Load it from the aggregator's memory, if that holds it.
         seeder: Worker whose initial weights are used otherwise; if empty, the checkpoint or the memory.
+        in_place: Whether it may be updated in place, since each part is lost with its process.
     """
 
     index: int
     endpoints: tuple[Endpoint, ...]
     recover: bool
     seeder: str
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class _Part:
         holds: Whether that process has loaded it.
         held: Whether any process has loaded it, so that its memory holds the part.
         rewinding: Whether its memory is to be ignored.
+        own_memory: Whether its memory is lost with the process that can be reached.
     """
 
     name: str
@@ -251,6 +254,7 @@ class _Part:
     holds: bool = False
     held: bool = False
     rewinding: bool = False
+    own_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +366,7 @@ class Initialization:
         if self.phase is Phase.ROLLING_BACK or late:
             return None
         self._reconnect = self._reconnect or (not event.holds and part.endpoint not in (None, event.endpoint))
-        part.endpoint, part.holds = event.endpoint, event.holds
+        part.endpoint, part.holds, part.own_memory = event.endpoint, event.holds, event.own_memory
         if event.holds:
             part.held, part.rewinding = True, False
         elif event.own_memory and part.held:
@@ -464,7 +468,8 @@ class Initialization:
             part = self._parts[index]
             part.asked = part.endpoint
             seeder = self._source.worker if self._needs_worker(part) else ""
-            actions.append(InitializePart(index, self._endpoints, not part.rewinding, seeder))
+            alone = all(other.own_memory for other in self._parts)
+            actions.append(InitializePart(index, self._endpoints, not part.rewinding, seeder, alone))
         return [*actions, RenewView()] if 0 in due else actions
 
     def _prepare(self) -> list[Action]:

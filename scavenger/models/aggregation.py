@@ -10,6 +10,8 @@ for their turn to be added [3]_, which do not grow with K::
 
     n >= H / (W - `OWN_BYTES`)
 
+The optimizer's second state is not kept on VMs [4]_: it is room for the copy from which a checkpoint is written.
+
 Bandwidth: in a step each worker pushes its gradients and pulls the weights. The VMs' networks carry both within the
 step, as if both directions shared one link, so that the count errs upwards where they do not::
 
@@ -19,6 +21,7 @@ References:
     .. [1] docs/adr/0009-two-states.md.
     .. [2] Zheng et al., "Cynthia", ICPP 2019, which also chooses the number of parameter servers by their load.
     .. [3] docs/adr/0034-sums-on-arrival.md.
+    .. [4] docs/adr/0047-optimizer-in-place.md.
 """
 
 from __future__ import annotations

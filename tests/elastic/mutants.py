@@ -103,6 +103,14 @@ class SumsAreForever(Barrier):
                 self.phase = phase
 
 
+class StepsAreGivenUp(Barrier):
+    """Lets a step go back that is being applied in place."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.in_place = False
+
+
 # ---- the coordinator's state machine -----------------------------------------------------------------------
 
 
@@ -240,6 +248,7 @@ MUTANTS = {
     "pieces are numbered anew": _barrier(PiecesNumberedAnew, "stuck"),
     "stand-ins stay": _barrier(StandInsStay, "stuck"),
     "sums are forever": _barrier(SumsAreForever, "stuck"),
+    "steps are given up in place": _barrier(StepsAreGivenUp, "the weights of bucket", in_place=True),
     "leavers are forgotten": _membership(LeaversAreForgotten, "stuck|slot .* holds"),
     "the dead rise": _membership(TheDeadRise, "stuck"),
     "joiners are overlooked": _membership(JoinersAreOverlooked, "stuck|slot .* holds"),

@@ -1,8 +1,8 @@
 """Many schedules of the simulated protocol: `python -m tests.elastic.simulate [SEEDS] [FIRST]`.
 
-Each seed is run twice, with migrations of buckets and without. Prints how far it is, and of every schedule that breaks
-a law its seed and what it broke; ends with 1 then. What it finds belongs into `seeds.txt`, with a mutant that brings
-the fault back.
+Each seed is run three times: without and with migrations of buckets, and with optimizers in place, too. Prints how far
+it is, and of every schedule that breaks a law its seed and what it broke; ends with 1 then. What it finds belongs into
+`seeds.txt`, with a mutant that brings the fault back.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def simulate(first: int, seeds: int) -> tuple[list[tuple[str, str]], list[int]]:
     found: list[tuple[str, str]] = []
     counts = [0, 0, 0]
     for seed in range(first, first + seeds):
-        for migrates in (False, True):
-            world = World(seed, migrates=migrates)
+        for migrates, in_place in ((False, False), (True, False), (True, True)):
+            world = World(seed, migrates=migrates, in_place=in_place)
             try:
                 world.run()
             except Exception as error:  # noqa: BLE001 - whatever a schedule leads to is told with its seed
-                which = f"{seed} with migrations" if migrates else f"{seed}"
+                which = f"{seed}{' with migrations' * migrates}{', in place' * in_place}"
                 found.append((which, f"{type(error).__name__}: {error}"))
             for index, count in enumerate((world.steps, world.losses, world.maps)):
                 counts[index] += count

@@ -164,7 +164,8 @@ class Process:
         """A place where processes like to die; `times` as much where one comes there seldom."""
         if self.world.chaos and self.world.random.random() < self.world.deadliness * times:
             self.die()
-            raise DiedError
+            if not self.alive:
+                raise DiedError
 
 
 class Worker(Process):

@@ -52,6 +52,11 @@ class Aggregator(Process):
         self._applied: set[int] = set()
         self.moved_at = self.asked_at = 0.0
 
+    def die(self) -> None:
+        """In place, only one that holds nothing: with any other all go back to a checkpoint, which is another run."""
+        if not self.world.in_place or self.index in self.world.requests.retired:
+            super().die()
+
     # ---- the part ------------------------------------------------------------------------------------------
 
     def offered(self, said: b.Contribution, own: bool) -> None:
@@ -256,15 +261,13 @@ class Aggregator(Process):
             if before.step != step - 1:
                 what = f"bucket {bucket} of step {before.step}"
                 raise ViolationError(f"{self.name} applies step {step} to the weights of {what}")
-        double = world.obeys("double buffer")
-        momenta = [before.momentum if double else world.momentum[bucket] for bucket, before, _ in sections]
+        double, own = world.obeys("double buffer") and not world.in_place, world.momentum[a]
+        momenta = [before.momentum if double else own[bucket] for bucket, before, _ in sections]
         total = self._read(order)
         for bucket, _, after in sections:
             after.step, after.written = -1, after.written + 1
             if not double:
-                world.momentum[bucket] = (
-                    3 * world.momentum[bucket] + order.lr_scale * total + step
-                ) % MODULUS
+                own[bucket] = (3 * own[bucket] + order.lr_scale * total + step) % MODULUS
         written = [after.written for _, _, after in sections]
         yield world.duration()
         self.point()

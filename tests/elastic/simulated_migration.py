@@ -50,7 +50,7 @@ class Copying:
         own, world = self._own, self._own.world
 
         def read() -> None:
-            found = section.weights, section.momentum
+            found = section.weights, world.momentum[own.index][bucket] if world.in_place else section.momentum
             value = found if section.step == copy.step else (-1, -1)
             world.send(own, world.aggregators[target.index], lambda t: t.copying.arrived(copy, bucket, value))
 
@@ -72,6 +72,8 @@ class Copying:
             section = world.memory[own.index][bucket][copy.step % 2]
             section.step, (section.weights, section.momentum) = copy.step, value
             section.written += 1
+            if world.in_place:
+                world.momentum[own.index][bucket] = section.momentum
             own.point()
             if self.copy is not None:
                 self._here.add(bucket)

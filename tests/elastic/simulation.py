@@ -83,6 +83,7 @@ class World:
         without: A rule, one of `RULES`, that is to be left out.
         asks_each: Whether every step waits for a verdict.
         migrates: Whether buckets move between aggregators.
+        in_place: Whether optimizers are updated in place, by aggregators with memory of their own.
         migration: A broken one should be caught.
     """
 
@@ -96,9 +97,10 @@ class World:
         without: str = "",
         asks_each: bool = False,
         migrates: bool = False,
+        in_place: bool = False,
         migration: type[Migration] = Migration,
     ) -> None:
-        self._asks_each, self._migration = asks_each, migration
+        self._asks_each, self._migration, self.in_place = asks_each, migration, in_place
         self.random = random.Random(seed)
         draw = self.random
         self._barrier, self._membership = barrier, membership
@@ -113,6 +115,8 @@ class World:
         self.parts = max(2 if migrates else 1, draw.choice([1, 1, 2, 3, 4]))
         self.batches = (1, 8) if self.dataset_size < 7 else (self.dataset_size // 20, self.dataset_size // 2)
         self.remoteness = draw.choice([0.0, 0.3, 1.0])
+        if in_place:
+            self.remoteness = 1.0
         self.deadliness = draw.choice([0.0, 0.005, 0.02])
         self.loss = draw.choice([0.0, 0.02, 0.1])
         self.chaos, self.chaos_s = True, draw.choice([5.0, 15.0, 30.0])
@@ -127,11 +131,14 @@ class World:
         start = BucketMap(0, 0, tuple(bucket * self.parts // len(buckets) for bucket in buckets))
         self.map_record, self.part_maps = (start, start), [(start, start)] * self.parts
         self.is_shared, self.copying_s = migrates and own.random() < 0.5, own.choice([0.0, 1.0, 10.0])
+        self.is_shared = self.is_shared and not in_place
         self.memory = [_memory(len(buckets)) for _ in range(self.parts)]
         if self.is_shared:
             self.memory = self.memory[:1] * self.parts
         self.updates: dict[tuple[int, int, int, int], int] = {}
-        self.momentum = [0] * len(buckets)
+        self.momentum = [[0] * len(buckets)] * self.parts
+        if in_place:
+            self.momentum = [[0] * len(buckets) for _ in range(self.parts)]
         self.slots: list[dict[int, Written]] = [{} for _ in range(self.parts)]
         self.slot_of: dict[int, int] = {}
         self.budget = seed % 7
@@ -177,6 +184,7 @@ class World:
             number=number,
             asks_each=self._asks_each,
             sums=self.remoteness > 0,
+            in_place=self.in_place,
             migration=self._migration(
                 current, aggregators=self.parts, sizes=[4 << 20] * len(current.holders), before=before
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scavenger.elastic.barrier import (
@@ -503,6 +505,26 @@ def test_a_view_in_effect_is_told_again_while_another_is_pending() -> None:
     assert barrier.handle(announce(2, 0, 1, batch=4)) == []
     assert barrier.handle(first) == [installed]
     assert barrier.handle(announce(2, 0, 1, batch=4)) == [installed]
+
+
+def test_a_step_in_place_is_applied_to_its_end_whoever_is_lost() -> None:
+    barrier = Barrier(40, aggregators=2, sums=True, in_place=True)
+    (expect,) = [one for one in barrier.handle(announce(1, 0, 1, batch=8)) if isinstance(one, Expect)]
+    for worker, piece in zip(("w0", "w1"), expect.pieces, strict=True):
+        barrier.handle(Contribution(worker, 1, 1, piece.number, None))
+    for aggregator in (0, 1):
+        follows = barrier.handle(Formed(1, 1, expect.number, aggregator))
+    (apply,) = follows
+    assert isinstance(apply, Apply)
+    assert barrier.handle(Applied(1, 0)) == []
+
+    assert barrier.handle(announce(2, 0, batch=4, lost=("w1",))) == []
+
+    (again,) = barrier.handle(Tick())
+    assert again == replace(apply, aggregators=(1,))
+    told = barrier.handle(Applied(1, 1))
+    assert (barrier.step, barrier.phase) == (1, Phase.STEP)
+    assert [piece.worker for one in told if isinstance(one, Expect) for piece in one.pieces] == ["w0"]
 
 
 def test_sums_of_a_list_count_until_the_list_changes_and_the_step_goes_back_for_a_lost_gradient() -> None:

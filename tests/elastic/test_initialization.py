@@ -60,6 +60,18 @@ def test_the_first_worker_is_prepared_alone_and_its_weights_become_the_job_s() -
     ]
 
 
+def test_parts_are_updated_in_place_where_each_is_lost_with_its_process() -> None:
+    there = Endpoint("tcp://there:1", "key c", "there")
+    machine = Initialization()
+    machine.handle(TakeOver(NAMES, restoring=True))
+    machine.handle(PartReady(0, there, own_memory=True))
+    machine.handle(PartReady(1, AWAY, own_memory=True))
+
+    actions = machine.handle(Greeted("w0"))
+
+    assert [one.in_place for one in actions if isinstance(one, InitializePart)] == [True, True]
+
+
 def test_with_a_checkpoint_nobody_is_asked_for_weights() -> None:
     machine = begun(restoring=True)
 

@@ -65,6 +65,20 @@ def test_the_same_holds_where_every_step_waits_for_a_verdict() -> None:
     assert steps > 8 * SEEDS // 5
 
 
+def test_optimizers_in_place_are_updated_once_whatever_happens_to_workers_and_however_buckets_move() -> None:
+    steps = losses = maps = 0
+    for seed in range(SEEDS // 5):
+        world = World(seed, in_place=True, migrates=seed % 2 == 0)
+        world.run()
+        steps += world.steps
+        losses += world.losses
+        maps += world.maps
+
+    assert steps > 8 * SEEDS // 5
+    assert losses > SEEDS // 5
+    assert maps > SEEDS // 10
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_simulation_catches_a_broken_protocol(name: str) -> None:
     """For the reason that it should, on a few hundred schedules or on one that is known."""

@@ -36,6 +36,7 @@ from scavenger.train.worker.results import Results
 
 _STEPS = 4
 _SGD = '{"class_name": "SGD", "config": {"learning_rate": 0.1}}'
+_ADAM = '{"module": "keras.optimizers", "class_name": "Adam", "config": {"learning_rate": 0.1}}'
 _CLIPPED = '{"class_name": "Adam", "config": {"learning_rate": 0.1, "clipnorm": 0.5}}'
 
 
@@ -75,13 +76,22 @@ class Job:
         apart: The aggregator's shards: of the job, and of one with the same gradients in shared memory.
     """
 
-    def __init__(self, seed: int, *, dtype: str = "float32", optimizer: str = _SGD, parts: int = 1) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        dtype: str = "float32",
+        optimizer: str = _SGD,
+        parts: int = 1,
+        in_place: bool = False,
+    ) -> None:
         self.random, self.numbers = random.Random(seed), np.random.default_rng(seed)
         self.layout = Layout.of(manifest(dtype, optimizer), parts)
         self.index = parts - 1
         self.fds = [create_block(), create_block()]
         start = self.numbers.normal(size=400)
-        self.apart, self.shared = (self._shard(fd, start) for fd in self.fds)
+        self.apart = self._shard(self.fds[0], start, in_place=in_place)
+        self.shared = self._shard(self.fds[1], start)
         self.workers = self.random.randint(1, 4)
         self.remote = {i for i in range(self.workers) if self.random.random() < 0.7}
         self.blocks = [
@@ -104,8 +114,8 @@ class Job:
         for fd in self.fds:
             os.close(fd)
 
-    def _shard(self, fd: int, start: Any) -> ModelShard:
-        shard = ModelShard(fd, self.layout, self.index)
+    def _shard(self, fd: int, start: Any, *, in_place: bool = False) -> ModelShard:
+        shard = ModelShard(fd, self.layout, self.index, in_place=in_place)
         for n, array in zip(
             self.layout.parts[self.index], shard.held.section(0, shard.held.numbers), strict=True
         ):
@@ -252,19 +262,22 @@ def jobs() -> Iterator[list[Job]]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "optimizer", "parts"),
+    ("dtype", "optimizer", "parts", "in_place"),
     [
-        ("float32", _SGD, 1),
-        ("float32", _CLIPPED, 2),
-        ("float64", _SGD, 2),
-        ("float16", _SGD, 1),
+        ("float32", _SGD, 1, False),
+        ("float32", _CLIPPED, 2, False),
+        ("float32", _CLIPPED, 2, True),
+        ("float64", _SGD, 2, False),
+        ("float64", _ADAM, 2, True),
+        ("float16", _SGD, 1, False),
+        ("float16", _ADAM, 1, True),
     ],
 )
 def test_no_bit_tells_which_workers_shared_memory_and_what_was_lost(
-    dtype: str, optimizer: str, parts: int, jobs: list[Job]
+    dtype: str, optimizer: str, parts: int, in_place: bool, jobs: list[Job]
 ) -> None:
     for seed in range(4):
-        job = Job(seed, dtype=dtype, optimizer=optimizer, parts=parts)
+        job = Job(seed, dtype=dtype, optimizer=optimizer, parts=parts, in_place=in_place)
         jobs.append(job)
         for step in range(1, _STEPS + 1):
             job.step(step)

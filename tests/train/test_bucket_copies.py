@@ -25,10 +25,10 @@ _STEPS = 6
 class Hosts:
     """Two aggregators of different blocks, the first of which holds all buckets at first; workers are on both hosts."""
 
-    def __init__(self, layout: Layout, fds: tuple[int, int]) -> None:
+    def __init__(self, layout: Layout, fds: tuple[int, int], *, in_place: bool = False) -> None:
         self.layout = layout.moved([0] * len(layout.buckets), 1)
         self.fds = fds
-        self.shards = [ModelShard(fd, self.layout, index) for index, fd in enumerate(fds)]
+        self.shards = [ModelShard(fd, self.layout, index, in_place=in_place) for index, fd in enumerate(fds)]
         for target, value in zip(self._block(0).tensors(self.layout.state_at(0)), start(), strict=True):
             target[...] = value
         for shard in self.shards:
@@ -100,16 +100,24 @@ def quiet(moved: Hosts, still: Model, last: int) -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
-    ("name", "restarted"),
-    [("Adam", False), ("Adam", True), ("SGD", False), ("Nadam", False), ("Adafactor", True)],
+    ("name", "restarted", "in_place"),
+    [
+        ("Adam", False, False),
+        ("Adam", False, True),
+        ("Adam", True, False),
+        ("SGD", False, False),
+        ("Nadam", False, False),
+        ("Nadam", False, True),
+        ("Adafactor", True, False),
+    ],
 )
-def test_weights_are_those_of_buckets_that_stay(name: str, restarted: bool) -> None:
+def test_weights_are_those_of_buckets_that_stay(name: str, restarted: bool, in_place: bool) -> None:
     layout = Layout.of(manifest(ALL[name]()), 2, bucket_bytes=2000)
     count = len(layout.buckets)
     some, others = tuple(range(0, count, 2)), tuple(range(1, count, 2))
     with model(layout) as still:
         fds = create_block(), create_block()
-        moved = Hosts(layout, fds)
+        moved = Hosts(layout, fds, in_place=in_place)
         moved.apply(1)
         moved.shards[0].keep_best(1)
         best = moved.weights(1)

@@ -127,6 +127,27 @@ def test_an_aggregator_that_is_lost_with_its_memory_takes_all_back_to_the_last_c
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
+def test_a_step_in_place_is_applied_to_its_end_or_all_go_back_to_a_checkpoint(tmp_path: Path) -> None:
+    faults = ("aggregator.applying/aggregator-1:stop@7", "aggregator.applying/aggregator-0:kill@21")
+    plan, remote = CheckpointPlan(str(tmp_path / "checkpoints"), 0.0, 5), (*WORKERS, *AGGREGATORS)
+    with Run("small:exact", tmp_path, aggregators=2, remote=remote, checkpoint=plan, faults=faults) as run:
+        run.begin(2, 40)
+        run.until(lambda: run.engine.suspended("aggregator-1"))
+        run.kill("w1")  # its gradient is in sums, and one aggregator has applied them
+        run.until(lambda: bool(run.lost))
+        run.wake("aggregator-1")
+        run.train(3)
+        assert not run.rolled_back
+        run.until(lambda: bool(run.rolled_back))
+        run.train(6)
+        got = run.finish()
+
+    assert_fired(run, faults[1])
+    (back,) = run.rolled_back
+    assert 0 < back.step < 21
+    assert_same_weights(got, plain_keras("exact", run.steps), 1e-9)
+
+
 def test_without_a_checkpoint_the_job_begins_anew_even_if_its_coordinator_dies_too(tmp_path: Path) -> None:
     with Run("small:slow", tmp_path, aggregators=2, remote=(*WORKERS, "aggregator-1")) as run:
         run.begin(2, 40)

@@ -54,7 +54,12 @@ def moved_about(run: Run, within_s: float = 60.0) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "remote", [("aggregator-1",), pytest.param(("aggregator-0", "w1"), marks=pytest.mark.long)]
+    "remote",
+    [
+        ("aggregator-1",),
+        pytest.param(("aggregator-0", "w1"), marks=pytest.mark.long),
+        pytest.param(("aggregator-0", "aggregator-1", "w0", "w1"), marks=pytest.mark.long, id="in place"),
+    ],
 )
 def test_buckets_go_to_another_host_and_back_while_it_trains(remote: tuple[str, ...], tmp_path: Path) -> None:
     with Run("small:exact", tmp_path, aggregators=2, remote=remote) as run:

@@ -35,10 +35,21 @@ def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could
     step.begin_apply(instruction, lr_scale=1.0)
     step.applied(PartApplied(0, 1, applied, 0.0, 0.0, view=1))
 
-    for loss_matters, words in ((True, plain), (False, scaled)):
-        found = step.not_finite(instruction, loss_matters=loss_matters)
+    for scales_loss, words in ((False, plain), (True, scaled)):
+        found = step.not_finite(instruction, scales_loss=scales_loss)
         assert found.startswith(words)
         assert bool(found) == bool(words)
+
+
+@pytest.mark.parametrize("sqnorm", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_is_known_before_it_is_applied(sqnorm: float) -> None:
+    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0,), 0, BucketMap(0, 0, (0,)))
+    step = StepInProgress()
+    for piece, each in zip(PIECES, (1.0, sqnorm), strict=True):
+        step.contributed(Contributed(1, 1, piece.number, 2, (), 0.1, 0.0, 0.5, 0.0, sqnorm=each))
+
+    assert step.not_finite(instruction) == "the gradient became nan at step 1, epoch 1"
+    assert step.not_finite(instruction, scales_loss=True) == ""
 
 
 @pytest.mark.parametrize(

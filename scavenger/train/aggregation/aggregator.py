@@ -398,17 +398,18 @@ class Aggregator:
         layout = Layout.of(message.manifest, len(message.aggregators))
         block = Block(self._fd, layout)
         current, job = BucketMap(0, 0, layout.holders), block.read_job()
+        in_place = message.in_place and self._config.memory_fd < 0
         if message.map is not None:
             current = m.map_of(message.map)
         before = current
         if message.recover and (recorded := block.read_maps()) is not None:
             current, before = recorded
         if before == current or (job is not None and current.since <= job.step):
-            return ModelShard(self._fd, layout.moved(current.holders, current.number), self.index), _Maps(
-                current
-            )
+            layout = layout.moved(current.holders, current.number)
+            return ModelShard(self._fd, layout, self.index, in_place=in_place), _Maps(current)
         # it was decided for the step in progress
-        shard = ModelShard(self._fd, layout.moved(before.holders, before.number), self.index)
+        layout = layout.moved(before.holders, before.number)
+        shard = ModelShard(self._fd, layout, self.index, in_place=in_place)
         held = shard.prepare(layout.moved(current.holders, current.number))
         take_map(shard, current, held, beside=_beside(message.aggregators, self.index))
         return shard, _Maps(current, before)
@@ -495,6 +496,7 @@ class Aggregator:
             asks_first=bool(manifest.callbacks),
             asks_each=manifest.batch_hooks,
             sums=self._sums is not None,
+            in_place=message.in_place,
             migration=_migration(shard.layout, state.maps),
         )
         barrier.token = message.token

@@ -36,6 +36,8 @@ class Holding:
         layout: Layout of the block, with the map.
         index: Index of the aggregator.
         before: What it holds under another map, whose objects are used again where they fit.
+        in_place: Whether the optimizer's state may be updated in place, so that there is no way back to that of the
+            step before.
 
     Attributes:
         layout: The layout.
@@ -43,6 +45,8 @@ class Holding:
         trainable: Those that have a gradient.
         states: Those that the forward pass updates.
         update: The optimizer of the trainable segments; None without any.
+        in_place: Whether the optimizer's state is updated in place. With loss scaling it is not, as a step may be
+            skipped.
         optimizer: The optimizer's state; that of no tensor, which all that have trainable segments keep, included.
         buckets: All buckets in which gradients are sent, whoever holds them.
         sums: Mean gradients that are formed as gradients arrive.
@@ -53,7 +57,14 @@ class Holding:
     """
 
     def __init__(
-        self, fd: int, block: Block, layout: Layout, index: int, before: Holding | None = None
+        self,
+        fd: int,
+        block: Block,
+        layout: Layout,
+        index: int,
+        before: Holding | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         self.layout, self._block, self._index = layout, block, index
         segments = layout.segments
@@ -67,8 +78,11 @@ class Holding:
         else:
             self.update = _update(layout, self.trainable) if self.trainable else None
         slots, owners = self.update.slots if self.update else (), [segments[n] for n in self.trainable]
+        self.in_place = in_place and not isinstance(self.update, ScaledUpdate)
         mapped = None if before is None else before.optimizer
-        self.optimizer: OptimizerMemory = OptimizerMemory(fd, layout, index, slots, owners, mapped)
+        self.optimizer: OptimizerMemory = OptimizerMemory(
+            fd, layout, index, slots, owners, mapped, in_place=self.in_place
+        )
         self._weights = [self.section(turn, self.trainable) for turn in (0, 1)]
         self._gradients: dict[int, list[Array]] = {}
         self.buckets: tuple[Bucket, ...] = buckets(layout) if before is None else before.buckets

@@ -21,7 +21,7 @@ __all__ = ["Array", "Kernel", "Rule", "read_rule"]
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[Array, Array, Sequence[Array], Array, Sequence[Array], Array], None]
-"""`(g, old weights, old slots, new weights, new slots, t)`. Old and new weights may be the same array."""
+"""`(g, old weights, old slots, new weights, new slots, t)`. An old and a new array may be the same."""
 
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 

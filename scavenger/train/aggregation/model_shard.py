@@ -41,15 +41,16 @@ class ModelShard:
         fd: File descriptor of the job's shared-memory block.
         layout: Layout of the block.
         index: Index of the shard, which is that of its aggregator.
+        in_place: Whether the optimizer's state may be updated in place: no step is applied again.
 
     Raises:
         NotSupportedError: If the optimizer cannot be built from its configuration.
     """
 
-    def __init__(self, fd: int, layout: Layout, index: int) -> None:
-        self._fd, self.block, self.index = fd, Block(fd, layout), index
+    def __init__(self, fd: int, layout: Layout, index: int, *, in_place: bool = False) -> None:
+        self._fd, self.block, self.index, self._in_place = fd, Block(fd, layout), index, in_place
         self.arrivals = Arrivals(fd, layout, index)
-        self._holdings = [(0, Holding(fd, self.block, layout, index))]
+        self._holdings = [(0, Holding(fd, self.block, layout, index, in_place=in_place))]
         self.held.accept(self.arrivals)
         """What it holds and from which step on, ascending: at most the last two maps that are still asked for."""
         self._saving: threading.Thread | None = None
@@ -88,7 +89,7 @@ class ModelShard:
             NotSupportedError: If the optimizer cannot be built from its configuration.
         """
         before = self.held
-        held = Holding(self._fd, self.block, layout, self.index, before)
+        held = Holding(self._fd, self.block, layout, self.index, before, in_place=self._in_place)
         held.trace()
         held.touch(before)
         return held
@@ -189,15 +190,16 @@ class ModelShard:
         held = self.held
         held.sums.begin(dict(zip(held.numbers, held.section(step, held.numbers), strict=True)))
 
-    def _wait_copied(self, step: int) -> None:
-        if (step - self._saving_step) % 2 == 0:
+    def _wait_copied(self, step: int, *, in_place: bool = False) -> None:
+        if in_place or (step - self._saving_step) % 2 == 0:
             self._copied.wait()  # a checkpoint may still be reading the state to be overwritten
 
     def apply(self, order: ApplyPart, means: Sequence[Array | Rows] | None = None) -> PartApplied:
         """Average the gradients, apply the optimizer, and write the new state next to that of the step before.
 
         A repeated order is not applied again: the following step may already be overwriting its inputs. Under a newer
-        list of pieces the step is applied again, because no later step has begun.
+        list of pieces the step is applied again, because no later step has begun; where the optimizer's state is
+        updated in place, no such list may follow.
 
         Args:
             order: The order.
@@ -209,7 +211,7 @@ class ModelShard:
         fail_here("aggregator.applying")
         step, held = order.step, self._held_in(order.step)
         self._forget_maps(step - 1)  # which may still be asked for
-        self._wait_copied(step)
+        self._wait_copied(step, in_place=held.in_place)
         for place, number in enumerate(held.trainable):
             if number in held.sums.dense:
                 held.differing[place] = None
@@ -337,7 +339,8 @@ class ModelShard:
     ) -> None:
         """Write the shard as of `step` to a checkpoint, in a thread, and pass the result to `then`.
 
-        Training goes on meanwhile. It waits only if the step after the next begins before the copy is made.
+        Training goes on meanwhile. It waits only if the step after the next, or where the optimizer's state is updated
+        in place the next, is applied before the copy is made.
         """
         if self._saving is not None and self._saving.is_alive():
             then(PartSaved(self.index, step, attempt, (), "the previous checkpoint is still being written"))

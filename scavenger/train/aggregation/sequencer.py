@@ -72,6 +72,7 @@ class Sequencer:
         self._workers = WorkerOrders(to_worker)
         self._evaluation = EpochEvaluation(shard.layout.manifest.metrics)
         self._finalisation: Finalisation | None = None
+        self._request: m.Finish | None = None
         self._best_step, self._rate_scale = best_step, rate_scale
         self._failed = False
         self.beat = m.Beat(barrier.step)
@@ -131,9 +132,8 @@ class Sequencer:
             case m.Migrate():
                 self._handle(mig.Migrate(message.request, message.holders))
             case m.Finish() if self._finalisation is None:
-                self._handle(b.Halt())
-                self._step.abandon()
-                self._finish(message)
+                self._request = message
+                self._finish_if_possible()
             case m.Recorded():
                 self._checkpoints.recorded(message.step)
             case _:
@@ -274,6 +274,8 @@ class Sequencer:
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def _begin_apply(self, instruction: b.Apply) -> None:
+        if self._fails(instruction):
+            return
         if self._step.begin_apply(instruction, lr_scale=self._lr_scale):
             self._timer.progressed()
         order, behind = self._step.order, self._step.behind()
@@ -331,11 +333,7 @@ class Sequencer:
         instruction = self._step.completed()
         if instruction is None:
             return
-        if what := self._step.not_finite(instruction, loss_matters=not self._shard.scales_loss):
-            # the job fails, and keeps the weights of the step before
-            self._failed = True
-            advice = "the step was not applied. Lower the learning rate, or check the data"
-            self._report(m.Failed("nonfinite", f"{what}; {advice}"))
+        if self._fails(instruction):
             return
         plan = instruction.plan
         self._shard.sum_metrics(
@@ -358,6 +356,15 @@ class Sequencer:
             self._timer.evaluation_began()
         self._look_for_checkpoint()
         self._carry_out(follows)
+        self._finish_if_possible()
+
+    def _fails(self, instruction: b.Apply) -> bool:
+        """Whether the job fails with a step, and keeps the weights of the step before, since a value is not finite."""
+        if what := self._step.not_finite(instruction, scales_loss=self._shard.scales_loss):
+            self._failed = True
+            advice = "the step was not applied. Lower the learning rate, or check the data"
+            self._report(m.Failed("nonfinite", f"{what}; {advice}"))
+        return bool(what)
 
     def _migrate(self, instruction: mig.MigrationInstruction) -> None:
         match instruction:
@@ -485,8 +492,15 @@ class Sequencer:
 
     # ---- shutdown ------------------------------------------------------------------------------------------
 
-    def _finish(self, request: m.Finish) -> None:
-        if request.checkpoint:
+    def _finish_if_possible(self) -> None:
+        """End the training if that was requested, unless the state after the last step is being overwritten."""
+        request, applying = self._request, self._barrier.in_place and self._step.order is not None
+        if request is None or self._finalisation is not None or (applying and not self._failed):
+            return
+        self._request = None
+        self._handle(b.Halt())
+        self._step.abandon()
+        if request.checkpoint and not applying:
             # a checkpoint of the state before `finalise`; the copy is made first
             self._look_for_checkpoint(now=True)
         order = m.Finalise(self._barrier.step, request.best and self._best_step > 0)

@@ -108,16 +108,20 @@ class StepInProgress:
         samples = sum(each.samples for each in contributions)
         return sum(each.samples * each.loss for each in contributions) / max(1, samples)
 
-    def not_finite(self, instruction: b.Apply, *, loss_matters: bool = True) -> str:
+    def not_finite(self, instruction: b.Apply, *, scales_loss: bool = False) -> str:
         """Describe a non-finite loss or gradient; empty if all values are finite.
 
+        What workers have reported tells it before the step is applied, and so before any state is overwritten. That of
+        the mean, which aggregators report, can only differ by the rounding of values near the largest of their type.
+
         Args:
-            instruction: What was applied.
-            loss_matters: Whether the loss has to be finite, too; with dynamic loss scaling, only gradients matter.
+            instruction: What is to be applied, or was applied.
+            scales_loss: Whether the loss is scaled dynamically: then aggregators skip a step whose gradients are not
+                finite, and only they tell when that does not help any more.
         """
-        loss = self.loss(instruction.pieces)
-        applied = all(shard.finite for shard in self._applied.values())
-        if applied and (math.isfinite(loss) or not loss_matters):
+        contributions, loss = self._of(instruction.pieces), self.loss(instruction.pieces)
+        computed = math.isfinite(loss) and all(math.isfinite(each.sqnorm) for each in contributions)
+        if all(shard.finite for shard in self._applied.values()) and (computed or scales_loss):
             return ""
         what, value = ("gradient", math.nan) if math.isfinite(loss) else ("loss", loss)
         names = dict.fromkeys(

@@ -140,10 +140,11 @@ class Update:
 
         Args:
             contributions: At least one with samples; those without samples are skipped.
-            before: The state after the step before; only read.
+            before: The state after the step before; only read, unless the slots are those of `after`. Then a step that
+                is not finite, or is interrupted, leaves them invalid.
             after: Where the state after this step goes: contiguous arrays which share no memory with any other
-                argument, except that the gradients of a single contribution may be where its weights go. They are
-                also used as scratch space for the mean gradient.
+                argument, except that each slot may be that of the state before, and that the gradients of a single
+                contribution may be where its weights go. These are also used as scratch space for the mean gradient.
             step: Counts from 1.
             lr_scale: Factor of this step's learning rate, and so of its weight decay.
             differing: How the new arrays differ from the old ones before the step; changed to how they do after it.

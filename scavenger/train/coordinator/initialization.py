@@ -149,6 +149,7 @@ class Initialization:
                 token=self._token,
                 quarantined=self._brief.quarantined,
                 map=self._brief.map,
+                in_place=action.in_place,
             ),
         )
 

@@ -170,7 +170,9 @@ class Arrivals:
         """What has arrived as a whole last; None for nothing."""
         plane = self._plane(_RECORD)
         number, first, count, checksum = _HEAD.unpack(plane[: _HEAD.size])
-        buckets = plane[_HEAD.size :][: 4 * count] if count <= len(self._layout.buckets) else b""
+        # of the plane no more, since what is read of it takes memory
+        end = _HEAD.size + 4 * count
+        buckets = plane[_HEAD.size : end] if count <= len(self._layout.buckets) else b""
         if zlib.crc32(plane[: _HEAD.size - 4] + buckets, 1) != checksum:
             return None
         return Arrived(number, first, tuple(np.frombuffer(buckets, np.uint32).tolist()))

@@ -356,7 +356,7 @@ class Block:
 
 
 class OptimizerMemory:
-    """The optimizer state of one aggregator's model shard, for even and odd steps.
+    """The optimizer state of one aggregator's model shard, for even and odd steps, or in one place for both.
 
     Each array of a tensor lies along the line, as the tensor does, so its place does not depend on which aggregator
     holds it. State that belongs to no tensor is at the aggregator's own place.
@@ -369,6 +369,8 @@ class OptimizerMemory:
         segments: The segments whose indices are the tensors' in `slots`.
         before: That of other slots of the same aggregator, whose mapping of the block is used again: pages that are
             mapped anew take 0.05 s for 100 MB when they are first used.
+        in_place: Whether the state of tensors after a step takes the place of that after the step before. What belongs
+            to no tensor, a few numbers, is kept for both.
 
     Attributes:
         ranges: Where the state after one step is, for `range`, bytes, ascending.
@@ -386,6 +388,8 @@ class OptimizerMemory:
         slots: Sequence[SlotSpec],
         segments: Sequence[Segment],
         before: OptimizerMemory | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         places = [_slot_place(layout, slot, segments) for slot in slots]
         ends = [at + aligned(tensor_bytes(slot)) for at, slot in zip(places, slots, strict=True)]
@@ -397,7 +401,8 @@ class OptimizerMemory:
             self.copies, self._along = before.copies, before._along
         elif copies:
             size = copies * layout.weights_bytes
-            self._along = [map_block(fd, layout.optimizer_at(turn), size) for turn in (0, 1)]
+            self._along = [map_block(fd, layout.optimizer_at(0), size)]
+            self._along.append(self._along[0] if in_place else map_block(fd, layout.optimizer_at(1), size))
         self._fd, self._layout = fd, layout
         self._shared = self._shared_of(aggregator)
         self._arrays = [

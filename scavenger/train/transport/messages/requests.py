@@ -77,6 +77,8 @@ class Initialise(Tagged, frozen=True):
         quarantined: Samples that are left out, besides those that a checkpoint lists.
         map: The newest map of buckets that is known; None for the one that follows from the model alone. What the
             block's records say is newer.
+        in_place: Whether every aggregator of the job has memory of its own, so that the optimizer's state may be
+            updated in place.
     """
 
     manifest: Manifest
@@ -89,6 +91,7 @@ class Initialise(Tagged, frozen=True):
     token: int
     quarantined: tuple[int, ...]
     map: MapBody | None = None
+    in_place: bool = False
 
 
 class Migrate(Tagged, frozen=True):
