@@ -18,7 +18,7 @@ from typing import TextIO
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 
-__all__ = ["FORMAT_VARIABLE", "LEVEL_VARIABLE", "Settings", "read_settings", "set_job", "set_up"]
+__all__ = ["FORMAT_VARIABLE", "LEVEL_VARIABLE", "Settings", "of_job", "read_settings", "set_job", "set_up"]
 
 LEVEL_VARIABLE = "SCAVENGER_LOG_LEVEL"
 FORMAT_VARIABLE = "SCAVENGER_LOG_FORMAT"
@@ -90,12 +90,20 @@ def set_job(job_id: str) -> None:
             handler.formatter.job_id = job_id
 
 
+def of_job(logger: logging.Logger, job_id: str) -> logging.LoggerAdapter[logging.Logger]:
+    """The logger for records about a job, in a process that has several; they have its id as records of its own do."""
+    return logging.LoggerAdapter(logger, {"job": job_id})
+
+
 class _Formatter(logging.Formatter):
     """Base of the formatters; holds the names of process and job, and masks secrets in messages and exceptions."""
 
     def __init__(self, process: str, job_id: str) -> None:
         super().__init__()
         self.process, self.job_id = process, job_id
+
+    def _job(self, record: logging.LogRecord) -> str:
+        return str(getattr(record, "job", "") or self.job_id)
 
     @staticmethod
     def _message(record: logging.LogRecord) -> str:
@@ -116,7 +124,8 @@ class _TextFormatter(_Formatter):
     """Formats a record as one line of text: time, level, job, process, message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        who = f"{self.job_id} {self.process}" if self.job_id else self.process
+        job = self._job(record)
+        who = f"{job} {self.process}" if job else self.process
         text = f"{self._time(record)} {record.levelname} {who}: {self._message(record)}"
         return f"{text}\n{exception}" if (exception := self._exception(record)) else text
 
@@ -128,7 +137,7 @@ class _JsonFormatter(_Formatter):
         fields = {
             "time": self._time(record),
             "level": record.levelname,
-            "job": self.job_id,
+            "job": self._job(record),
             "process": self.process,
             "module": record.name,
             "message": self._message(record),

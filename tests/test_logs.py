@@ -50,6 +50,18 @@ def test_a_line_tells_time_level_job_process_and_message() -> None:
     assert second.endswith("WARNING job-1 w0: a danger")
 
 
+def test_a_process_with_several_jobs_names_the_one_that_a_record_is_about() -> None:
+    for settings, begin in (
+        (logs.Settings(), "INFO job-2 server: "),
+        (logs.Settings(format="json"), '"job": "job-2"'),
+    ):
+        stream = io.StringIO()
+        logs.set_up("server", settings, stream=stream)
+        logs.of_job(LOG, "job-2").info("runner %d started", 7)
+        assert begin in stream.getvalue()
+        assert "runner 7 started" in stream.getvalue()
+
+
 def test_in_json_a_line_is_an_object_with_the_same_fields_and_the_module() -> None:
     first, _ = (json.loads(line) for line in written(logs.Settings(format="json")))
 

@@ -27,6 +27,13 @@ class RoleName(StrEnum):
     VIEWER = "viewer"
 
 
+class LogFormat(StrEnum):
+    """Form of log records."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 @app.callback(invoke_without_command=True)
 def _root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
@@ -35,7 +42,7 @@ def _root(context: typer.Context) -> None:
 
 @app.command()
 def info(store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show where the API is served, and who may use it."""
+    """Show where the API is served, who may use it, and what became of notifications."""
 
     def command() -> int:
         from scavenger_cli.commands.api import show_info
@@ -71,3 +78,21 @@ def token(
         return make_token(user, chosen, label=label, days=days, store_url=store, as_json=as_json)
 
     finish(output, command)
+
+
+@app.command()
+def systemd(
+    account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Account that it runs under. Default: this one.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Form of its log records.")] = LogFormat.JSON,
+    store: StoreOption = None,
+) -> None:
+    """Print a unit with which systemd runs `scavenger serve`, with few rights; it writes nothing."""
+
+    def command() -> int:
+        from scavenger_cli.commands.systemd import print_unit
+
+        return print_unit(account, store_url=store, json_log=log_format is LogFormat.JSON)
+
+    finish(Output.TEXT, command)

@@ -17,6 +17,7 @@ class LiveJob:
         price_usd_per_hour: Of the VMs that it has now; 0 on this machine.
         steps: Steps that were applied.
         workers: Workers that have not ended.
+        budget_usd: None if it has no budget.
     """
 
     id: str
@@ -26,6 +27,7 @@ class LiveJob:
     price_usd_per_hour: float
     steps: int
     workers: int
+    budget_usd: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Census:
     Attributes:
         jobs: By state.
         submissions: By state.
+        notifications: By webhook and state.
         vms: VMs that may be paid for, by provider, region and state.
     """
 
@@ -42,3 +45,4 @@ class Census:
     submissions: Mapping[str, int]
     vms: Mapping[tuple[str, str, str], int]
     live: tuple[LiveJob, ...]
+    notifications: Mapping[tuple[str, str], int]

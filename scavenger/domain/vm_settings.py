@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from scavenger.domain.forms import FAULT, FrozenModel, Path, did_you_mean, fault, shown, text_form
+from scavenger.domain.notify_settings import Webhook
 from scavenger.domain.service_settings import ServiceSettings
 from scavenger.domain.vm import VmSettings
 
@@ -121,6 +122,7 @@ _NetworkTags = Annotated[tuple[str, ...], *_list_form(_NAME, "a network tag such
 _ServiceAccount = Annotated[
     str, *text_form(r"[a-z0-9.-]+@[a-z0-9.-]+", "the e-mail address of a service account")
 ]
+_Name = Annotated[str, *text_form(r"[\w-]{1,40}", "a name of letters, digits, _ and -")]
 _GcpKey = Annotated[
     str,
     *text_form(
@@ -235,6 +237,7 @@ class Settings(FrozenModel):
     aws: AwsSettings = Field(default=AwsSettings(), description="VMs at AWS.")
     gcp: GcpSettings = Field(default=GcpSettings(), description="VMs at Google Cloud.")
     service: ServiceSettings = Field(default=ServiceSettings(), description="Limits of `scavenger serve`.")
+    notify: dict[_Name, Webhook] = Field(default={}, description="Receivers of notifications, by name.")
 
 
 CLOUD_SETTINGS: Mapping[str, type[CloudSettings]] = {"aws": AwsSettings, "gcp": GcpSettings}
@@ -270,7 +273,11 @@ def _described(details: ErrorDetails, known: type[FrozenModel]) -> tuple[tuple[s
     if kind == FAULT:
         return (*loc, *context["at"]), context["text"]
     if kind == "extra_forbidden":
-        tables: dict[str, type[FrozenModel]] = {**CLOUD_SETTINGS, "service": ServiceSettings}
+        tables: dict[str, type[FrozenModel]] = {
+            **CLOUD_SETTINGS,
+            "service": ServiceSettings,
+            "notify": Webhook,
+        }
         model = tables[str(loc[0])] if known is Settings and len(loc) > 1 else known
         keys = list(model.model_fields)
         where = f" in {loc[0]}" if len(loc) > 1 else ""

@@ -96,6 +96,12 @@ class _OfStore(Collector):
         for (provider, region, state), count in sorted(census.vms.items()):
             vms.add_metric([provider, region, state], count)
         yield vms
+        notes = GaugeMetricFamily(
+            "scavenger_notifications", "Notifications on record.", labels=["webhook", "state"]
+        )
+        for (webhook, state), count in sorted(census.notifications.items()):
+            notes.add_metric([webhook, state], count)
+        yield notes
         yield from self._of_jobs()
 
     def _of_jobs(self) -> Iterable[Metric]:
@@ -110,6 +116,9 @@ class _OfStore(Collector):
         )
         steps = CounterMetricFamily("scavenger_job_steps", "Applied steps.", labels=labels)
         workers = GaugeMetricFamily("scavenger_job_workers", "Workers of the job that live.", labels=labels)
+        spent = GaugeMetricFamily(
+            "scavenger_job_budget_spent_ratio", "Share of the job's budget that is spent.", labels=labels
+        )
         for job in self._census.live:
             names = [job.id, job.name]
             duration.add_metric(names, max(0.0, (self._now - job.created_at).total_seconds()))
@@ -117,4 +126,6 @@ class _OfStore(Collector):
             price.add_metric(names, job.price_usd_per_hour)
             steps.add_metric(names, job.steps)
             workers.add_metric(names, job.workers)
-        yield from (duration, cost, price, steps, workers)
+            if job.budget_usd:
+                spent.add_metric(names, job.cost_usd / job.budget_usd)
+        yield from (duration, cost, price, steps, workers, spent)

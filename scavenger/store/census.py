@@ -8,8 +8,9 @@ from sqlalchemy import func, select
 
 from scavenger.domain.metrics import Census, LiveJob
 from scavenger.store.base import Part
+from scavenger.store.documents import budget_of
 from scavenger.store.records import LIVE_STATES
-from scavenger.store.schema import IntentRow, JobRow, ProcessRow, SubmissionRow
+from scavenger.store.schema import IntentRow, JobRow, NotificationRow, ProcessRow, SubmissionRow
 
 __all__ = ["Counts"]
 
@@ -25,6 +26,7 @@ class Counts(Part):
 
     def census(self) -> Census:
         """Count jobs, submissions and VMs; with the price, steps and workers of jobs that have not ended."""
+        notes = (NotificationRow.webhook, NotificationRow.state)
         vms = (IntentRow.provider, IntentRow.region, IntentRow.state)
         price = (
             select(IntentRow.job_id, func.sum(IntentRow.price_usd_per_hour).label("usd"))
@@ -47,6 +49,7 @@ class Counts(Part):
                 price.c.usd,
                 JobRow.step,
                 workers.c.count,
+                JobRow.spec,
             )
             .outerjoin(price, price.c.job_id == JobRow.id)
             .outerjoin(workers, workers.c.job_id == JobRow.id)
@@ -60,15 +63,26 @@ class Counts(Part):
             paid = session.execute(
                 select(*vms, func.count()).where(IntentRow.state.in_(_PAID)).group_by(*vms)
             ).all()
+            told = session.execute(select(*notes, func.count()).group_by(*notes)).all()
             rows = session.execute(live.order_by(JobRow.created_at, JobRow.id)).all()
         return Census(
             {row[0]: row[1] for row in jobs},
             {row[0]: row[1] for row in queue},
             {(provider, region, state): count for provider, region, state, count in paid},
             tuple(
-                LiveJob(job_id, name, at, cost or 0.0, usd or 0.0, 0 if step is None else step, count or 0)
-                for job_id, name, at, cost, usd, step, count in rows
+                LiveJob(
+                    job_id,
+                    name,
+                    at,
+                    cost or 0.0,
+                    usd or 0.0,
+                    0 if step is None else step,
+                    count or 0,
+                    budget_of(spec),
+                )
+                for job_id, name, at, cost, usd, step, count, spec in rows
             ),
+            {(webhook, state): count for webhook, state, count in told},
         )
 
     def jobs_with_vms(self, ids: Collection[str]) -> frozenset[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXPORT_SCHEMA_VERSION",
     "MODEL_BYTES_MAX",
+    "budget_of",
     "digest",
     "dump",
     "export_document",
@@ -163,3 +164,13 @@ def parse_document(document: Mapping[str, Any]) -> list[tuple[ModelDocument, Fin
             )
         parsed.append((entry, fingerprint))
     return parsed
+
+
+def budget_of(spec: Mapping[str, Any]) -> float | None:
+    """The budget in a job's specification, $; it is written as a number or as `$5`."""
+    value = (spec.get("constraints") or {}).get("budget")
+    if isinstance(value, str):
+        from scavenger.domain.forms import parse_money
+
+        return parse_money(value)
+    return float(value) if isinstance(value, int | float) else None

@@ -30,6 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from scavenger.domain.access import ROLES
 from scavenger.domain.intent import Ending, IntentState
+from scavenger.domain.notification import NotificationKind, NotificationState
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
 from scavenger.store.records import (
@@ -58,6 +59,7 @@ __all__ = [
     "LeaseRow",
     "MeasurementRow",
     "ModelRow",
+    "NotificationRow",
     "OperationRow",
     "ProcessRow",
     "ServerRow",
@@ -66,7 +68,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0007"
+REVISION = "0010"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -189,6 +191,7 @@ class JobRow(Base):
         Index(None, "created_at"),
         Index(None, "name", "created_at"),
         Index(None, "state"),
+        Index(None, "ended_at"),
         Index(None, "fingerprint_id"),
     )
 
@@ -476,6 +479,34 @@ class IndicatorRow(Base):
     count: Mapped[int]
     total: Mapped[int]
     content: Mapped[bytes]
+
+
+class NotificationRow(Base):
+    """See `scavenger.domain.notification.QueuedNotification`; one per notification and webhook.
+
+    `due_at` is when it is sent next; while it is being sent, when another process may take it.
+    """
+
+    __tablename__ = "notifications"
+    __table_args__ = (
+        _one_of("kind", get_args(NotificationKind)),
+        _one_of("state", get_args(NotificationState)),
+        *_not_negative("attempts"),
+        UniqueConstraint("webhook", "id"),
+        Index(None, "state", "webhook", "due_at"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    webhook: Mapped[str]
+    kind: Mapped[str]
+    at: Mapped[datetime]
+    text: Mapped[str]
+    data: Mapped[dict[str, Any]]
+    state: Mapped[str]
+    attempts: Mapped[int]
+    due_at: Mapped[datetime]
+    error: Mapped[str]
 
 
 class MeasurementRow(Base):

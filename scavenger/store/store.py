@@ -18,6 +18,7 @@ from scavenger.store.intents import Intents
 from scavenger.store.jobs import Jobs
 from scavenger.store.migrate import revision_of, upgrade
 from scavenger.store.models import Models
+from scavenger.store.notifications import Notifications
 from scavenger.store.operations import Operations
 from scavenger.store.progress import Progress
 from scavenger.store.schema import REVISION
@@ -30,7 +31,9 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Store(Jobs, Progress, Operations, Models, Intents, Submissions, Access, Indicators, Counts):
+class Store(
+    Jobs, Progress, Operations, Models, Intents, Submissions, Access, Indicators, Notifications, Counts
+):
     """Jobs, their operations and measurements, submissions, models, finished runs and VMs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call

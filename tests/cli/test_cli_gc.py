@@ -118,6 +118,24 @@ def test_what_serves_nobody_is_ended_and_what_a_living_job_has_is_not(scavenger:
     assert unknown not in scene.alive()
 
 
+def test_what_is_found_is_told_to_webhooks_once(
+    scavenger: Run, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[notify.team]\nurl = "https://chat.example/x"\nevents = ["vms.leftover"]\n')
+    monkeypatch.setenv("SCAVENGER_CONFIG", str(file))
+    scavenger("gc", "--dry-run")
+    assert scene.store.notification_counts() == ()  # nothing was found
+    scene.launch()
+    scene.end_job()
+    for _ in range(2):
+        scavenger("gc", "--dry-run")
+    taken = scene.store.take_notification("team", for_s=60)
+    assert taken is not None
+    assert taken.notification.text.startswith("no job uses 1 VM that cost money: fake/fake-1/")
+    assert scene.store.take_notification("team", for_s=60) is None
+
+
 def test_a_dry_run_lists_and_does_nothing(scavenger: Run, scene: Scene) -> None:
     token = scene.launch()
     scene.end_job()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -12,10 +13,15 @@ from server_world import World
 from starlette.testclient import TestClient
 
 from scavenger.errors import ConfigurationError
+from scavenger.policy.notifying import ping
 from scavenger.server.app import create_app
 from scavenger.server.serving import first_token, serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
+
+_ENDINGS = {"total", "seconds", "hour", "ratio", "info"} | {"bucket", "count", "sum", "created"}
+"""What names of metrics end in: units, `_total` of counters, `_info`; and counts of things, which have no unit."""
+_ENDINGS |= {"jobs", "submissions", "vms", "workers", "notifications"}
 
 
 def test_a_server_is_ready_if_its_store_and_its_supervisor_are(store: Store) -> None:
@@ -37,7 +43,12 @@ def test_a_server_is_ready_if_its_store_and_its_supervisor_are(store: Store) -> 
         assert client.get("/readyz").status_code == 200
 
 
-def test_metrics_have_units_and_tell_what_is_on_record(client: TestClient, world: World) -> None:
+def test_metrics_have_units_and_tell_what_is_on_record(
+    client: TestClient, world: World, store: Store
+) -> None:
+    rich = store.create_job("rich", spec={"constraints": {"budget": 5.0}}, job_file="/rich.yaml").id
+    store.update_job(rich, state="paused", cost_usd=1.0)
+    store.queue_notifications({"team": [ping("team", datetime.now(UTC))]})
     path = f"/v1/jobs/{world.jobs['ann']}/indicators"
     batch = {"steps": [5], "values": {"loss": [1.0], "step_time_s": [0.1]}}
     client.post(path, headers=world.headers("ann"), json=batch)
@@ -57,6 +68,10 @@ def test_metrics_have_units_and_tell_what_is_on_record(client: TestClient, world
     assert found["scavenger_job_price_dollars_per_hour", *job] == 0
     assert found["scavenger_job_duration_seconds_total", *job] > 0
     assert found["scavenger_indicators_total",] == 2
+    assert found["scavenger_job_budget_spent_ratio", rich, "rich"] == 0.2
+    assert ("scavenger_job_budget_spent_ratio", *job) not in found
+    assert found["scavenger_notifications", "waiting", "team"] == 1
+    assert {name.rpartition("_")[2] for name, *_ in found} <= _ENDINGS
     counted = ("scavenger_http_request_duration_seconds_count", "POST", "/v1/jobs/{job}/indicators", "202")
     assert found[counted] == 1
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Confirm", "Driver", "Interrupts", "Stoppable", "drive", "refuse_to_ask_nobody", "show_report"]
 
+_LAST_S = 5.0
+"""Longest wait at the end for notifications that are being sent; the rest stays in the queue."""
+
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 
 
@@ -96,6 +99,7 @@ def drive(
     Raises:
         ScavengerError: The job cannot start.
     """
+    from scavenger.control.notifying.settings import notifying
     from scavenger.store import Store
 
     observer = make_observer(sys.stderr, quiet=quiet)
@@ -122,7 +126,7 @@ def drive(
         finally:
             observer.start()
 
-    with Store.open(store_url) as store:
+    with Store.open(store_url) as store, notifying(store, only_mine=True, within_s=_LAST_S):
         started = begin(store, observer, confirm if ask else None)
         with interrupts.handled_by(started):
             observer.start()

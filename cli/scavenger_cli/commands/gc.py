@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.text import Text
@@ -43,6 +44,8 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
                 continue
             checked.append((provider, region))
             found += clearings[-1][1]
+        if found:
+            _tell(store, found)
         if not as_json:
             _show(found, checked, none_asked=not wanted)
         agreed = not dry_run and (not found or yes or _agreed(found))
@@ -65,6 +68,24 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
     for line in left:
         console.note(f"left behind: {line}")
     return CleanupError.exit_code if left else 0
+
+
+def _tell(store: Store, found: list[Leftover]) -> None:
+    """Queue a notification: whoever runs this at fixed times sees no output."""
+    from scavenger.control.notifying.settings import tell
+    from scavenger.policy.notifying import leftover_notification
+
+    vms = [
+        {
+            "provider": one.provider,
+            "region": one.region,
+            "instance_id": one.vm.instance_id,
+            "vm": one.vm.vm,
+            "reason": one.reason,
+        }
+        for one in found
+    ]
+    tell(store, leftover_notification(vms, datetime.now(UTC)))
 
 
 def _region(text: str) -> tuple[str, str]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Given", "Place", "serve_jobs"]
 
+_LAST_S = 2.0
+"""Longest wait at the end for notifications that are being sent; the next server sends the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -76,6 +79,7 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
         TransientError: Another server serves this store.
     """
     from scavenger import logs
+    from scavenger.control.notifying.settings import notifying
     from scavenger.control.service.server import Server, configured_limits, serve
     from scavenger.store import Store
 
@@ -83,7 +87,8 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
     logs.set_up("server", logs.read_settings())
     with Store.open(store_url) as store, _api(store, place) as address:
         console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
-        serve(Server(store, limits, address=address))
+        with notifying(store, address=address, within_s=_LAST_S):
+            serve(Server(store, limits, address=address))
     return 0
 
 

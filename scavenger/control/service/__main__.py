@@ -10,12 +10,16 @@ import sys
 
 __all__ = ["main"]
 
+_LAST_S = 5.0
+"""Longest wait at the end for notifications that are being sent; the next server sends the rest."""
+
 
 def main() -> int:
     """Leave whoever started this, then serve."""
     if os.fork():
         os._exit(0)
     os.chdir("/")
+    from scavenger.control.notifying.settings import notifying
     from scavenger.control.service.server import IDLE_S, Server, serve
     from scavenger.errors import ScavengerError
     from scavenger.logs import read_settings, set_up
@@ -23,7 +27,7 @@ def main() -> int:
 
     try:
         set_up("server", read_settings())
-        with Store.open() as store:
+        with Store.open() as store, notifying(store, within_s=_LAST_S):
             serve(Server(store, idle_s=IDLE_S))
     except ScavengerError as error:  # as if two jobs have started a server at the same moment
         print(error, file=sys.stderr)

@@ -41,6 +41,7 @@ from scavenger.errors import (
     StoreUnavailableError,
     TransientError,
 )
+from scavenger.logs import of_job
 from scavenger.policy.admission import QueueLimits, admit
 from scavenger.policy.runners import (
     STARTS_MAX,
@@ -272,10 +273,10 @@ class Server:
                 )
         except OSError as error:
             reason = f"its runner cannot be started: {error.strerror}: {error.filename}"
-            logger.error("job %s: %s", one.id, reason)
+            of_job(logger, one.id).error("%s", reason)
             self._store.end_submission(lease.fence, one.id, reason)
             return
-        logger.info("job %s: runner %d started", one.id, self._children[one.id].pid)
+        of_job(logger, one.id).info("runner %d started", self._children[one.id].pid)
 
     def _follow(self, seen: RunnerSeen) -> None:
         one, now = seen.submission, self._clock()
@@ -291,10 +292,10 @@ class Server:
         )
         match decision:
             case KillRunner(reason):
-                logger.warning("job %s: its runner is ended: %s", one.id, reason)
+                of_job(logger, one.id).warning("its runner is ended: %s", reason)
                 self._kill(seen)
             case StartRunner():
-                logger.warning("job %s: its runner is gone, and another one is started", one.id)
+                of_job(logger, one.id).warning("its runner is gone, and another one is started")
                 self._start(one, seen.lease)
             case EndSubmission():
                 self._end(seen, decision)
@@ -334,7 +335,7 @@ class Server:
         if self._store.end_submission(
             None if seen.lease is None else seen.lease.fence, one.id, decision.reason
         ):
-            logger.info("job %s: %s", one.id, decision.reason)
+            of_job(logger, one.id).info("%s", decision.reason)
 
     def _since_start_s(self, job_id: str) -> float:
         return self._clock() - self._started_at.get(job_id, -math.inf)
