@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -22,6 +22,9 @@ from scavenger.server.shield import Shield
 from scavenger.server.writer import Writer
 from scavenger.store import Store
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
 __all__ = ["create_app"]
 
 BODY_BYTES_MAX = 8 << 20
@@ -33,7 +36,11 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    store: Store, settings: ServerSettings | None = None, *, is_ready: Callable[[], bool] = lambda: True
+    store: Store,
+    settings: ServerSettings | None = None,
+    *,
+    is_ready: Callable[[], bool] = lambda: True,
+    tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """The ASGI application over a store, which stays open as long as the application runs.
 
@@ -41,6 +48,7 @@ def create_app(
         store: Shared by all requests.
         settings: Where it listens; decides which hosts it answers to.
         is_ready: Tells whether whoever runs submitted jobs works.
+        tracer_provider: Makes the spans of requests; None: there are none.
     """
     context = Context(store, Writer(store), settings or ServerSettings(), is_ready=is_ready)
 
@@ -61,7 +69,15 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
         max_body_size=BODY_BYTES_MAX,
-        telemetry={"tracing": False, "metrics": False, "logs": False},
+        telemetry={
+            "tracing": tracer_provider is not None,
+            "tracer_provider": tracer_provider,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+            "exclude": lambda scope: scope["path"] in health.UNTRACED_PATHS,
+        },
     )
     app.state.context = context
     app.add_middleware(Shield, context=context)

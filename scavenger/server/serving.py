@@ -16,6 +16,7 @@ from scavenger.server.app import create_app
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
+from scavenger.tracing import tracing
 
 __all__ = ["first_token", "serving"]
 
@@ -49,11 +50,11 @@ def serving(
         ConfigurationError: The address is in use, is not of this machine, or the certificate cannot be read.
         TransientError: The server did not start in time.
     """
-    with _bound(settings) as listening:
+    with _bound(settings) as listening, tracing("scavenger-server") as provider:
         address = settings.url(listening.getsockname()[1])
         try:
             config = uvicorn.Config(
-                create_app(store, settings, is_ready=is_ready),
+                create_app(store, settings, is_ready=is_ready, tracer_provider=provider),
                 log_config=None,
                 access_log=False,
                 server_header=False,

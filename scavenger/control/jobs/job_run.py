@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from scavenger.control.jobs.begin import Attempt, Options, begin_job, open_journals
 from scavenger.control.jobs.end import Ending, ended_by, report_of
+from scavenger.control.jobs.job_trace import traced
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.running_job import RunningJob
@@ -102,6 +103,13 @@ class JobRun:
         Raises:
             ScavengerError: If the job cannot be started.
         """
+        with traced(self._observer, self._prepared.job.name) as (self._observer, trace):
+            report = self._run()
+            if trace is not None:
+                trace.end(report.job.id, report.job.state, report.error)
+            return report
+
+    def _run(self) -> RunReport:
         platform = self._prepared.platform
         platform.check()
         if platform.rents and self._options.resumed is None:

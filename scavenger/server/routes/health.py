@@ -14,12 +14,14 @@ from scavenger.server.context import ContextOf, answer
 from scavenger.server.metrics import CONTENT_TYPE
 from scavenger.server.problems import RefusedError
 
-__all__ = ["OPEN_PATHS", "router"]
+__all__ = ["OPEN_PATHS", "UNTRACED_PATHS", "router"]
 
 router = APIRouter(tags=["health"])
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login"})
 """Routes that need no token."""
+UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
+"""Routes without spans: machines ask them all the time, and a login has its token in the address."""
 
 
 @router.get("/healthz", response_model=dict[str, str], summary="Whether the process answers")
