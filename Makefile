@@ -10,7 +10,7 @@ AGAIN := --reruns 1 --reruns-delay 5 -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test quick install install-dev check format bench backtest chaos proofs simulate clean
+.PHONY: help demo test quick install install-dev check format bench backtest chaos proofs simulate docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,7 +43,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,ray,gcp,aws,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,docs,dev]'
 	@touch $@
 
 format: install-dev  ## put the code into its standard form
@@ -67,6 +67,9 @@ proofs: install-dev  ## every failpoint crossed with every fault, and what else 
 simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of provisioning under chaos; minutes
 	$(BIN)/python -m tests.elastic.simulate
 	$(BIN)/python -m tests.provisioning.simulate
+
+docs: install-dev  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

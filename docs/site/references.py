@@ -1,0 +1,121 @@
+"""Generated pages: the commands from Typer, the REST routes from the OpenAPI document, the list of decisions."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["commands", "decisions", "rest"]
+
+Document = dict[str, Any]
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as Typer documents them."""
+    import typer
+    from scavenger_cli.main import app
+    from typer.cli import get_docs_for_click
+
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="scavenger")
+    text = get_docs_for_click(obj=command, ctx=context, name="scavenger", title="Commands")
+    return text.strip() + "\n"
+
+
+def decisions(folder: Path) -> str:
+    """The list of the records of decisions."""
+    lines = ["# Decisions", "", "Decisions with alternatives that will be asked about again.", ""]
+    for path in sorted(folder.glob("0*.md")):
+        number, title = re.match(r"# (\d+)\. (.+)", path.read_text()).groups()  # type: ignore[union-attr]
+        lines.append(f"- {number}. [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
+
+
+def rest() -> str:
+    """Every route of the REST API with its parameters, body and answers, from its OpenAPI document."""
+    from scavenger.server.app import create_app
+    from scavenger.store import Store
+
+    with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/store.db") as store:
+        document = create_app(store).openapi()
+    lines = [
+        "# REST",
+        "",
+        "Generated from the OpenAPI document of the server, `GET /openapi.json`. What it is for, who may use it and "
+        "how errors look: [service.md](../service.md#rest).",
+        "",
+    ]
+    tags: dict[str, list[tuple[str, str, Document]]] = {}
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            tags.setdefault(operation["tags"][0], []).append((method.upper(), path, operation))
+    for tag, operations in tags.items():
+        lines += [f"## {tag.capitalize()}", ""]
+        for method, path, operation in operations:
+            lines += _route(method, path, operation)
+    lines += ["## Schemas", ""]
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        lines += [f"### {name}", "", *_schema(schema), ""]
+    return "\n".join(lines)
+
+
+def _route(method: str, path: str, operation: Document) -> Iterator[str]:
+    yield from (f"### {method} {path}", "", operation.get("summary", "") + ".", "")
+    if description := operation.get("description", ""):
+        yield from (description, "")
+    if parameters := operation.get("parameters"):
+        yield from ("| parameter | in | form | |", "|---|---|---|---|")
+        for one in parameters:
+            need = "required" if one.get("required") else ""
+            yield f"| `{one['name']}` | {one['in']} | {_form(one['schema'])} | {need} |"
+        yield ""
+    if body := operation.get("requestBody"):
+        yield from (f"Body: {_content(body)}.", "")
+    for status, answer in operation["responses"].items():
+        if status.startswith("2"):
+            yield from (f"Answer {status}: {_content(answer)}.", "")
+
+
+def _content(part: Document) -> str:
+    forms = [f"{_form(one.get('schema', {}))} (`{kind}`)" for kind, one in part.get("content", {}).items()]
+    return " or ".join(forms) or "empty"
+
+
+def _schema(schema: Document) -> Iterator[str]:
+    if description := schema.get("description", ""):
+        yield from (" ".join(description.split()), "")
+    if not (properties := schema.get("properties")):
+        yield f"{_form(schema)}"
+        return
+    required = schema.get("required", ())
+    yield from ("| field | form | |", "|---|---|---|")
+    for name, one in properties.items():
+        need = "" if name in required else "optional. "
+        yield f"| `{name}` | {_form(one)} | {need}{_cell(one.get('description', ''))} |"
+
+
+def _form(schema: Document) -> str:
+    """A schema in words, with a link to those that have a name."""
+    if reference := schema.get("$ref"):
+        name = reference.rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return " or ".join(_form(one) for one in schema[key])
+    if "enum" in schema:
+        return " or ".join(f"`{one}`" for one in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    kind = schema.get("type", "any")
+    words = " or ".join(kind) if isinstance(kind, list) else kind
+    if words == "array":
+        return f"list of {_form(schema.get('items', {}))}"
+    bounds = [f"{sign} {schema[key]}" for key, sign in (("minimum", "≥"), ("maximum", "≤")) if key in schema]
+    return f"{words} {', '.join(bounds)}".strip()
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
