@@ -59,5 +59,6 @@ def commands_of(page: Path) -> Iterator[list[str]]:
         for word in shlex.split(command.replace("'", "").replace('"', ""), comments=True)[1:]:
             if word in _ENDS:
                 break
-            words.append(word.strip("[]()"))
+            if word != "...":
+                words.append(word.strip("[]()"))
         yield words
