@@ -38,7 +38,9 @@ class FaultyEngine(ProcessEngine):
         remote: Names of processes that get no share of the job's block, as those of another host; then all use TCP.
         spared: Names that `kill` leaves alone, as if the order to end them did not arrive.
         exits: Every end that was seen.
-        killed: Names that were to be killed, and whether they were suspended then.
+        killed: First processes that were to be killed, by their names, and whether they were suspended then. One that
+            follows is killed, too, where all aggregators begin again: the memory of one is lost, and its successor had
+            begun without it.
     """
 
     _fork_server_type = WarmForkServer
@@ -77,7 +79,8 @@ class FaultyEngine(ProcessEngine):
         return exits
 
     def kill(self, name: str) -> None:
-        self.killed.append((name, self.suspended(name)))
+        if all(ended.name != name for ended in self.exits):
+            self.killed.append((name, self.suspended(name)))
         if name not in self.spared:
             super().kill(name)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import Check, Chunk, Pull
+from scavenger.train.transport.messages.data import Seed
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.replication import (
     Outbox,
@@ -30,7 +32,8 @@ from scavenger.train.transport.replication import (
 )
 from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import address_towards
-from scavenger.train.worker.memory import packed_optimizers
+from scavenger.train.worker.memory import InitialWeights, WorkerMemory, packed_optimizers
+from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 Sent = tuple[Chunk, bytes]
@@ -232,6 +235,50 @@ def test_the_state_of_an_optimizer_that_has_taken_steps_comes_with_the_initial_w
             np.testing.assert_array_equal(got.slots[key], array)
     finally:
         os.close(fd)
+
+
+def test_a_job_that_begins_again_gets_its_initial_weights_under_the_map_that_its_aggregators_know() -> None:
+    """The worker trains already, and may have heard of another map; the optimizer had taken steps before the job."""
+    adam = '{"class_name": "Adam", "config": {"learning_rate": 0.1}}'
+    model = msgspec.structs.replace(manifest(40, 30, 20), optimizer=adam, iterations=3)
+    fd, worker_fd = create_block(), create_block()
+    try:
+        memory = WorkerMemory(worker_fd, model, 2, cast(Program, SimpleNamespace(alias=list)))
+        rng, layout = np.random.default_rng(3), memory.layout
+        arrays = [rng.normal(size=spec.shape).astype(spec.dtype) for spec in model.tensors]
+        slots = {
+            (i, j): rng.normal(size=arrays[i].shape).astype("float32") for i in range(3) for j in range(2)
+        }
+        initial = InitialWeights(memory, arrays, packed=True, fd=worker_fd, slots=slots)
+        initial.drop()
+        for holders in ([1] * len(layout.holders), [0] * len(layout.holders), layout.holders):
+            memory.layout = layout.moved([1] * len(layout.holders), 7)
+            begun = layout.moved(holders, 8)
+            for index in (0, 1):
+                shard = ModelShard(fd, begun, index)
+                inbox = WeightsInbox(shard.block, (index,), begun)
+                inbox.want(0, optimizers=shard.seeded_optimizer)
+
+                def take(head: Any, data: Any, inbox: WeightsInbox = inbox, index: int = index) -> None:
+                    if isinstance(head, Check):
+                        lacking = inbox.check(index, head)
+                        if lacking is not None:
+                            initial.resend(index, lacking, take)
+                    else:
+                        inbox.take(index, head, bytes(data))
+
+                initial.send(index, Seed(inbox.number, begun.holders), take)
+                assert not inbox.lacking
+                shard.begin()
+
+            got = SavedOptimizer(fd, begun).state(0, 1.0).slots
+            assert all(np.array_equal(got[key], array) for key, array in slots.items())
+            held = Block(fd, begun).tensors(begun.state_at(0))
+            assert all(np.array_equal(a, b) for a, b in zip(held, arrays, strict=True))
+            held[0][...] = 0
+    finally:
+        os.close(fd)
+        os.close(worker_fd)
 
 
 def test_an_aggregator_listens_where_the_hub_is_reached_from_and_nowhere_else() -> None:

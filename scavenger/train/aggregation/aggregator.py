@@ -539,7 +539,8 @@ class Aggregator:
             self._begin_seeded(seeding)
         elif time.monotonic() - seeding.asked_at > _ASK_AGAIN_S:
             seeding.asked_at = time.monotonic()
-            self._data.send(seeding.order.seeder, m.Seed(seeding.inbox.number))
+            holders = seeding.shard.layout.holders
+            self._data.send(seeding.order.seeder, m.Seed(seeding.inbox.number, holders))
 
     def _take_initial(self, peer: str, chunk: m.Chunk, payload: bytes) -> None:
         seeding = self._seeding

@@ -11,7 +11,7 @@ import numpy as np
 from scavenger.train.norms import copied_sqnorm, sqnorm
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.messages.data import Lacking
+from scavenger.train.transport.messages.data import Lacking, Seed
 from scavenger.train.transport.messages.values import Manifest, RowCounts
 from scavenger.train.transport.replication import Outbox, Payload, Send, initial_payload, pack
 from scavenger.train.transport.rows import Rows
@@ -109,8 +109,10 @@ class InitialWeights:
     ) -> None:
         self._memory, self._fd, self._slots = memory, fd, slots
         self._values: list[Any] | None = values
-        self._optimizers = packed_optimizers(memory.layout, slots) if packed and slots is not None else {}
+        self._layout = memory.layout
+        self._optimizers: Mapping[int, OptimizerMemory] = {}
         self._packed = pack(memory.layout, values) if packed else None
+        self._asked: dict[int, Seed] = {}
         self._outboxes = [Outbox() for _ in range(memory.layout.aggregators)]
         self.seeded = False
 
@@ -123,27 +125,34 @@ class InitialWeights:
             target[...] = value
         if self._slots is not None:
             SavedOptimizer(self._fd, memory.layout).write_initial(self._slots)
-        self._values, self._slots, self.seeded = None, None, True
+        self._values, self.seeded = None, True
         return True
 
     def drop(self) -> None:
-        """Free them, since the job has weights."""
-        self._values, self._slots, self._optimizers = None, None, {}
+        """Free what only this host's memory needs, since the job has weights; others may be lost with their memory."""
+        self._values, self._optimizers = None, {}
+        if self._packed is None:
+            self._slots = None
 
-    def send(self, index: int, number: int, send: Send) -> None:
-        """Send an aggregator its share, as the answer to its request of that number."""
+    def send(self, index: int, request: Seed, send: Send) -> None:
+        """Send an aggregator its share, as the answer to its request."""
         if self._packed is not None:
-            payload = self._payload(index, number)
-            self._outboxes[index].push(payload, send)
+            self._asked[index] = request
+            self._outboxes[index].push(self._payload(index, request), send)
 
     def resend(self, index: int, answer: Lacking, send: Send) -> None:
         """Send the chunks that an aggregator reports as missing."""
-        if self._packed is not None:
-            self._outboxes[index].resend(answer, self._payload(index, answer.number), send)
+        request = self._asked.get(index)
+        if self._packed is not None and request is not None and request.number == answer.number:
+            self._outboxes[index].resend(answer, self._payload(index, request), send)
 
-    def _payload(self, index: int, number: int) -> Payload:
+    def _payload(self, index: int, request: Seed) -> Payload:
         assert self._packed is not None
-        return initial_payload(self._memory.layout, index, self._packed, number, self._optimizers.get(index))
+        if request.holders != self._layout.holders:
+            self._layout, self._optimizers = self._layout.moved(request.holders, 0), {}
+        if self._slots is not None and not self._optimizers:
+            self._optimizers = packed_optimizers(self._layout, self._slots)
+        return initial_payload(self._layout, index, self._packed, request.number, self._optimizers.get(index))
 
 
 def packed_optimizers(layout: Layout, slots: Mapping[tuple[int, int], Any]) -> Mapping[int, OptimizerMemory]:

@@ -188,7 +188,7 @@ class Worker:
                     if (lacking := self._inbox.check(index, message)) is not None:
                         connection.send(lacking)
                 case m.Seed() if self._initial is not None:
-                    self._initial.send(index, message.number, connection.send)
+                    self._initial.send(index, message, connection.send)
                 case m.Lacking():
                     if self._initial is not None:
                         self._initial.resend(index, message, connection.send)

@@ -172,9 +172,16 @@ class PullBuckets(Tagged, frozen=True):
 
 
 class Seed(Tagged, frozen=True):
-    """An aggregator requests its share of the worker's initial weights."""
+    """An aggregator requests its share of the worker's initial weights.
+
+    Attributes:
+        number: The number of the request.
+        holders: The aggregator of each bucket: a job that begins again does so under its newest map, of which the
+            worker may not have heard.
+    """
 
     number: int
+    holders: tuple[int, ...]
 
 
 class Evaluation(Tagged, frozen=True):
