@@ -48,18 +48,22 @@ def scale(
             metavar="ID", help="Remove this worker. Repeat for several, or separate them by commas."
         ),
     ] = None,
+    aggregators: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Have the first N of its aggregators hold the model."),
+    ] = None,
     wait: WaitOption = True,
     timeout: TimeoutOption = TIMEOUT,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Change how many workers a running job has."""
+    """Change how many workers a running job has, or how many aggregators hold its model."""
 
     def command() -> int:
         from scavenger.control.documents.operations import scaling
         from scavenger_cli.commands.operate import operate
 
-        operation = scaling(workers, add, _split(remove))
+        operation = scaling(workers, add, _split(remove), aggregators)
         return operate(
             job, operation, wait=wait, timeout=timeout, store_url=store, as_json=output is Output.JSON
         )

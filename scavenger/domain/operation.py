@@ -15,6 +15,7 @@ __all__ = [
     "Migrate",
     "Operation",
     "ProfileRange",
+    "ScaleAggregators",
     "ScaleIn",
     "ScaleOut",
     "ScaleTo",
@@ -61,6 +62,16 @@ class ScaleIn:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleAggregators:
+    """Have the first `aggregators` of the job's aggregators hold the model, about as much each."""
+
+    aggregators: int
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.aggregators, "aggregators")
+
+
+@dataclass(frozen=True, slots=True)
 class Migrate:
     """Replace these workers, or all (None), by new ones, in one change of view."""
 
@@ -102,12 +113,13 @@ class StopJob:
             raise ValueError(f"save must be true or false, not {self.save!r}")
 
 
-Operation = ScaleTo | ScaleOut | ScaleIn | Migrate | ProfileRange | StopJob
+Operation = ScaleTo | ScaleOut | ScaleIn | ScaleAggregators | Migrate | ProfileRange | StopJob
 
 _KINDS: dict[str, type[Operation]] = {
     "scale_to": ScaleTo,
     "scale_out": ScaleOut,
     "scale_in": ScaleIn,
+    "scale_aggregators": ScaleAggregators,
     "migrate": Migrate,
     "profile_range": ProfileRange,
     "stop": StopJob,
@@ -124,6 +136,8 @@ def describe(operation: Operation) -> str:
             return f"add {_count(add)}"
         case ScaleIn(remove):
             return f"remove {', '.join(remove)}"
+        case ScaleAggregators(aggregators):
+            return f"hold the model on {aggregators} aggregator{'' if aggregators == 1 else 's'}"
         case Migrate(workers):
             return "migrate every worker" if workers is None else f"migrate {', '.join(workers)}"
         case ProfileRange(least, most, steps):

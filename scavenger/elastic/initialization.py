@@ -22,9 +22,12 @@ each event, every action that has become possible is returned::
                                                                                                   else ABSENT
 
 `Present` is the answer of a worker to a coordinator that takes over: in ABSENT, one that was the source leads to
-PRESENT. `PartHeld` and `Informed` change no phase. A coordinator that takes over asks no worker for weights before
-each worker that it knows has answered or is gone: one of them may be the source. If it finds none, although some part
-has been taken up, it rolls back, since a part of one source and a part of another are no model.
+PRESENT. `PartHeld`, `Informed` and `Spared` change no phase. A coordinator that takes over asks no worker for weights
+before each worker that it knows has answered or is gone: one of them may be the source. If it finds none, although some
+part has been taken up, it rolls back, since a part of one source and a part of another are no model.
+
+A part is *spare* when all that it held has moved to others (`scavenger.elastic.migration`): its loss takes nothing
+back, and another process takes it up empty.
 
 **Complete.** An aggregator is asked to take up its part only when all aggregators can be reached and the weights are
 present; a worker is prepared only when all aggregators can be reached. **One source.** All parts of a model come from
@@ -56,6 +59,7 @@ __all__ = [
     "Rewound",
     "RollBack",
     "Seeded",
+    "Spared",
     "TakeOver",
 ]
 
@@ -92,6 +96,7 @@ class TakeOver:
         rewinding: Indices of the parts that must begin again, whatever their memory holds.
         workers: Workers that an earlier coordinator led; each answers (`Present`, `Greeted`) or is lost.
         informed: Whether the job's progress is known; otherwise `Informed` follows.
+        spare: Indices of the parts that consist of nothing.
     """
 
     parts: tuple[str, ...]
@@ -100,6 +105,7 @@ class TakeOver:
     rewinding: Collection[int] = ()
     workers: Collection[str] = ()
     informed: bool = True
+    spare: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,14 @@ class Rewound:
     restoring: bool
 
 
-Event = TakeOver | Informed | PartReady | PartHeld | Greeted | Present | Seeded | Lost | Rewound
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """These parts, by their indices, consist of nothing now, and no others do."""
+
+    parts: Collection[int]
+
+
+Event = TakeOver | Informed | PartReady | PartHeld | Greeted | Present | Seeded | Lost | Rewound | Spared
 
 
 # ---- actions -----------------------------------------------------------------------------------------------
@@ -207,6 +220,7 @@ class InitializePart:
         recover: Load it from the aggregator's memory, if that holds it.
         seeder: Worker whose initial weights are used otherwise; if empty, the checkpoint or the memory.
         in_place: Whether it may be updated in place, since each part is lost with its process.
+        spare: Whether the part consists of nothing, so that it needs none of them.
     """
 
     index: int
@@ -214,6 +228,7 @@ class InitializePart:
     recover: bool
     seeder: str
     in_place: bool = False
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +315,7 @@ class Initialization:
         self._parts: list[_Part] = []
         self._workers = _Workers()
         self._source = _Source()
+        self._spare: frozenset[int] = frozenset()
         self._restoring = False
         self._model_known = False
         self._reconnect = False
@@ -337,12 +353,14 @@ class Initialization:
                 if self.phase is Phase.ROLLING_BACK:
                     self._restoring = event.restoring
                     self.phase = Phase.PRESENT if event.restoring else Phase.ABSENT
+            case Spared():
+                self._spare = frozenset(event.parts)
         return self._due()
 
     # ---- one method per event ------------------------------------------------------------------------------
 
     def _take_over(self, event: TakeOver) -> None:
-        self.informed = event.informed
+        self.informed, self._spare = event.informed, frozenset(event.spare)
         self._parts = [
             _Part(
                 name,
@@ -369,7 +387,7 @@ class Initialization:
         part.endpoint, part.holds, part.own_memory = event.endpoint, event.holds, event.own_memory
         if event.holds:
             part.held, part.rewinding = True, False
-        elif event.own_memory and part.held:
+        elif event.own_memory and part.held and event.index not in self._spare:
             return f"{part.name} was lost together with its memory"
         return None
 
@@ -469,7 +487,10 @@ class Initialization:
             part.asked = part.endpoint
             seeder = self._source.worker if self._needs_worker(part) else ""
             alone = all(other.own_memory for other in self._parts)
-            actions.append(InitializePart(index, self._endpoints, not part.rewinding, seeder, alone))
+            spare = index in self._spare and not part.rewinding
+            actions.append(
+                InitializePart(index, self._endpoints, not part.rewinding, seeder, in_place=alone, spare=spare)
+            )
         return [*actions, RenewView()] if 0 in due else actions
 
     def _prepare(self) -> list[Action]:

@@ -25,7 +25,7 @@ which a map was decided asks again, since it does not know who has confirmed it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -40,7 +40,8 @@ __all__ = [
     "Phase",
     "Take",
     "Taken",
-    "drained",
+    "respread",
+    "spared",
 ]
 
 _NUMBERS_PER_VIEW = 1 << 32
@@ -346,27 +347,62 @@ class Migration:
         return [self._ended]
 
 
-def drained(current: BucketMap, aggregator: int, to: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the holders of a map in which an aggregator holds nothing: its buckets go where least is.
+def respread(current: BucketMap, over: Collection[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the holders of a map in which some aggregators hold everything, each about as much; few buckets move.
+
+    What the others hold goes where least is. Then the fullest gives a bucket to the one that holds least, as long as
+    that has less than the fullest afterwards.
 
     Args:
         current: The map.
-        aggregator: The aggregator that is to be emptied.
-        to: Those that may take its buckets.
+        over: The aggregators that are to hold something.
         sizes: Bytes of each bucket.
 
     Raises:
-        ValueError: If no other aggregator may.
+        ValueError: If there are none.
     """
-    others = [other for other in to if other != aggregator]
-    if not others:
-        raise ValueError(f"no other aggregator can take what aggregator {aggregator} holds")
-    loads = {
-        other: sum(s for s, a in zip(sizes, current.holders, strict=True) if a == other) for other in others
-    }
-    holders = list(current.holders)
-    mine = [bucket for bucket, holder in enumerate(holders) if holder == aggregator]
-    for bucket in sorted(mine, key=lambda one: (-sizes[one], one)):
-        holders[bucket] = min(others, key=lambda other: (loads[other], other))
-        loads[holders[bucket]] += sizes[bucket]
-    return tuple(holders)
+    if not over:
+        raise ValueError("no other aggregator can take what is held")
+    held: dict[int, list[int]] = {holder: [] for holder in sorted(over)}
+    loads, homeless = dict.fromkeys(held, 0), list[int]()
+    for bucket, holder in enumerate(current.holders):
+        if holder in held:
+            held[holder].append(bucket)
+            loads[holder] += sizes[bucket]
+        else:
+            homeless.append(bucket)
+    for bucket in sorted(homeless, key=lambda one: (-sizes[one], one)):
+        least = min(loads, key=lambda holder: (loads[holder], holder))
+        held[least].append(bucket)
+        loads[least] += sizes[bucket]
+    while True:
+        fullest = max(loads, key=lambda holder: (loads[holder], -holder))
+        least = min(loads, key=lambda holder: (loads[holder], holder))
+        gap = loads[fullest] - loads[least]
+        place = next(
+            (n for n in reversed(range(len(held[fullest]))) if 0 < sizes[held[fullest][n]] < gap), None
+        )
+        if place is None:
+            break
+        bucket = held[fullest].pop(place)
+        held[least].append(bucket)
+        loads[fullest] -= sizes[bucket]
+        loads[least] += sizes[bucket]
+    holders = {bucket: holder for holder, some in held.items() for bucket in some}
+    return tuple(holders[bucket] for bucket in range(len(current.holders)))
+
+
+def spared(before: Collection[int], current: BucketMap, aggregators: int, *, settled: bool) -> frozenset[int]:
+    """Return the aggregators that can be lost with their memory, and nothing with them; never the first.
+
+    A map that was decided for the step in progress takes an aggregator out, but spares none before that step was
+    applied: until then the state of the step before is asked for.
+
+    Args:
+        before: Those that were spared under the map before.
+        current: The newest map.
+        aggregators: Number of aggregators.
+        settled: Whether its first step was applied.
+    """
+    idle = frozenset(range(1, aggregators)) - {*current.holders}
+    return idle if settled else idle.intersection(before)

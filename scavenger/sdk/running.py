@@ -20,6 +20,7 @@ from scavenger.domain.operation import (
     Migrate,
     Operation,
     ProfileRange,
+    ScaleAggregators,
     ScaleIn,
     ScaleOut,
     ScaleTo,
@@ -64,6 +65,10 @@ class RunningJob:
     def scale_in(self, workers: Iterable[str]) -> None:
         """Remove these workers after the current step."""
         self._ask(lambda: ScaleIn(tuple(workers)))
+
+    def scale_aggregators(self, aggregators: int) -> None:
+        """Have the first so many of the job's aggregators hold the model, while training continues."""
+        self._ask(lambda: ScaleAggregators(aggregators))
 
     def migrate(self, workers: Iterable[str] | None = None) -> None:
         """Replace these workers, or all (None), by new ones, in one change of view."""

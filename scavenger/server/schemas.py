@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
+from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
 from scavenger.domain.progress import Progress
 from scavenger.domain.ranges import WORKERS_MAX
@@ -72,6 +73,7 @@ def _whole(value: object) -> object:
 
 # the bounds stand inside, where the document shows them
 Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), BeforeValidator(_whole)]
+Aggregators = Annotated[int, Field(strict=True, ge=1, le=AGGREGATORS_MAX), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000), BeforeValidator(_whole)]
 Days = Annotated[int, Field(strict=True, ge=1, le=3650), BeforeValidator(_whole)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=2**53), BeforeValidator(_whole)]
@@ -233,7 +235,11 @@ class ScaleIn(_Request):
     remove: list[WorkerName] = Field(min_length=1, max_length=1000, description="Remove these workers.")
 
 
-ScaleRequest = ScaleTo | ScaleOut | ScaleIn
+class ScaleAggregators(_Request):
+    aggregators: Aggregators = Field(description="Have the first so many aggregators hold the model.")
+
+
+ScaleRequest = ScaleTo | ScaleOut | ScaleIn | ScaleAggregators
 
 
 class MigrateRequest(_Request):

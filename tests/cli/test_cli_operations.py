@@ -20,7 +20,15 @@ from cli_fake import Run
 from scavenger_cli.commands import operate
 from scavenger_cli.ui import console
 
-from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, StopJob
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ScaleAggregators,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+)
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.store.record_file import RECORD_FILE, RecordFile
@@ -81,6 +89,7 @@ def done(store: Store, operation: OperationRecord) -> None:
         (("scale", "-k", 1), ScaleTo(1)),
         (("scale", "--add", 2), ScaleOut(2)),
         (("scale", "--remove", "w1", "--remove", "w2,w3"), ScaleIn(("w1", "w2", "w3"))),
+        (("scale", "--aggregators", 1), ScaleAggregators(1)),
         (("migrate",), Migrate()),
         (("migrate", "--worker", "w0"), Migrate(("w0",))),
     ],
@@ -224,7 +233,7 @@ def test_a_limit_may_be_a_plain_number_of_seconds(scavenger: Run, store_url: str
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (("scale",), "give one of --workers N, --add N and --remove ID"),
+        (("scale",), "give one of --workers N, --add N, --remove ID and --aggregators N"),
         (("scale", "--workers", 2, "--add", 1), "give one of"),
         (("scale", "--workers", 0), "greater than or equal to 1"),
         (("scale", "--workers", 10**9), "at most 4,096 workers"),

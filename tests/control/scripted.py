@@ -55,6 +55,10 @@ class Scripted:
         too_many: Samples of a worker from which on its device's memory does not hold them.
         hosts: Those that workers can be put on; empty where a new one can be had for each.
         avoided: Hosts that the engine was asked to avoid, each time.
+        aggregators: Their number.
+        holding: Which of them hold the model, from the poll on that follows the request.
+        migrating: Whether that poll has yet to come.
+        unmoved: Why it stays where it is, if it does.
     """
 
     now_s: float = 0.0
@@ -85,6 +89,11 @@ class Scripted:
     too_many: int | None = None
     hosts: tuple[str, ...] = ()
     avoided: list[frozenset[str]] = field(default_factory=list)
+    aggregators: int = 3
+    holding: tuple[int, ...] = (0, 1, 2)
+    migrating: bool = False
+    migrated: m.Migrated | None = None
+    unmoved: str = ""
 
     def clock(self) -> float:
         return self.now_s
@@ -144,6 +153,9 @@ class Scripted:
         self.leaving.update(without)
         self.membership.resize(workers, global_batch_size, reason, without=without, lr_scale=lr_scale)
 
+    def use_aggregators(self, aggregators: Collection[int]) -> None:
+        self.migrating, self.holding = True, self.holding if self.unmoved else tuple(aggregators)
+
     def release(self, keep: int) -> None:
         if not self.settled or (len(self.alive) <= keep and not self.leaving):
             return
@@ -189,6 +201,10 @@ class Scripted:
         self.polls += 1
         self.now_s += STEP_S
         events, self.coming = self.coming, []
+        if self.migrating:
+            self.migrating = False
+            self.migrated = m.Migrated(1, m.MapBody(1, self.step + 1, self.holding), self.unmoved)
+            events.append(self.migrated)
         for worker in self.membership.workers(WorkerState.STARTING):
             if worker in self.doomed:
                 events += self._lose(worker)

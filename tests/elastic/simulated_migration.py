@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulated import Process, ViolationError
 
-from scavenger.elastic.migration import BucketMap, Copied, Copy, Migrate, Migrated, drained
+from scavenger.elastic.migration import BucketMap, Copied, Copy, Migrate, Migrated, respread
 
 if TYPE_CHECKING:
     from simulated_aggregator import Aggregator
@@ -119,7 +119,8 @@ class Requests:
         kind, parts = draw.random(), range(world.parts)
         now = world.map
         if kind < 0.4 and world.parts > 1:
-            holders = drained(now, draw.randrange(world.parts), parts, [1] * len(now.holders))
+            without = draw.randrange(world.parts)
+            holders = respread(now, {*parts} - {without}, [1] * len(now.holders))
         elif kind < 0.6:
             to = draw.randrange(world.parts)
             holders = tuple(to if draw.random() < 0.5 else holder for holder in now.holders)

@@ -19,6 +19,7 @@ from scavenger.elastic.initialization import (
     Rewound,
     RollBack,
     Seeded,
+    Spared,
     TakeOver,
 )
 
@@ -118,6 +119,52 @@ def test_all_begin_again_where_one_part_was_lost_with_its_memory() -> None:
         InitializePart(1, (again, other), recover=False, seeder=""),
         RenewView(),
     ]
+
+
+def test_the_loss_of_a_part_that_consists_of_nothing_takes_nothing_back() -> None:
+    machine = trained()
+    other, third = Endpoint("tcp://b:2", "key 2", "b"), Endpoint("tcp://c:2", "key 3", "c")
+    assert machine.handle(Spared((1,))) == []
+    assert machine.handle(Lost("w0")) == [], "whose initial weights nobody needs"
+
+    assert machine.handle(PartReady(1, other, own_memory=True)) == [
+        Reconnect((HERE, other)),
+        InitializePart(1, (HERE, other), recover=True, seeder="", spare=True),
+    ]
+    machine.handle(PartHeld(1))
+    machine.handle(Spared(()))  # something has moved to it
+    (action,) = machine.handle(PartReady(1, third, own_memory=True))
+    assert isinstance(action, RollBack)
+
+
+def test_a_spare_part_that_is_lost_before_it_was_taken_up_again_is_a_lost_one_once_something_moved_to_it() -> (
+    None
+):
+    machine = trained()
+    machine.handle(Spared((1,)))
+    machine.handle(PartReady(1, Endpoint("tcp://b:2", "key 2", "b"), own_memory=True))
+    machine.handle(Spared(()))  # what it was given went to the process before
+
+    (action,) = machine.handle(PartReady(1, Endpoint("tcp://c:2", "key 3", "c"), own_memory=True))
+    assert isinstance(action, RollBack)
+
+
+def test_one_that_takes_over_is_told_of_spare_parts_and_after_a_roll_back_they_begin_as_the_others_do() -> (
+    None
+):
+    machine = Initialization()
+    machine.handle(TakeOver(NAMES, held=(0, 1), spare=(1,)))
+    machine.handle(PartReady(0, HERE, holds=True))
+    assert machine.handle(PartReady(1, AWAY, own_memory=True)) == []
+    (_, action) = machine.handle(Greeted("w0"))[:2]
+    assert action == PrepareWorker("w0", BOTH, initial=False)
+
+    (action,) = machine.handle(PartReady(0, Endpoint("tcp://d:1", "key 4", "d"), own_memory=True))
+    assert isinstance(action, RollBack)
+    machine.handle(Rewound(restoring=True))
+    machine.handle(PartReady(0, HERE, own_memory=True))
+    follows = machine.handle(PartReady(1, AWAY, own_memory=True))
+    assert InitializePart(1, BOTH, recover=False, seeder="") in follows
 
 
 def test_a_part_that_waits_for_a_worker_that_is_lost_has_all_begin_again() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulation import World
 
 from scavenger.elastic.barrier import (
@@ -28,7 +30,8 @@ from scavenger.elastic.migration import (
     Phase,
     Take,
     Taken,
-    drained,
+    respread,
+    spared,
 )
 from scavenger.elastic.view import Member
 
@@ -155,10 +158,40 @@ def test_a_request_replaces_the_one_before() -> None:
     assert machine.handle(Migrate(1, (2, 2, 2, 2))) == []
 
 
-def test_a_drained_aggregator_holds_nothing_and_the_others_about_as_much_each() -> None:
-    assert drained(START, 0, (0, 1, 2), [4, 3, 1, 1]) == (2, 1, 1, 1)
+def test_who_is_left_out_holds_nothing_and_the_others_about_as_much_each() -> None:
+    assert respread(START, (1, 2), [4, 3, 1, 1]) == (2, 1, 1, 1)
+    assert respread(START, (0, 1), [1] * 4) == START.holders, "nothing moves without need"
+    assert respread(BucketMap(3, 5, (0, 0, 0, 0)), (0, 1), [1] * 4) == (0, 0, 1, 1)
     with pytest.raises(ValueError, match="no other aggregator"):
-        drained(START, 0, (0,), [1] * 4)
+        respread(START, (), [1] * 4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=40),
+    st.sets(st.integers(0, 3)),
+)
+def test_no_one_bucket_could_move_to_a_better_balance(buckets: list[tuple[int, int]], over: set[int]) -> None:
+    over = over or {2}
+    holders, sizes = zip(*buckets, strict=True)
+    found = respread(BucketMap(0, 0, holders), over, sizes)
+    loads = {one: sum(s for s, a in zip(sizes, found, strict=True) if a == one) for one in over}
+
+    assert {*found} <= over
+    fullest = max(loads, key=lambda one: loads[one])
+    gap = loads[fullest] - min(loads.values())
+    assert all(size >= gap for size, holder in zip(sizes, found, strict=True) if holder == fullest)
+
+
+def test_an_aggregator_is_spared_once_the_step_for_which_its_last_bucket_moved_was_applied() -> None:
+    decided = BucketMap(5, 7, (0, 0, 2, 2))
+
+    assert spared((), decided, 3, settled=False) == frozenset()
+    assert spared((), decided, 3, settled=True) == {1}
+    assert spared((1,), BucketMap(6, 9, (0, 1, 2, 2)), 3, settled=False) == frozenset()
+    assert spared((1,), BucketMap(6, 9, (0, 0, 0, 2)), 3, settled=False) == {1}
+    assert spared((), BucketMap(6, 9, (1, 1, 1, 1)), 2, settled=True) == frozenset(), (
+        "the first has the metrics"
+    )
 
 
 # ---- in the sequencer --------------------------------------------------------------------------------------

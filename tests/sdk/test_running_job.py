@@ -15,6 +15,7 @@ from scavenger.domain.operation import (
     Migrate,
     Operation,
     ProfileRange,
+    ScaleAggregators,
     ScaleIn,
     ScaleOut,
     ScaleTo,
@@ -81,6 +82,7 @@ def test_each_call_asks_for_its_operation_and_returns_once_it_is_done(url: str, 
         job.scale_to(3)
         job.scale_out()
         job.scale_in(["w1"])
+        job.scale_aggregators(2)
         job.migrate()
         job.migrate(["w2", "w3"])
         job.stop(save=False)
@@ -89,6 +91,7 @@ def test_each_call_asks_for_its_operation_and_returns_once_it_is_done(url: str, 
         ScaleTo(3),
         ScaleOut(1),
         ScaleIn(("w1",)),
+        ScaleAggregators(2),
         Migrate(),
         Migrate(("w2", "w3")),
         StopJob(save=False),

@@ -11,7 +11,7 @@ from server_world import JOB, World, submission
 from starlette.testclient import TestClient
 
 from scavenger import errors
-from scavenger.domain.operation import ScaleIn, ScaleOut, ScaleTo, StopJob
+from scavenger.domain.operation import ScaleAggregators, ScaleIn, ScaleOut, ScaleTo, StopJob
 from scavenger.server.problems import KINDS, problem_of
 from scavenger.server.writer import Writer
 from scavenger.store import Store
@@ -25,6 +25,7 @@ def test_an_operation_is_the_one_that_the_command_makes(
         ("scale", {"workers": 3}, ScaleTo(3)),
         ("scale", {"add": 2}, ScaleOut(2)),
         ("scale", {"remove": ["w0"]}, ScaleIn(("w0",))),
+        ("scale", {"aggregators": 1}, ScaleAggregators(1)),
         ("stop", {"save": False}, StopJob(False)),
     ):
         asked = client.post(f"/v1/jobs/{job}/{name}", headers=headers, json=body)

@@ -12,6 +12,7 @@ from scavenger.domain.operation import (
     Migrate,
     Operation,
     ProfileRange,
+    ScaleAggregators,
     ScaleIn,
     ScaleOut,
     ScaleTo,
@@ -27,6 +28,7 @@ operations = st.one_of(
     st.builds(ScaleTo, counts),
     st.builds(ScaleOut, counts),
     st.builds(ScaleIn, ids),
+    st.builds(ScaleAggregators, counts),
     st.builds(Migrate, st.none() | ids),
     st.builds(
         lambda least, more, steps: ProfileRange(least, least + more, steps),
@@ -53,6 +55,7 @@ def test_an_operation_survives_the_way_through_json(operation: Operation) -> Non
         (lambda: ScaleTo(True), "not True"),
         (lambda: ScaleTo(1.5), "not 1.5"),  # type: ignore[arg-type]
         (lambda: ScaleOut(-1), "at least 1, not -1"),
+        (lambda: ScaleAggregators(0), "aggregators must be a whole number of at least 1, not 0"),
         (lambda: ScaleIn(()), "must be named"),
         (lambda: ScaleIn(("w1", "w1")), "names a worker twice"),
         (lambda: ScaleIn(("w1; rm -rf /",)), "is no worker's id"),

@@ -36,11 +36,13 @@ ALL_TO_1 = tuple(1 for _ in LAYOUT.holders)
 
 
 class Target:
-    """Aggregator 1, of two that share a block."""
+    """Aggregator 1, of two that share a block, or of another block than the first."""
 
-    def __init__(self, fd: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self, fd: int, context: zmq.Context[zmq.Socket[bytes]], beside: tuple[int, ...] = (0,)
+    ) -> None:
         self.said: list[m.Message] = []
-        self.changes = 0
+        self.changes = self.losses = 0
         self.shard = ModelShard(fd, LAYOUT, 1)
         self.shard.begin()
         self._prepared = threading.Event()
@@ -49,10 +51,11 @@ class Target:
         self.maps = MapChanges(
             self.shard,
             0,
-            beside=(0,),
+            beside=beside,
             peers=Peers(context, "aggregator-1", keys, memory="m", poller=poller, upstream=upstream),
             answer=self.said.append,
             taken=self._taken,
+            lost=self._lost,
             wake=self._prepared.set,
         )
 
@@ -65,6 +68,9 @@ class Target:
 
     def _taken(self) -> None:
         self.changes += 1
+
+    def _lost(self) -> None:
+        self.losses += 1
 
 
 @pytest.fixture
@@ -116,3 +122,20 @@ def test_a_map_is_confirmed_as_often_as_it_is_told_and_an_older_one_is_not(targe
     assert target.shard.layout.parts[1] == (), "it may hold nothing"
     target.maps.copy(copy(5, 3))
     assert len(target.said) == 2, "a copy for a map that was taken is outdated"
+
+
+def test_one_that_did_not_copy_what_a_map_has_it_hold_says_so_and_does_not_hold_it() -> None:
+    """As a process whose predecessor had copied it, and ended with its memory."""
+    fd, context = create_block(), zmq.Context[zmq.Socket[bytes]]()
+    try:
+        target = Target(fd, context, beside=())
+        gained = tuple(1 for _ in LAYOUT.holders)
+        assert not target.maps.admits(order(5, 9, m.MapBody(9, 5, gained)))
+        assert (target.losses, target.changes) == (1, 0)
+        assert target.shard.layout.holders == LAYOUT.holders
+
+        assert target.maps.admits(order(5, 10, m.MapBody(10, 5, tuple(0 for _ in gained))))
+        assert (target.losses, target.changes) == (1, 1), "who only gives up needs nothing"
+    finally:
+        context.destroy(linger=0)
+        os.close(fd)

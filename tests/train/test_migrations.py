@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import Run, assert_fired, assert_same_weights, plain_keras
+from driving import FaultyEngine, Run, assert_fired, assert_same_weights, plain_keras
+
+from scavenger.train.engines.base import PreemptionNotice
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +23,7 @@ def test_an_aggregator_is_drained_and_filled_again_while_it_trains(
         run.train(3)
         before = run.supervisor.map
         assert before is not None
-        run.supervisor.drain(2)
+        run.supervisor.use_aggregators((0, 1))
         run.until(lambda: len(run.migrated) == 1)
         run.train(3)
         assert run.supervisor.map is not None
@@ -34,6 +36,51 @@ def test_an_aggregator_is_drained_and_filled_again_while_it_trains(
 
     assert [end.reason for end in run.migrated] == ["", ""]
     assert_same_weights(got, plain_keras("momentum", run.steps))
+
+
+class _Taken(FaultyEngine):
+    """Tells on demand that the VM of the second aggregator will be taken."""
+
+    notices: tuple[PreemptionNotice, ...] = ()
+
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
+        notices, self.notices = self.notices, ()
+        return notices
+
+    def host(self, name: str) -> str:
+        return "192.0.2.9" if name == "aggregator-1" else super().host(name)
+
+
+@pytest.mark.long
+def test_an_aggregator_whose_vm_is_taken_is_emptied_before_lost_without_a_loss_and_filled_again(
+    tmp_path: Path,
+) -> None:
+    apart = ("aggregator-1",)
+    with Run(
+        "small:exact",
+        tmp_path,
+        aggregators=2,
+        engine=lambda logs, fd: _Taken(logs, fd, faults=(), remote=apart),
+    ) as run:
+        run.begin(2, 34)
+        run.train(3)
+        assert isinstance(run.engine, _Taken)
+        run.engine.notices = (PreemptionNotice("aggregator-1", 120.0, "its VM will be taken"),)
+        run.until(lambda: len(run.migrated) == 1)
+        assert run.supervisor.map is not None
+        assert {*run.supervisor.map.holders} == {0}
+        run.train(3)
+        run.kill("aggregator-1")
+        run.train(3)
+        run.until(lambda: len(run.recovered) == 1)
+        run.until(lambda: len(run.migrated) == 2)
+        assert {*run.supervisor.map.holders} == {0, 1}
+        run.train(3)
+        got = run.finish()
+
+    assert [end.reason for end in run.migrated] == ["", ""]
+    assert not run.rolled_back
+    assert_same_weights(got, plain_keras("exact", run.steps), 1e-9)
 
 
 def moved_about(run: Run, within_s: float = 60.0) -> list[Any]:

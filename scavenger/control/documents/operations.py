@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, operation_document
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ScaleAggregators,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    operation_document,
+)
 from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,7 +40,12 @@ def outcome_document(job: JobRecord, record: OperationRecord) -> dict[str, Any]:
     }
 
 
-def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Operation:
+def scaling(
+    workers: int | None = None,
+    add: int | None = None,
+    remove: tuple[str, ...] = (),
+    aggregators: int | None = None,
+) -> Operation:
     """The change of size that the options ask for.
 
     Raises:
@@ -40,8 +53,10 @@ def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Op
     """
     from scavenger.domain.ranges import WORKERS_MAX
 
-    if [workers is not None, add is not None, bool(remove)].count(True) != 1:
-        raise ConfigurationError("give one of --workers N, --add N and --remove ID")
+    if [workers is not None, add is not None, bool(remove), aggregators is not None].count(True) != 1:
+        raise ConfigurationError("give one of --workers N, --add N, --remove ID and --aggregators N")
+    if aggregators is not None:
+        return _made(lambda: ScaleAggregators(aggregators))
     if (count := workers or add or 0) > WORKERS_MAX:
         raise ConfigurationError(f"a job has at most {WORKERS_MAX:,} workers, not {count:,}")
     if workers is not None:

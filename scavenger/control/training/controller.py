@@ -21,6 +21,7 @@ carries out its actions in order. The table shows the modes (columns) and events
     Checkpoint...     written, reported; failed: warned once  as TRAIN          as TRAIN
     Started, Leaving  reported                                as TRAIN          -
     Recovered         reported                                as TRAIN          -
+    Migrated          reported                                as TRAIN          -
     Warned            warned                                  as TRAIN          -
     Lost              reported; replaced, or fewer wanted, or reported          -
                       given up, by the table of `Losses`
@@ -243,6 +244,9 @@ class Controller:
             case Recovered():
                 words = f"{event.cause}; another took over in {event.took_s:.1f} s"
                 return [Notify(WorkerChanged(event.process, "recovered", words))]
+            case m.Migrated():
+                holding = ", ".join(map(str, sorted({*event.map.holders})))
+                return [Notify(Noted("info", event.reason or f"the model is held by aggregators {holding}"))]
             case Warned():
                 return [Warn(event.message)]
             case Lost():

@@ -13,6 +13,7 @@ from scavenger.domain.operation import (
     Migrate,
     Operation,
     ProfileRange,
+    ScaleAggregators,
     ScaleIn,
     ScaleOut,
     ScaleTo,
@@ -114,6 +115,8 @@ class OperationHandler:
                 return self._scale(trainer.wanted + add, reason, trainer)
             case ScaleIn(remove):
                 return self._remove(remove, reason, trainer)
+            case ScaleAggregators(aggregators):
+                return _scale_aggregators(aggregators, trainer)
             case Migrate(workers):
                 return self._migrate(workers, reason, trainer)
             case ProfileRange():
@@ -191,6 +194,14 @@ class OperationHandler:
         return (
             f"the job has {self._min} to {self._max} workers, by elastic.min and elastic.max, not {workers}"
         )
+
+
+def _scale_aggregators(aggregators: int, trainer: Trainer) -> tuple[bool, str]:
+    there = trainer.supervisor.aggregators
+    if aggregators > there:
+        return False, f"the job has {there} aggregators, by elastic.aggregators, not {aggregators}"
+    refusal = trainer.use_aggregators(aggregators)
+    return not refusal, refusal or f"{aggregators} of {there} aggregators hold the model"
 
 
 def _unknown_workers(workers: tuple[str, ...], trainer: Trainer) -> str:

@@ -49,7 +49,7 @@ from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.report import Noted, Observer, StepDone, WorkerChanged
 from scavenger.domain.snapshot import WorkerSnapshot
-from scavenger.errors import Interrupted, TrainingCodeError, WorkersLostError
+from scavenger.errors import Interrupted, ScavengerError, TrainingCodeError, WorkersLostError
 from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
@@ -376,6 +376,21 @@ class Trainer:
         self._handle(Remove(leaving, batch, reason))
         self._settle()
         return not self.finished
+
+    def use_aggregators(self, aggregators: int) -> str:
+        """Have the first so many aggregators hold the model, while training continues.
+
+        Returns:
+            Why they do not; empty if they do.
+        """
+        try:
+            self.supervisor.use_aggregators(range(aggregators))
+        except ScavengerError as error:
+            return str(error)
+        self.until(lambda: not self.supervisor.migrating)
+        if self.supervisor.migrating or self.supervisor.migrated is None:
+            return "training was finished before"
+        return self.supervisor.migrated.reason
 
     def follow_noise(self) -> None:
         """Update the learning rate if it follows the gradient noise and the noise has changed enough."""

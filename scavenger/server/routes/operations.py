@@ -29,10 +29,13 @@ OperationId = Annotated[int, Path(ge=1, lt=2**63)]
 
 
 @router.post(
-    "/jobs/{job}/scale", response_model=schemas.OperationAnswer, status_code=202, summary="Change the workers"
+    "/jobs/{job}/scale", response_model=schemas.OperationAnswer, status_code=202, summary="Change the size"
 )
 def scale(context: ContextOf, caller: Changer, job: JobKey, request: schemas.ScaleRequest) -> Response:
-    """Ask a running job to change its number of workers; `operations/{id}` tells what became of it."""
+    """Ask a running job to change its number of workers, or of the aggregators that hold its model.
+
+    `operations/{id}` tells what became of it.
+    """
     match request:
         case schemas.ScaleTo(workers=workers):
             operation = scaling(workers, None, ())
@@ -40,6 +43,8 @@ def scale(context: ContextOf, caller: Changer, job: JobKey, request: schemas.Sca
             operation = scaling(None, add, ())
         case schemas.ScaleIn(remove=remove):
             operation = scaling(None, None, tuple(remove))
+        case schemas.ScaleAggregators(aggregators=aggregators):
+            operation = scaling(aggregators=aggregators)
     return _asked(context, caller, job, operation)
 
 

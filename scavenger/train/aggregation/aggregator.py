@@ -344,6 +344,9 @@ class Aggregator:
         if self._sums is not None:
             self._sums.hold()
 
+    def _end(self) -> None:
+        self._running = False
+
     def _to_aggregator(self, index: int, order: m.Message) -> None:
         """Send an order of the sequencer; of migrations, it may be for this aggregator."""
         if index:
@@ -390,8 +393,7 @@ class Aggregator:
             inbox.want(0, optimizers=shard.seeded_optimizer)
             self._seeding = _Seeding(message, shard, inbox, maps)
             return
-        state.maps = maps
-        self._serve(message, shard, state)
+        self._serve(message, shard, state, maps)
 
     def _new_shard(self, message: m.Initialise) -> tuple[ModelShard, _Maps]:
         """Make the shard, under the newest map of buckets that is known."""
@@ -414,7 +416,7 @@ class Aggregator:
         take_map(shard, current, held, beside=_beside(message.aggregators, self.index))
         return shard, _Maps(current, before)
 
-    def _serve(self, message: m.Initialise, shard: ModelShard, state: _State) -> None:
+    def _serve(self, message: m.Initialise, shard: ModelShard, state: _State, maps: _Maps) -> None:
         """Start to serve, with the shard in its initial or restored state."""
         self._seeding, record = None, state.record
         self._shard, self._step = shard, record.step
@@ -427,6 +429,7 @@ class Aggregator:
             peers=self._peers,
             answer=self._answer_sequencer,
             taken=self._taken,
+            lost=self._end,
             wake=self._posted.wake,
         )
         if self._admitted is not None:  # some worker may be on another host
@@ -438,7 +441,7 @@ class Aggregator:
                 ready=self._apply_late,
             )
         if self.index == 0:
-            self._sequence(shard, message, state)
+            self._sequence(shard, message, state, maps)
         else:
             self._connect_upstream(message.aggregators[0])
         position = record.position
@@ -478,7 +481,7 @@ class Aggregator:
             shard.block.write_job(record)
         return _State(record, quarantined)
 
-    def _sequence(self, shard: ModelShard, message: m.Initialise, state: _State) -> None:
+    def _sequence(self, shard: ModelShard, message: m.Initialise, state: _State, maps: _Maps) -> None:
         manifest, record = message.manifest, state.record
         if message.checkpoint is not None and not message.recover:
             with contextlib.suppress(
@@ -497,7 +500,7 @@ class Aggregator:
             asks_each=manifest.batch_hooks,
             sums=self._sums is not None,
             in_place=message.in_place,
-            migration=_migration(shard.layout, state.maps),
+            migration=_migration(shard.layout, maps),
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
@@ -519,6 +522,9 @@ class Aggregator:
             self._control.send(
                 m.Quarantined(state.quarantined, "workers crashed on them in an earlier attempt")
             )
+        if message.recover and maps.current.number:
+            # the process before may have died between recording it and reporting it
+            self._control.send(m.MapChanged(m.map_body(maps.current)))
         if message.recover and (report := shard.block.read_report(record.step)) is not None:
             step_report = m.decode(report)
             if isinstance(step_report, m.StepReport) and step_report.step == record.step:
@@ -554,7 +560,7 @@ class Aggregator:
         seeding.shard.begin()
         if self.index == 0:
             seeding.shard.block.write_job(JobRecord())
-        self._serve(seeding.order, seeding.shard, _State(JobRecord(), maps=seeding.maps))
+        self._serve(seeding.order, seeding.shard, _State(JobRecord()), seeding.maps)
 
     def _check_initial(self, peer: str, check: m.Check) -> None:
         """Report missing chunks of the initial weights."""
@@ -616,7 +622,6 @@ class _State:
 
     record: JobRecord
     quarantined: tuple[int, ...] = ()
-    maps: _Maps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,9 +638,8 @@ def _beside(aggregators: tuple[m.AggregatorAddress, ...], index: int) -> frozens
     return frozenset(other for other, at in enumerate(aggregators) if at.memory == own and other != index)
 
 
-def _migration(layout: Layout, maps: _Maps | None) -> Migration:
+def _migration(layout: Layout, maps: _Maps) -> Migration:
     """Return the migrations of a job."""
-    maps = maps or _Maps(BucketMap(layout.map_number, 0, layout.holders))
     refusal = ""
     if divisibility(layout.manifest.optimizer) is Divisibility.MODEL:
         refusal = "the optimizer needs all gradients at once: the whole model stays with the first aggregator"

@@ -41,6 +41,8 @@ class MapChanges:
         peers: Connections to the other aggregators.
         answer: Sends a message to the sequencer.
         taken: Called when the shard holds something else.
+        lost: Called instead if what the shard is to hold was lost: it went to a process before this one, which ended
+            with its memory.
         wake: Called by another thread when `go_on` has something to do.
 
     Attributes:
@@ -56,10 +58,11 @@ class MapChanges:
         peers: Peers,
         answer: Callable[[Message], None],
         taken: Callable[[], None],
+        lost: Callable[[], None],
         wake: Callable[[], None],
     ) -> None:
         self._shard, self._number, self._beside = shard, number, frozenset(beside)
-        self._answer, self._taken, self._wake = answer, taken, wake
+        self._answer, self._taken, self._lost, self._wake = answer, taken, lost, wake
         self._copy: CopyBuckets | None = None
         self._prepared: Holding | None = None
         self._ready: queue.SimpleQueue[tuple[CopyBuckets, Holding]] = queue.SimpleQueue()
@@ -125,6 +128,10 @@ class MapChanges:
         if body.number <= self._number:
             return
         new, shard, held = map_of(body), self._shard, self._prepared
+        if self._lacks(new):
+            log.warning("what map %d has this aggregator hold was lost: it begins again", new.number)
+            self._lost()
+            return
         layout = shard.layout.moved(new.holders, new.number)
         if held is None or not held.fits(layout):
             held = shard.prepare(layout)
@@ -132,6 +139,15 @@ class MapChanges:
         self._number, self._copy, self._prepared = new.number, None, None
         log.info("holds %d buckets from step %d on", new.holders.count(shard.index), new.since)
         self._taken()
+
+    def _lacks(self, new: BucketMap) -> bool:
+        """Whether the shard gains something in a map that nobody has in this block, and that has not arrived."""
+        if self._beside:
+            return False
+        index, arrived = self._shard.index, self._shard.arrivals.recorded
+        pairs = zip(self._shard.layout.holders, new.holders, strict=True)
+        gained = {b for b, (old, now) in enumerate(pairs) if now == index and old != index}
+        return not gained <= {*(arrived.buckets if arrived and arrived.number == new.number else ())}
 
 
 def take_map(shard: ModelShard, new: BucketMap, held: Holding, *, beside: Collection[int]) -> None:

@@ -99,7 +99,8 @@ class Coordinator:
         if isinstance(message, m.Quarantined):
             self._initialization.quarantined(message.samples)
         elif isinstance(
-            message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.MapChanged | m.Inform
+            message,
+            m.AggregatorReady | m.Initialised | m.ViewInstalled | m.MapChanged | m.Migrated | m.Inform,
         ):
             if self._may_send(peer, message):
                 self._from_aggregator(message)
@@ -173,6 +174,8 @@ class Coordinator:
                 self._initialization.initialised(message.index)
             case m.MapChanged():
                 self._initialization.map_changed(message.map)
+            case m.Migrated():
+                self._initialization.map_changed(message.map, settled=not message.reason)
             case m.ViewInstalled():
                 view = message.view
                 self._announce(

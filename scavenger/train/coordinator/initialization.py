@@ -9,6 +9,7 @@ import msgspec
 from scavenger.elastic import initialization as i
 from scavenger.elastic.barrier import Announce
 from scavenger.elastic.membership import Membership
+from scavenger.elastic.migration import spared
 from scavenger.train.failpoints import fail_here
 from scavenger.train.names import SUPERVISOR
 from scavenger.train.transport import messages as m
@@ -61,6 +62,7 @@ class Initialization:
                 rewinding=brief.rewinding,
                 workers=() if self.informed else brief.workers,
                 informed=self.informed,
+                spare=brief.spare,
             )
         )
 
@@ -81,10 +83,18 @@ class Initialization:
             known = tuple(sorted({*self._brief.quarantined, *samples}))
             self._brief = msgspec.structs.replace(self._brief, quarantined=known)
 
-    def map_changed(self, body: m.MapBody) -> None:
-        """Note a map of buckets, under which aggregators begin again that have lost their memory."""
-        if self._brief is not None:
-            self._brief = msgspec.structs.replace(self._brief, map=body)
+    def map_changed(self, body: m.MapBody, *, settled: bool = False) -> None:
+        """Note the newest map of buckets, under which aggregators begin again that have lost their memory.
+
+        Args:
+            settled: Whether the first step under it was applied.
+        """
+        brief = self._brief
+        if brief is None or (brief.map is not None and body.number < brief.map.number):
+            return
+        spare = spared(brief.spare, m.map_of(body), len(brief.aggregators), settled=settled)
+        self._brief = msgspec.structs.replace(brief, map=body, spare=tuple(sorted(spare)))
+        self._handle(i.Spared(spare))
 
     def aggregator_ready(self, message: m.AggregatorReady) -> None:
         """Handle the address of an aggregator that is ready for connections."""
@@ -141,7 +151,7 @@ class Initialization:
             m.Initialise(
                 manifest=self._manifest,
                 aggregators=_addresses(action.endpoints),
-                restore=self._brief.restore,
+                restore=None if action.spare else self._brief.restore,
                 checkpoint=self._brief.checkpoint,
                 recover=action.recover,
                 seeder=action.seeder,

@@ -1,11 +1,11 @@
-"""Requests to move buckets between a job's aggregators, each repeated until the sequencer reports its end."""
+"""Which of a job's aggregators hold its model: requests to move buckets, each repeated until its end is reported."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from scavenger.elastic.migration import BucketMap, drained
+from scavenger.elastic.migration import BucketMap, respread, spared
 from scavenger.errors import ScavengerError
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.layout import Layout
@@ -20,29 +20,40 @@ _AGAIN_S = 1.0
 class Migrations:
     """The migrations of one job.
 
+    Aggregators that are *leaving*, since their VM will be taken, hold nothing until other processes have replaced them.
+
     Args:
         send: Sends a message to the sequencer.
+        aggregators: Number of aggregators.
 
     Attributes:
         map: The newest map of buckets that was decided; None before the model is known.
+        spare: Indices of the aggregators whose loss loses nothing; see `scavenger.elastic.migration.spared`.
+        ended: The end of the newest migration that has ended; None before the first.
     """
 
-    def __init__(self, send: Callable[[m.Message], None]) -> None:
-        self._send = send
-        self._layout: Layout | None = None
+    def __init__(self, send: Callable[[m.Message], None], aggregators: int) -> None:
+        self._send, self._aggregators = send, aggregators
+        self._sizes: tuple[int, ...] = ()
         self._request: m.Migrate | None = None
         self._numbers, self._asked_s = 0, 0.0
+        self._used = frozenset(range(aggregators))
+        self._leaving: dict[int, bool] = {}  # by index; whether its process has ended
         self.map: BucketMap | None = None
+        self.spare: frozenset[int] = frozenset()
+        self.ended: m.Migrated | None = None
 
     def set_layout(self, layout: Layout) -> None:
         """Note the layout of the job's model."""
-        self._layout = layout
+        self._sizes = tuple(end - begin for begin, end in layout.buckets)
         self.map = self.map or BucketMap(0, 0, layout.holders)
 
     @property
     def active(self) -> bool:
         """Whether a request has not ended."""
         return self._request is not None
+
+    # ---- requests ------------------------------------------------------------------------------------------
 
     def move(self, buckets: Mapping[int, int], now: float) -> None:
         """Move buckets to aggregators.
@@ -59,33 +70,65 @@ class Migrations:
             raise ScavengerError(f"the model has {len(current.holders)} buckets")
         self._ask([buckets.get(bucket, holder) for bucket, holder in enumerate(current.holders)], now)
 
-    def drain(self, aggregator: int, now: float, *, to: Collection[int] | None = None) -> None:
-        """Move everything that an aggregator holds to others, so that each holds about as much.
+    def use(self, aggregators: Collection[int], now: float) -> None:
+        """Have these aggregators, and no others, hold everything, so that each holds about as much.
 
         Args:
-            aggregator: Its index.
+            aggregators: Their indices.
             now: Monotonic seconds.
-            to: Those that may take it; all others by default.
 
         Raises:
-            ScavengerError: If the model is not known yet, or no other aggregator may take it.
+            ScavengerError: If the model is not known yet, or all of them are leaving.
         """
-        current, layout = self._current(), self._layout
-        assert layout is not None
-        sizes = [end - begin for begin, end in layout.buckets]
+        before, self._used = self._used, frozenset(aggregators)
         try:
-            self._ask(drained(current, aggregator, sorted(to or range(layout.aggregators)), sizes), now)
-        except ValueError as error:
-            raise ScavengerError(str(error)) from None
+            self._spread(now)
+        except ScavengerError:
+            self._used = before
+            raise
+
+    def leave(self, aggregators: Collection[int], now: float) -> bool:
+        """Move what aggregators hold to others, since their VM will be taken.
+
+        Returns:
+            Whether that keeps the model from being lost: not if the first is among them, or no other is left.
+        """
+        before = dict(self._leaving)
+        self._leaving.update({index: False for index in aggregators if index not in before})
+        if 0 in aggregators or self.map is None or not self._used - self._leaving.keys():
+            self._leaving = before
+            return False
+        if self._leaving != before:
+            self._spread(now)
+        return True
+
+    def process_ended(self, aggregator: int, now: float) -> None:
+        """Note the end of an aggregator's process; what one that holds nothing was to get stays elsewhere meanwhile."""
+        wanted = self._request is not None and aggregator in self._request.holders
+        if aggregator in self._leaving or (wanted and aggregator in self.spare):
+            self._leaving[aggregator] = True
+            if wanted and self._used - self._leaving.keys():
+                self._spread(now)
+
+    def process_serves(self, aggregator: int, now: float) -> None:
+        """Note that an aggregator's process serves: one that replaces another gets its share again."""
+        if self._leaving.get(aggregator):
+            del self._leaving[aggregator]
+            self._spread(now)
+
+    # ---- reports -------------------------------------------------------------------------------------------
 
     def take(self, message: m.MapChanged | m.Migrated) -> None:
         """Handle a report of the sequencer."""
         reported = m.map_of(message.map)
-        if self.map is None or reported.number > self.map.number:
+        if self.map is None or reported.number >= self.map.number:
+            if self.map is None or reported.number > self.map.number:
+                log.info("map %d of buckets holds from step %d on", reported.number, reported.since)
             self.map = reported
-            log.info("map %d of buckets holds from step %d on", reported.number, reported.since)
+            settled = isinstance(message, m.Migrated) and not message.reason
+            self.spare = spared(self.spare, reported, self._aggregators, settled=settled)
         if isinstance(message, m.Migrated) and self._request and self._request.request == message.request:
-            self._request = None
+            self._request, self.ended = None, message
 
     def watch(self, now: float) -> None:
         """Repeat a request that has not ended: the sequencer may be another process, or know nothing of it."""
@@ -93,10 +136,20 @@ class Migrations:
             self._asked_s = now
             self._send(self._request)
 
+    # ---- how they are made ---------------------------------------------------------------------------------
+
     def _current(self) -> BucketMap:
         if self.map is None:
             raise ScavengerError("no worker has built the model yet")
         return self.map
+
+    def _spread(self, now: float) -> None:
+        current = self._current()
+        try:
+            holders = respread(current, self._used - self._leaving.keys(), self._sizes)
+        except ValueError as error:
+            raise ScavengerError(str(error)) from None
+        self._ask(holders, now)
 
     def _ask(self, holders: Collection[int], now: float) -> None:
         self._numbers += 1

@@ -20,7 +20,7 @@ import zmq
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.recovery import Role, Status
-from scavenger.train.engines.base import Engine
+from scavenger.train.engines.base import Engine, PreemptionNotice
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
@@ -121,7 +121,9 @@ class Supervisor:
         )
         self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
         self._work = WorkWatch()
-        self._migrations = Migrations(lambda message: processes.send(aggregators[0], message))
+        self._migrations = Migrations(
+            lambda message: processes.send(aggregators[0], message), len(aggregators)
+        )
         self.manifest: m.Manifest | None = None
         self.quarantined: tuple[int, ...] = ()
         self.on_wait: Callable[[], None] | None = None
@@ -260,17 +262,15 @@ class Supervisor:
         """
         self._migrations.move(buckets, self._clock())
 
-    def drain(self, aggregator: int, *, to: Collection[int] | None = None) -> None:
-        """Move all that an aggregator holds to others, as `migrate` does; then all but the first can be spared.
+    def use_aggregators(self, aggregators: Collection[int]) -> None:
+        """Have these aggregators, by their indices, hold the model, about as much each, and the others nothing.
 
-        Args:
-            aggregator: Its index.
-            to: Those that may take it; all others by default.
+        As with `migrate`, training goes on meanwhile. The first sequences the steps, whether it holds anything or not.
 
         Raises:
-            ScavengerError: If the model is not known yet, or no other aggregator may take it.
+            ScavengerError: If the model is not known yet, or all of them are about to be lost with their VMs.
         """
-        self._migrations.drain(aggregator, self._clock(), to=to)
+        self._migrations.use(aggregators, self._clock())
 
     def verdict(
         self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
@@ -369,6 +369,21 @@ class Supervisor:
         return self._migrations.map
 
     @property
+    def aggregators(self) -> int:
+        """Number of aggregators that share the model."""
+        return len(self._aggregators)
+
+    @property
+    def migrating(self) -> bool:
+        """Whether the end of a migration of buckets has yet to be reported."""
+        return self._migrations.active
+
+    @property
+    def migrated(self) -> m.Migrated | None:
+        """The end of the newest migration of buckets that has ended; None before the first."""
+        return self._migrations.ended
+
+    @property
     def settled(self) -> bool:
         """Whether the last request has taken effect."""
         return self._registry.roster.settled and self._registry.roster.command == self._requested.command
@@ -434,13 +449,28 @@ class Supervisor:
         self._routing.receive()
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
+            if ended.name in self._aggregators:
+                self._migrations.process_ended(self._aggregators.index(ended.name), self._clock())
         self._announce_placed()
         for notice in self.engine.preemption_notices():
             if self._registry.worker(notice.name) is not None:
                 self._events.append(notice)
             else:
-                self._warn(f"{notice.name}: {notice.reason}; it will be replaced when it has ended")
+                self._aggregator_preempted(notice)
         self._watch()
+
+    def _aggregator_preempted(self, notice: PreemptionNotice) -> None:
+        """Have others hold what the aggregators of a VM hold that will be taken at a known time."""
+        leaving = notice.in_s is not None and self._migrations.leave(
+            [
+                index
+                for index, name in enumerate(self._aggregators)
+                if self.engine.host(name) == self.engine.host(notice.name)
+            ],
+            self._clock(),
+        )
+        moves = "; what it holds moves to the others" if leaving else ""
+        self._warn(f"{notice.name}: {notice.reason}{moves}; it will be replaced when it has ended")
 
     def _turn(self) -> None:
         """One turn of the loop while training ends."""
@@ -482,7 +512,6 @@ class Supervisor:
             case m.Migrated() if sequencing:
                 self._migrations.take(message)
                 self._events.append(message)
-                return False
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
@@ -519,6 +548,7 @@ class Supervisor:
                 self._processes.introduce(peer)
             case m.Initialised() if peer in self._aggregators:
                 self._recoveries.part_held(peer, message.step)
+                self._migrations.process_serves(self._aggregators.index(peer), self._clock())
             case _:
                 pass
         return True
@@ -571,6 +601,7 @@ class Supervisor:
             quarantined=self.quarantined,
             evaluation_s=self._timeouts.evaluation_s,
             map=None if self.map is None else m.map_body(self.map),
+            spare=tuple(sorted(self._migrations.spare)),
         )
 
     def _warn(self, text: str) -> None:

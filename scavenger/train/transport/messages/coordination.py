@@ -38,6 +38,7 @@ class Brief(Tagged, frozen=True):
         quarantined: Samples that are left out.
         evaluation_s: Longest time for an evaluation, seconds; None to derive it from the size of the evaluation.
         map: The newest map of buckets that the supervisor knows; None for the one that follows from the model alone.
+        spare: Indices of the aggregators whose loss loses nothing; see `scavenger.elastic.migration.spared`.
     """
 
     token: int
@@ -55,6 +56,7 @@ class Brief(Tagged, frozen=True):
     quarantined: tuple[int, ...]
     evaluation_s: float | None = None
     map: MapBody | None = None
+    spare: tuple[int, ...] = ()
 
 
 class RollBack(Tagged, frozen=True):

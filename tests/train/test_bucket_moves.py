@@ -1,0 +1,113 @@
+"""Which aggregators hold a job's model: what is asked of the sequencer as users, clouds and processes come and go."""
+
+from __future__ import annotations
+
+import pytest
+from stubs import manifest
+
+from scavenger.errors import ScavengerError
+from scavenger.train.supervisor.bucket_moves import Migrations
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.layout import Layout
+
+LAYOUT = Layout.of(manifest(300_000), 3)
+BUCKETS = len(LAYOUT.holders)
+
+
+class Job:
+    """The requests of one job with three aggregators, and a sequencer that does what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[m.Message] = []
+        self.number = 0
+        self.migrations = Migrations(self.asked.append, 3)
+
+    @property
+    def holding(self) -> set[int]:
+        """Who holds something under the newest map."""
+        assert self.migrations.map is not None
+        return {*self.migrations.map.holders}
+
+    def carry_out(self) -> None:
+        """Move everything that was asked for last."""
+        request = self.asked[-1]
+        assert isinstance(request, m.Migrate)
+        self.number, before = self.number + 1, self.migrations.spare
+        body = m.MapBody(self.number, self.number, request.holders)
+        self.migrations.take(m.MapChanged(body))
+        assert self.migrations.spare <= before, "the step for which it was decided was not applied"
+        self.migrations.take(m.Migrated(request.request, body))
+        assert not self.migrations.active
+
+
+@pytest.fixture
+def job() -> Job:
+    made = Job()
+    made.migrations.set_layout(LAYOUT)
+    assert made.holding == {0, 1, 2}
+    return made
+
+
+def test_one_whose_vm_will_be_taken_holds_nothing_until_another_process_has_replaced_it(job: Job) -> None:
+    assert job.migrations.leave([1], 0.0)
+    assert job.migrations.leave([1], 0.5), "a repeated notice asks for nothing"
+    assert len(job.asked) == 1
+    job.carry_out()
+    assert (job.holding, job.migrations.spare) == ({0, 2}, {1})
+
+    job.migrations.process_serves(1, 1.0)
+    assert len(job.asked) == 1, "a repeated message of the process that leaves"
+    job.migrations.process_ended(1, 2.0)
+    assert len(job.asked) == 1
+    job.migrations.process_serves(1, 90.0)
+    job.carry_out()
+    assert (job.holding, job.migrations.spare) == ({0, 1, 2}, frozenset())
+
+
+def test_two_of_one_vm_leave_together_and_the_first_cannot_be_spared(job: Job) -> None:
+    assert job.migrations.leave([1, 2], 0.0)
+    job.carry_out()
+    assert (job.holding, job.migrations.spare) == ({0}, {1, 2})
+    assert not job.migrations.leave([0], 1.0)
+    with pytest.raises(ScavengerError, match="no other aggregator"):
+        job.migrations.use([1], 2.0)
+    job.migrations.process_ended(1, 3.0)
+    job.migrations.process_serves(1, 4.0)
+    job.carry_out()
+    assert job.holding == {0, 1}, "the other one still leaves"
+
+
+def test_nothing_moves_where_no_other_is_left_or_nothing_is_known_yet() -> None:
+    job = Job()
+    assert not job.migrations.leave([1], 0.0)
+    job.migrations.set_layout(LAYOUT)
+    job.migrations.use([1, 2], 1.0)
+    assert not job.migrations.leave([1, 2], 2.0)
+
+
+def test_what_an_empty_one_was_to_get_stays_elsewhere_if_its_process_ends(job: Job) -> None:
+    """Nobody would copy it, and the step would wait for that."""
+    job.migrations.use([0, 1], 0.0)
+    job.carry_out()
+    assert job.migrations.spare == {2}
+    job.migrations.use([0, 1, 2], 1.0)
+    job.migrations.process_ended(2, 2.0)
+    assert isinstance(job.asked[-1], m.Migrate)
+    assert {*job.asked[-1].holders} == {0, 1}
+    job.carry_out()
+
+    job.migrations.process_serves(2, 3.0)
+    job.carry_out()
+    assert job.holding == {0, 1, 2}
+
+
+def test_a_request_is_repeated_until_its_end_is_reported(job: Job) -> None:
+    job.migrations.move({0: 2}, 0.0)
+    for now in (0.5, 1.2, 1.5, 2.3):
+        job.migrations.watch(now)
+    assert len(job.asked) == 3
+    job.carry_out()
+    job.migrations.watch(9.0)
+    assert len(job.asked) == 3
+    with pytest.raises(ScavengerError, match=f"has {BUCKETS} buckets"):
+        job.migrations.move({BUCKETS: 0}, 3.0)
