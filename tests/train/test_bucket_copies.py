@@ -13,7 +13,7 @@ from test_ranges import ALL, Model, gradients, manifest, model, start
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import messages as m
 from scavenger.train.transport import replication
-from scavenger.train.transport.arrivals import Arrivals, Arrived, CopyInbox, copied_ranges
+from scavenger.train.transport.arrivals import Arrivals, Arrived, Best, CopyInbox, copied_ranges
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
 
@@ -68,8 +68,7 @@ class Hosts:
             assert inbox.take(1 - target, chunk, data)
         assert not inbox.lacking
         shard = self.shards[target]
-        shard.arrivals.keep_best(shard.block, buckets, newest=False)
-        shard.arrivals.record(Arrived(number, step + 1, buckets))
+        shard.arrivals.record(Arrived(number, step + 1, buckets, Best.APART))
         shard.take(self.held, step + 1)
         self.layout = self.moved
         source = self.shards[1 - target]
@@ -182,13 +181,46 @@ def test_what_arrived_is_known_after_a_restart_and_forgotten_as_the_job_begins_a
     fd = create_block()
     arrivals = Arrivals(fd, layout, 1)
     assert arrivals.recorded is None
-    arrivals.record(Arrived(3, 8, (0, 2)))
+    arrivals.record(Arrived(3, 8, (0, 2), Best.APART))
 
     again = Arrivals(fd, layout, 1)
-    assert again.recorded == Arrived(3, 8, (0, 2))
+    assert again.recorded == Arrived(3, 8, (0, 2), Best.APART)
     assert Arrivals(fd, layout, 0).recorded is None
     ModelShard(fd, layout, 1).begin()
     assert again.recorded is None
+
+
+def test_best_weights_that_arrive_late_do_not_meet_those_of_who_holds_the_bucket() -> None:
+    """The map that they were copied for does not hold, and another aggregator of the block has the bucket."""
+    layout = Layout.of(manifest(ALL["SGD"]()), 3, bucket_bytes=2000)
+    fd = create_block()
+    late, number = ModelShard(fd, layout, 1), 7
+    best = late.block.range(layout.best_at, 4)
+    late.arrivals.range(0, 4)[:] = b"late"
+    best[:] = b"best"
+    late.arrivals.record(Arrived(number, 5, (0,), Best.NEWEST))
+    assert bytes(best) == b"best"
+    others = layout.moved([2, *layout.holders[1:]], number + 1)
+    late.take(late.prepare(others), 6)
+    assert bytes(best) == b"best"
+
+    late.take(late.prepare(layout.moved([1, *layout.holders[1:]], number)), 5)
+    assert bytes(best) == b"late", "unless it does hold"
+    os.close(fd)
+
+
+def test_what_has_arrived_is_looked_up_without_a_look_at_the_memory_that_it_arrives_in() -> None:
+    """Reading a page that nobody has written takes memory for it, and a copy of all of them takes time."""
+    made = msgspec.structs.replace(
+        manifest(ALL["SGD"]()), tensors=(m.TensorSpec("w", (1 << 20,), "float32", "trainable"),)
+    )
+    layout, fd = Layout.of(made, 2), create_block()
+    arrivals = Arrivals(fd, layout, 1)
+    arrivals.record(Arrived(3, 8, (0,)))
+    before = os.fstat(fd).st_blocks
+    assert arrivals.recorded == Arrived(3, 8, (0,))
+    assert (os.fstat(fd).st_blocks - before) * 512 <= 1 << 16
+    os.close(fd)
 
 
 def test_what_was_read_takes_no_memory() -> None:

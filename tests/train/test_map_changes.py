@@ -87,7 +87,7 @@ def order(step: int, number: int, changed: m.MapBody | None = None) -> m.ApplyPa
 
 def copy(number: int, step: int) -> m.CopyBuckets:
     moved = [bucket for bucket, holder in enumerate(LAYOUT.holders) if holder == 0]
-    return m.CopyBuckets(number, step, tuple((bucket, 0) for bucket in moved))
+    return m.CopyBuckets(number, step, 1, tuple((bucket, 0) for bucket in moved))
 
 
 def test_what_lies_in_the_same_block_is_copied_at_once_and_held_with_the_order_that_says_so(

@@ -116,7 +116,7 @@ def test_the_whole_state_of_buckets_arrives_by_a_stream_even_if_some_of_it_is_lo
     hosts.peers.send(1, m.Lacking(0, 0, 0, ()))  # so that there is a stream
     hosts.until(lambda: bool(hosts.router._streams and hosts.router._streams._streams))  # type: ignore[union-attr]
     layout = source.layout
-    order = m.CopyBuckets(9, _STEP, tuple((n, 1) for n in range(len(layout.buckets))))
+    order = m.CopyBuckets(9, _STEP, 2, tuple((n, 1) for n in range(len(layout.buckets))))
     held = target.prepare(layout.moved([2] * len(layout.buckets), order.number))
     hosts.lost = lost
 
@@ -136,7 +136,7 @@ def test_the_whole_state_of_buckets_arrives_by_a_stream_even_if_some_of_it_is_lo
 def test_a_copy_that_another_order_follows_counts_for_nothing(hosts: Hosts) -> None:
     source, target = hosts.shards[1], hosts.shards[2]
     layout = source.layout
-    first = m.CopyBuckets(9, _STEP + 1, ((0, 1),))  # of a step that does not exist yet
+    first = m.CopyBuckets(9, _STEP + 1, 2, ((0, 1),))  # of a step that does not exist yet
     held = target.prepare(layout.moved([2, *layout.holders[1:]], first.number))
     hosts.copies.begin(first, held)
     second = msgspec.structs.replace(first, number=10, step=_STEP)

@@ -63,19 +63,18 @@ class Aggregator:
 
     def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer) -> None:
         self._config, self._control = config, control
-        self.index = config.index
         keys: Keys = (config.data_public_key.encode(), config.data_secret_key.encode())
         self._fd = open_block(config)
         address = address_towards(config.coordinator)
         # others cannot reach a Unix socket in a private folder; at a port, the key of each process is asked for
-        self._admitted = None if address.startswith("/") else Authenticator(context, may_follow=True)
-        self._data = DataRouter(context, keys, address, authenticator=self._admitted)
+        admitted = None if address.startswith("/") else Authenticator(context, may_follow=True)
+        self._data = DataRouter(context, keys, address, authenticator=admitted)
         self._address = m.AggregatorAddress(self._data.address, config.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._poller.register(self._data.socket, zmq.POLLIN)
-        if self._admitted is not None:
-            self._poller.register(self._admitted.socket, zmq.POLLIN)
+        if admitted is not None:
+            self._poller.register(admitted.socket, zmq.POLLIN)
         own: Keys = (config.public_key.encode(), config.secret_key.encode())
         self._upstream = Upstream(context, aggregator_name(self.index), own, self._poller)
         name, memory = aggregator_name(self.index), self._address.memory
@@ -93,6 +92,11 @@ class Aggregator:
         self._step = 0
         self._running = True
         self._heartbeat = Heartbeat(context, config, self._beat)
+
+    @property
+    def index(self) -> int:
+        """The index of the model shard."""
+        return self._config.index
 
     def run(self) -> None:
         """Serve until asked to quit."""
@@ -139,8 +143,8 @@ class Aggregator:
                 self._post_arrived(message)
         self._heartbeat.close()
         self._data.close()
-        if self._admitted is not None:
-            self._admitted.close()
+        if self._data.authenticator is not None:
+            self._data.authenticator.close()
         self._upstream.close()
         self._peers.close()
         self._posted.close()
@@ -167,13 +171,13 @@ class Aggregator:
                     self._connect_upstream(message.aggregators[0])
                 self._peers.connect(message.aggregators)
             case m.Admit():
-                if self._admitted is not None:
+                if (admitted := self._data.authenticator) is not None:
                     for name, key in message.keys.items():
-                        if self._admitted.admit(name, key):
+                        if admitted.admit(name, key):
                             self._data.dismiss(name)  # the process that had the name has ended
             case m.Forget():
-                if self._admitted is not None:
-                    self._admitted.dismiss(message.worker)
+                if self._data.authenticator is not None:
+                    self._data.authenticator.dismiss(message.worker)
                     self._data.dismiss(message.worker)
                 self._remote_workers.forget(message.worker)
                 self._forget_slots(message.worker)
@@ -432,7 +436,7 @@ class Aggregator:
             lost=self._end,
             wake=self._posted.wake,
         )
-        if self._admitted is not None:  # some worker may be on another host
+        if self._data.authenticator is not None:  # some worker may be on another host
             self._sums = ArrivingSums(
                 shard,
                 self._own_workers,

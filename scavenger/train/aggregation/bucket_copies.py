@@ -11,7 +11,7 @@ from scavenger.train.aggregation.holding import Holding
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.peers import Peers
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.arrivals import Arrived, CopyInbox, copied_ranges
+from scavenger.train.transport.arrivals import Arrived, Best, CopyInbox, copied_ranges
 from scavenger.train.transport.messages.data import Check, Chunk, CopyBuckets, PullBuckets
 
 __all__ = ["BucketCopies"]
@@ -88,9 +88,10 @@ class BucketCopies:
             return
         shard, order = self._shard, copy.order
         gained = tuple(sorted(bucket for some in copy.sources.values() for bucket in some))
-        if order.best_step:
-            shard.arrivals.keep_best(shard.block, gained, newest=order.best_step == order.step)
-        shard.arrivals.record(Arrived(order.number, order.step + 1, gained))
+        best = Best.NEWEST if order.best_step == order.step else Best.APART
+        shard.arrivals.record(
+            Arrived(order.number, order.step + 1, gained, best if order.best_step else Best.NONE)
+        )
         self._copied(order.number)
 
     def check(self, index: int, check: Check) -> None:

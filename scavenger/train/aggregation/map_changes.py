@@ -71,7 +71,10 @@ class MapChanges:
     # ---- copies --------------------------------------------------------------------------------------------
 
     def copy(self, order: CopyBuckets) -> None:
-        """Prepare in another thread to hold buckets, and copy them; an order that was carried out is answered again."""
+        """Prepare in another thread for the map that would follow, and copy buckets if they are to be held here.
+
+        An order that was carried out is answered again.
+        """
         if order.number <= self._number or (self._copy is not None and order.number < self._copy.number):
             return  # outdated
         if order != self._copy:
@@ -80,7 +83,7 @@ class MapChanges:
             layout = self._shard.layout.moved(self._holders(order), order.number)
             threading.Thread(target=self._prepare, args=(order, layout), name="buckets", daemon=True).start()
         elif self._prepared is not None:
-            self.copies.begin(order, self._prepared)
+            self._begin(order, self._prepared)
 
     def _prepare(self, order: CopyBuckets, layout: Layout) -> None:
         self._ready.put((order, self._shard.prepare(layout)))
@@ -92,8 +95,12 @@ class MapChanges:
             order, held = self._ready.get()
             if order is self._copy:
                 self._prepared = held
-                self.copies.begin(order, held)
+                self._begin(order, held)
         self.copies.tick()
+
+    def _begin(self, order: CopyBuckets, held: Holding) -> None:
+        if order.target == self._shard.index:
+            self.copies.begin(order, held)
 
     def _copied(self, number: int) -> None:
         """Report that everything is here that is to be copied."""
@@ -104,7 +111,7 @@ class MapChanges:
     def _holders(self, order: CopyBuckets) -> tuple[int, ...]:
         moved = {bucket for bucket, _ in order.buckets}
         return tuple(
-            self._shard.index if bucket in moved else holder
+            order.target if bucket in moved else holder
             for bucket, holder in enumerate(self._shard.layout.holders)
         )
 

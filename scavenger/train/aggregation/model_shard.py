@@ -112,6 +112,7 @@ class ModelShard:
         if not {*before.numbers} <= {*held.numbers}:
             self._copied.wait()
         held.accept(self.arrivals)
+        self.arrivals.keep_best(self.block, held.layout.map_number)
         if held.update is not None and before.update is None:
             segments, parts = before.layout.segments, before.layout.parts
             for other in beside:

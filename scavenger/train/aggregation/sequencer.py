@@ -371,9 +371,14 @@ class Sequencer:
             case mig.Copy():
                 fail_here("sequencer.copying")
                 order = m.CopyBuckets(
-                    instruction.number, instruction.step, instruction.buckets, self._best_step
+                    instruction.number,
+                    instruction.step,
+                    instruction.target,
+                    instruction.buckets,
+                    self._best_step,
                 )
-                self._to_aggregator(instruction.target, order)
+                for aggregator in sorted({instruction.target, *(holder for _, holder in order.buckets)}):
+                    self._to_aggregator(aggregator, order)
             case mig.Adopt():
                 fail_here("sequencer.adopting")
                 self._shard.block.write_map(instruction.map, instruction.before)

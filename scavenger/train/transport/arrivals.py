@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,22 @@ from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 from scavenger.train.transport.replication import Payload, chunks_of
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, map_block
 
-__all__ = ["Arrivals", "Arrived", "CopyInbox", "Owned", "copied_payload", "copied_ranges"]
+__all__ = ["Arrivals", "Arrived", "Best", "CopyInbox", "Owned", "copied_payload", "copied_ranges"]
 
 Array = npt.NDArray[Any]
 Owned = tuple[SlotSpec, int]
 """An array of the optimizer, and the index of the segment that it belongs to; -1 for none."""
 
 _SLOTS, _SHARED, _BEST, _RECORD = 1, 1 + OPTIMIZER_COPIES_MAX, ARRIVAL_PLANES - 2, ARRIVAL_PLANES - 1
-_HEAD = struct.Struct("<QQII")
+_HEAD = struct.Struct("<QQIII")
+
+
+class Best(IntEnum):
+    """Where the best weights are of what has arrived: there are none, apart from its weights, or these are them."""
+
+    NONE = 0
+    APART = 1
+    NEWEST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,13 @@ class Arrived:
         number: The number of the map under which the aggregator holds it.
         first: The first step that is applied under that map.
         buckets: The buckets of the layout, ascending.
+        best: Whether their best weights have arrived, too, and whether these are the weights that have arrived.
     """
 
     number: int
     first: int
     buckets: tuple[int, ...]
+    best: Best = Best.NONE
 
 
 def copied_ranges(layout: Layout, slots: Sequence[Owned], buckets: Collection[int], *, best: bool) -> Ranges:
@@ -147,17 +158,23 @@ class Arrivals:
             return np.empty(spec.shape, dtype)
         return np.frombuffer(self.range(offset, count * dtype.itemsize), dtype).reshape(spec.shape)
 
-    def keep_best(self, block: Block, buckets: Collection[int], *, newest: bool) -> None:
-        """Put the best weights of some buckets in their place; with `newest` they are the weights that arrived."""
-        plane = 0 if newest else _BEST
-        for begin, end in joined(self._layout.buckets[bucket] for bucket in sorted(buckets)):
+    def keep_best(self, block: Block, number: int) -> None:
+        """Put the best weights that have arrived for a map in their place, now that it holds.
+
+        A copy for a map that does not hold may be late: another aggregator of the block may hold the buckets by then.
+        """
+        arrived = self.recorded
+        if arrived is None or arrived.number != number or arrived.best is Best.NONE:
+            return
+        plane = 0 if arrived.best is Best.NEWEST else _BEST
+        for begin, end in joined(self._layout.buckets[bucket] for bucket in arrived.buckets):
             source = self.range(plane * self._layout.plane_bytes + begin, end - begin)
             block.range(self._layout.best_at + begin, end - begin)[:] = source
 
     def record(self, arrived: Arrived) -> None:
         """Record that all has arrived, for the process that follows if this one dies."""
         buckets = np.array(arrived.buckets, np.uint32).tobytes()
-        head = _HEAD.pack(arrived.number, arrived.first, len(arrived.buckets), 0)[:-4]
+        head = _HEAD.pack(arrived.number, arrived.first, len(arrived.buckets), arrived.best, 0)[:-4]
         data = head + struct.pack("<I", zlib.crc32(head + buckets, 1)) + buckets
         self._plane(_RECORD)[: len(data)] = data
 
@@ -169,13 +186,13 @@ class Arrivals:
     def recorded(self) -> Arrived | None:
         """What has arrived as a whole last; None for nothing."""
         plane = self._plane(_RECORD)
-        number, first, count, checksum = _HEAD.unpack(plane[: _HEAD.size])
+        number, first, count, best, checksum = _HEAD.unpack(plane[: _HEAD.size])
         # of the plane no more, since what is read of it takes memory
         end = _HEAD.size + 4 * count
         buckets = plane[_HEAD.size : end] if count <= len(self._layout.buckets) else b""
         if zlib.crc32(plane[: _HEAD.size - 4] + buckets, 1) != checksum:
             return None
-        return Arrived(number, first, tuple(np.frombuffer(buckets, np.uint32).tolist()))
+        return Arrived(number, first, tuple(np.frombuffer(buckets, np.uint32).tolist()), Best(best))
 
     def release(self, buckets: Collection[int]) -> None:
         """Free the memory of buckets that were read."""

@@ -152,6 +152,7 @@ class Router:
         queue_max: Messages of a peer that are queued here, before its connection is read no further; 0 for any number.
 
     Attributes:
+        authenticator: As given; it is closed by who made it.
         malformed: Counts the invalid messages that were dropped.
         address: The address for peers, as `tcp://host:port` or `ipc://path`.
 
@@ -170,7 +171,7 @@ class Router:
         malformed: Malformed | None = None,
         queue_max: int = 0,
     ) -> None:
-        self._authenticator, self.malformed = authenticator, malformed or Malformed()
+        self.authenticator, self.malformed = authenticator, malformed or Malformed()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.BACKLOG, _BACKLOG)
@@ -205,14 +206,14 @@ class Router:
         """Wait until something has arrived, a connection waits for authentication, or the timeout has passed."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
-        if self._authenticator is not None:
-            poller.register(self._authenticator.socket, zmq.POLLIN)
+        if self.authenticator is not None:
+            poller.register(self.authenticator.socket, zmq.POLLIN)
         poller.poll(int(max(0.0, timeout_s) * 1000))
 
     def take(self) -> Iterator[tuple[str, list[bytes]]]:
         """Yield the frames of what has arrived, with the sender's name; a limited number, so that a flood ends."""
-        if self._authenticator is not None:
-            self._authenticator.answer()
+        if self.authenticator is not None:
+            self.authenticator.answer()
         for _ in range(_TURN_MAX):
             try:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -223,7 +224,7 @@ class Router:
             except UnicodeDecodeError:
                 self.malformed(repr(peer.bytes))
                 continue
-            if self._authenticator is not None and not (frames and self._is_from(name, frames[0])):
+            if self.authenticator is not None and not (frames and self._is_from(name, frames[0])):
                 self.malformed(name)
                 continue
             if self._connections is not None and frames:
@@ -232,8 +233,8 @@ class Router:
 
     def _is_from(self, name: str, frame: Any) -> bool:
         """Whether the key of a frame's connection was admitted for that name."""
-        assert self._authenticator is not None
-        return self._authenticator.name_of(frame.get("User-Id")) == name.removesuffix(HEARTBEAT_SUFFIX)
+        assert self.authenticator is not None
+        return self.authenticator.name_of(frame.get("User-Id")) == name.removesuffix(HEARTBEAT_SUFFIX)
 
     def receive(self) -> Iterator[tuple[str, Message, bytes | None]]:
         """Yield all valid messages that have arrived, with sender and payload; others are counted and dropped."""

@@ -344,7 +344,9 @@ class MapTaken(Tagged, frozen=True):
 
 
 class CopyBuckets(Tagged, frozen=True):
-    """To an aggregator: copy buckets in their state after `step`, then answer `BucketsCopied`. Any other copy is void.
+    """Copy buckets in their state after `step`, then answer `BucketsCopied`. Any other copy is void.
+
+    It goes to the target, and to the aggregators that hold the buckets, which prepare to give them up.
 
     Weights, the optimizer's state and the best weights are copied, so that the aggregator can apply the next step to
     them. Its own record is as of `step` then, too, even if it held nothing. Where they share a block, nothing is
@@ -352,12 +354,14 @@ class CopyBuckets(Tagged, frozen=True):
 
     Attributes:
         number: The number that the map of buckets gets if it is adopted.
+        target: The aggregator that is to copy.
         buckets: Each bucket, with the aggregator that holds it.
         best_step: The step whose weights are the best; 0 for none.
     """
 
     number: int
     step: int
+    target: int
     buckets: tuple[tuple[int, int], ...]
     best_step: int = 0
 
