@@ -354,7 +354,8 @@ class Initialization:
                     self._restoring = event.restoring
                     self.phase = Phase.PRESENT if event.restoring else Phase.ABSENT
             case Spared():
-                self._spare = frozenset(event.parts)
+                if (cause := self._spared(event)) is not None:
+                    return self._roll_back(cause)
         return self._due()
 
     # ---- one method per event ------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ class Initialization:
         if event.holds:
             part.held, part.rewinding = True, False
         elif event.own_memory and part.held and event.index not in self._spare:
-            return f"{part.name} was lost together with its memory"
+            return _lost_with_memory(part)
         return None
 
     def _part_held(self, part: _Part) -> str | None:
@@ -397,6 +398,15 @@ class Initialization:
             # after a roll-back, this message is from the process that was ended for it
             return None if self._rolled_back else f"it is unknown which weights {part.name} began with"
         part.holds, part.held, part.rewinding = part.endpoint is not None, True, False
+        return None
+
+    def _spared(self, event: Spared) -> str | None:
+        """Returns why all parts must begin again, if they must: what moved to a process before this one was lost."""
+        gained, self._spare = self._spare.difference(event.parts), frozenset(event.parts)
+        for part in (self._parts[index] for index in sorted(gained)):
+            loading = part.held and part.endpoint is not None and not (part.holds or part.rewinding)
+            if loading and part.own_memory and self.phase is not Phase.ROLLING_BACK:
+                return _lost_with_memory(part)
         return None
 
     def _greeted(self, worker: str) -> None:
@@ -510,3 +520,7 @@ class Initialization:
         waiting, workers.greeted = workers.greeted, []
         workers.prepared += waiting
         return [PrepareWorker(name, self._endpoints, initial=False) for name in waiting]
+
+
+def _lost_with_memory(part: _Part) -> str:
+    return f"{part.name} was lost together with its memory"

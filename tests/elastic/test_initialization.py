@@ -137,12 +137,20 @@ def test_the_loss_of_a_part_that_consists_of_nothing_takes_nothing_back() -> Non
     assert isinstance(action, RollBack)
 
 
+def test_a_spare_part_that_is_being_taken_up_again_is_a_lost_one_once_something_moved_to_it() -> None:
+    machine = trained()
+    machine.handle(Spared((1,)))
+    machine.handle(PartReady(1, Endpoint("tcp://b:2", "key 2", "b"), own_memory=True))
+
+    (action,) = machine.handle(Spared(()))  # what it was given went to the process before
+    assert isinstance(action, RollBack)
+
+
 def test_a_spare_part_that_is_lost_before_it_was_taken_up_again_is_a_lost_one_once_something_moved_to_it() -> (
     None
 ):
     machine = trained()
     machine.handle(Spared((1,)))
-    machine.handle(PartReady(1, Endpoint("tcp://b:2", "key 2", "b"), own_memory=True))
     machine.handle(Spared(()))  # what it was given went to the process before
 
     (action,) = machine.handle(PartReady(1, Endpoint("tcp://c:2", "key 3", "c"), own_memory=True))

@@ -1,13 +1,14 @@
 """How a job begins, and begins again, under random schedules: processes that start, speak late and die in any order.
 
 `Initialization` and `Recovery` are the real ones. Around them stands a job of values: workers, aggregators with memory
-of their own or shared, a supervisor that passes messages on, and coordinators that die.
+of their own or shared, a supervisor that passes messages on, and coordinators that die. What aggregators hold moves to
+others and back meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -24,6 +25,9 @@ Content = tuple[str, int]
 """What a part of the model is: whose initial weights, and how many steps were applied to them."""
 SHARED = "shared"
 """The memory of the host on which most processes run."""
+_SETTLED_WITHIN = 5000
+NOTHING: Content = ("nothing", 0)
+"""What a spare part consists of that was taken up as one."""
 
 
 @dataclass(eq=False)
@@ -120,10 +124,13 @@ class Job:
     Args:
         seed: Of what happens when.
         machine: What a coordinator decides with.
+        moving: Whether what aggregators hold moves to others and back; then few processes die but those without any.
     """
 
-    def __init__(self, seed: int, machine: Callable[[], i.Initialization] = i.Initialization) -> None:
-        self.random, self.machine = Random(seed), machine
+    def __init__(
+        self, seed: int, machine: Callable[[], i.Initialization] = i.Initialization, *, moving: bool = False
+    ) -> None:
+        self.random, self.machine, self.moving = Random(seed), machine, moving
         self.now_s = 0.0
         self.workers: dict[str, Worker] = {}
         self.aggregators: dict[str, Aggregator] = {}
@@ -134,6 +141,7 @@ class Job:
         self.restore: Content | None = ("before", 7) if self.random.random() < 0.2 else None
         self.launched = 0
         self.count: Counter[str] = Counter()
+        self.spare: frozenset[int] = frozenset()
         self.own = [self.random.random() < 0.5 for _ in range(self.random.randint(1, 3))]
         self.recovery = r.Recovery([f"a{index}" for index in range(len(self.own))])
         self.coordinator = Coordinator(1, self.machine())
@@ -180,11 +188,15 @@ class Job:
     def possible(self) -> list[tuple[float, Callable[[], object]]]:
         """What may happen next, each with its weight."""
         found = [(1.0, do) for do in self.unfinished()]
-        found += [(0.05, partial(self.kill, process)) for process in self.living]
+        death = 0.01 if self.moving else 0.05
+        found += [(death, partial(self.kill, process)) for process in self.living]
         if self.coordinator.alive:
-            found.append((0.1, self.kill_coordinator))
+            found.append((2 * death, self.kill_coordinator))
         if len(self.workers) < 8:
             found.append((0.1, self.launch))
+        if self.moving:
+            found += [(0.5, partial(self.move, index)) for index in range(1, len(self.own))]
+            found += [(0.5, partial(self.kill, self.aggregators[f"a{index}"])) for index in self.spare]
         return [*found, (1.0, self.step), (0.1, self.write_checkpoint)]
 
     def unfinished(self) -> list[Callable[[], object]]:
@@ -202,7 +214,7 @@ class Job:
         found += [partial(self.hear, process) for process in self.everybody if process.said]
         found += [partial(self.deliver, process) for process in self.living if process.heard]
         found += [partial(self.get_weights, p) for p in self.aggregators.values() if self.can_get_weights(p)]
-        return found
+        return [*found, *(partial(self.find_out, part) for part in self.living if self.lacks(part))]
 
     def connect(self, process: Process) -> None:
         """It has started, and says so."""
@@ -218,7 +230,7 @@ class Job:
 
     def step(self) -> None:
         """A step is applied, if every part is held and somebody computes."""
-        parts = list(self.aggregators.values())
+        parts = [part for part in self.aggregators.values() if part.index not in self.spare]
         computing = any(worker.alive and worker.prepared for worker in self.workers.values())
         if not computing or not self.trains:
             return
@@ -229,6 +241,34 @@ class Job:
             part.content = self.kept[part.memory, part.index] = (lineage, step + 1)
         for part in parts:
             self.memories[part.memory] = part.content
+
+    def move(self, index: int) -> None:
+        """All that one part consists of moves to others, or something of theirs to it, or to one that just died."""
+        part = self.aggregators[f"a{index}"]
+        others = [
+            other for other in self.aggregators.values() if other is not part or index not in self.spare
+        ]
+        if not self.serve(others) or self.recovery.phase is not r.Phase.RUNNING:
+            return
+        self.count["moves"] += 1
+        if index in self.spare and (part.memory == SHARED or self.serve([part])):
+            self.hold_in(part, self.aggregators["a0"].content)
+        self.spare = self.spare ^ {index}
+        self.to_coordinator(i.Spared(self.spare))
+
+    def lacks(self, process: Process) -> bool:
+        """Whether something moved to a part whose process ended, and the next one has taken up nothing."""
+        return (
+            isinstance(process, Aggregator)
+            and process.content == NOTHING
+            and process.index not in self.spare
+            and self.aggregators[process.name] is process
+        )
+
+    def find_out(self, process: Process) -> None:
+        """It does so by the first order."""
+        self.count["found out"] += 1
+        self.kill(process)
 
     def write_checkpoint(self) -> None:
         if self.trains and self.recovery.phase is r.Phase.RUNNING:
@@ -284,6 +324,7 @@ class Job:
             rewinding=self.recovery.rewinding,
             workers=() if first else known,
             informed=first,
+            spare=self.spare,
         )
         self.coordinator.briefed = True
         self.coordinator.heard.appendleft((takeover, self.restore))
@@ -365,6 +406,10 @@ class Job:
 
     def take_up(self, part: Aggregator, order: i.InitializePart, restore: Content | None) -> None:
         part.asks = ""
+        if order.spare and part.memory != SHARED:
+            self.count["spared"] += 1
+            self.hold(part, NOTHING)
+            return
         kept = self.kept.get((part.memory, part.index))
         if order.recover and kept is not None:
             self.hold(part, kept)
@@ -389,28 +434,40 @@ class Job:
         part.asks = ""
 
     def hold(self, part: Aggregator, content: Content) -> None:
-        part.content = self.kept[part.memory, part.index] = content
+        self.hold_in(part, content)
         part.said.append(("held", content[1]))
+
+    def hold_in(self, part: Aggregator, content: Content | None) -> None:
+        assert content is not None
+        part.content = self.kept[part.memory, part.index] = content
 
     # ---- laws ----------------------------------------------------------------------------------------------
 
     @property
     def trains(self) -> bool:
         """Every part is held."""
-        return all(part.alive and part.content is not None for part in self.aggregators.values())
+        return self.serve(self.aggregators.values())
+
+    def serve(self, parts: Iterable[Aggregator]) -> bool:
+        """Whether parts are held."""
+        return all(part.alive and part.content is not None and not self.lacks(part) for part in parts)
 
     def look(self) -> None:
         if self.trains:
-            contents = {part.content for part in self.aggregators.values()}
+            contents = {part.content for part in self.aggregators.values() if part.index not in self.spare}
             assert len(contents) == 1, f"parts of different origins: {contents}"
 
     def settle(self) -> None:
         """When nothing dies any more, every part is taken up and every worker prepared."""
         if not any(worker.alive for worker in self.workers.values()):
             self.launch()
-        while todo := self.unfinished():
+        for _ in range(_SETTLED_WITHIN):
+            if not (todo := self.unfinished()):
+                break
             todo[0]()
             self.look()
+        else:
+            raise AssertionError("it never comes to rest")
         assert self.trains, "a part is never taken up"
         assert all(worker.prepared for worker in self.workers.values() if worker.alive), (
             "a worker waits for ever"
@@ -426,6 +483,7 @@ class Job:
 @settings(max_examples=500)
 def test_every_part_is_of_one_origin_and_nothing_waits_for_ever_whatever_happens_when(seed: int) -> None:
     Job(seed).run()
+    Job(seed, moving=True).run()
 
 
 def test_the_schedules_have_every_kind_of_event() -> None:
@@ -437,6 +495,11 @@ def test_the_schedules_have_every_kind_of_event() -> None:
     assert all(
         count[event] > 50 for event in ("steps", "roll-backs", "coordinators", "aggregators", "seeds")
     ), count
+    moving: Counter[str] = Counter()
+    for seed in range(150):
+        moving += Job(seed, moving=True).run()
+    assert all(moving[event] > 10 for event in ("steps", "moves", "spared", "roll-backs")), moving
+    assert moving["found out"], moving
 
 
 class AsksAtOnce(i.Initialization):
@@ -489,13 +552,52 @@ class GoesOnAlone(i.Initialization):
         return super()._part_ready(replace(event, own_memory=False))
 
 
+class SparesForEver(i.Initialization):
+    """Goes on to take a part for spare to which something has moved."""
+
+    def handle(self, event: i.Event) -> list[i.Action]:
+        if isinstance(event, i.Spared):
+            event = i.Spared(self._spare.union(event.parts))
+        return super().handle(event)
+
+
+class SparesAfterRollBack(i.Initialization):
+    """Has a part that was spare begin with nothing where all begin again."""
+
+    def _initialize(self) -> list[i.Action]:
+        return [
+            replace(action, spare=action.index in self._spare, recover=True)
+            if isinstance(action, i.InitializePart)
+            else action
+            for action in super()._initialize()
+        ]
+
+
 @pytest.mark.parametrize(
-    "broken", [AsksAtOnce, KeepsHalves, ForgetsTheSource, Recovers, BelievesTheDead, GoesOnAlone]
+    "broken",
+    [
+        AsksAtOnce,
+        KeepsHalves,
+        ForgetsTheSource,
+        Recovers,
+        BelievesTheDead,
+        GoesOnAlone,
+    ],
 )
 def test_the_simulation_catches_a_machine_that(broken: type[i.Initialization]) -> None:
     for seed in range(3000):
         try:
             Job(seed, broken).run()
+        except AssertionError:
+            return
+    pytest.fail("no schedule shows it")
+
+
+@pytest.mark.parametrize("broken", [SparesForEver, SparesAfterRollBack])
+def test_the_simulation_of_moves_catches_a_machine_that(broken: type[i.Initialization]) -> None:
+    for seed in range(300):
+        try:
+            Job(seed, broken, moving=True).run()
         except AssertionError:
             return
     pytest.fail("no schedule shows it")
