@@ -14,7 +14,15 @@ from urllib.parse import quote
 from scavenger.client.address import ServerAddress
 from scavenger.client.connection import Connection
 from scavenger.client.events import read_events
-from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, StopJob
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ScaleAggregators,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+)
 from scavenger.errors import NotFoundError, NotSupportedError, TransientError
 
 __all__ = ["Client", "Document", "SubmitOptions"]
@@ -157,6 +165,8 @@ class Client(Connection):
                 verb, body = "scale", {"add": add}
             case ScaleIn(remove):
                 verb, body = "scale", {"remove": list(remove)}
+            case ScaleAggregators(aggregators):
+                verb, body = "scale", {"aggregators": aggregators}
             case Migrate(workers):
                 verb, body = "migrate", {"workers": None if workers is None else list(workers)}
             case StopJob(save):

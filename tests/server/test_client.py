@@ -19,7 +19,15 @@ from scavenger.client import connection as connection_module
 from scavenger.client.address import keep_token, tokens_path
 from scavenger.client.events import SentEvent, read_events
 from scavenger.client.problems import error_of
-from scavenger.domain.operation import Migrate, ProfileRange, ScaleIn, ScaleOut, ScaleTo, StopJob
+from scavenger.domain.operation import (
+    Migrate,
+    ProfileRange,
+    ScaleAggregators,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+)
 from scavenger.server.problems import RefusedError, problem_of
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
@@ -137,7 +145,8 @@ def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: Wor
 
 def test_operations_are_those_of_the_command(ann: Client, store: Store, world: World) -> None:
     job = world.jobs["ann"]
-    for operation in (ScaleTo(3), ScaleOut(2), ScaleIn(("w0",)), Migrate(), Migrate(("w0",)), StopJob(False)):
+    scalings = (ScaleTo(3), ScaleOut(2), ScaleIn(("w0",)), ScaleAggregators(1))
+    for operation in (*scalings, Migrate(), Migrate(("w0",)), StopJob(False)):
         number = ann.operate(job, operation)["operation"]["id"]
         assert store.operation(number).operation == operation
         assert ann.operation(job, number)["operation"]["state"] == "pending"
