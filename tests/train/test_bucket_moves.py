@@ -101,6 +101,21 @@ def test_what_an_empty_one_was_to_get_stays_elsewhere_if_its_process_ends(job: J
     assert job.holding == {0, 1, 2}
 
 
+def test_one_that_is_replaced_changes_nothing_while_all_that_may_hold_the_model_are_gone(job: Job) -> None:
+    job.migrations.use([0], 0.0)
+    job.carry_out()
+    assert job.migrations.leave([1], 1.0)
+    job.migrations.process_ended(1, 2.0)
+    job.migrations.use([2], 2.5)
+    job.migrations.process_ended(2, 3.0)
+    asked = len(job.asked)
+    job.migrations.process_serves(1, 4.0)
+    assert len(job.asked) == asked
+    job.migrations.process_serves(2, 5.0)
+    job.carry_out()
+    assert job.holding == {2}
+
+
 def test_a_request_is_repeated_until_its_end_is_reported(job: Job) -> None:
     job.migrations.move({0: 2}, 0.0)
     for now in (0.5, 1.2, 1.5, 2.3):

@@ -114,7 +114,8 @@ class Migrations:
         """Note that an aggregator's process serves: one that replaces another gets its share again."""
         if self._leaving.get(aggregator):
             del self._leaving[aggregator]
-            self._spread(now)
+            if self._used - self._leaving.keys():
+                self._spread(now)
 
     # ---- reports -------------------------------------------------------------------------------------------
 
