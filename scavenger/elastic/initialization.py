@@ -499,7 +499,9 @@ class Initialization:
             alone = all(other.own_memory for other in self._parts)
             spare = index in self._spare and not part.rewinding
             actions.append(
-                InitializePart(index, self._endpoints, not part.rewinding, seeder, in_place=alone, spare=spare)
+                InitializePart(
+                    index, self._endpoints, not part.rewinding, seeder, in_place=alone, spare=spare
+                )
             )
         return [*actions, RenewView()] if 0 in due else actions
 
