@@ -170,7 +170,7 @@ def test_one_that_takes_over_is_told_of_spare_parts_and_after_a_roll_back_they_b
     (action,) = machine.handle(PartReady(0, Endpoint("tcp://d:1", "key 4", "d"), own_memory=True))
     assert isinstance(action, RollBack)
     machine.handle(Rewound(restoring=True))
-    machine.handle(PartReady(0, HERE, own_memory=True))
+    machine.handle(PartReady(0, HERE))
     follows = machine.handle(PartReady(1, AWAY, own_memory=True))
     assert InitializePart(1, BOTH, recover=False, seeder="") in follows
 
