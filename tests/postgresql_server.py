@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 USERS = ("postgres", "nobody")
@@ -39,6 +40,15 @@ class Server:
 
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-m", mode, "stop")
+
+    def kill(self) -> None:
+        """Kill the server and all its processes, as a machine that loses power does."""
+        leader = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
+        processes = [leader, *leader.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=60)
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(

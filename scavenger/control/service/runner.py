@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,20 +22,29 @@ from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resume import resume_job
 from scavenger.control.provisioning.lease_holder import holder_name
-from scavenger.domain.intent import Fence
+from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import EpochEnded, Event, Observer
 from scavenger.domain.submission import Submission, runner_lease
-from scavenger.errors import LeaseLostError, ScavengerError, TransientError
+from scavenger.errors import (
+    LeaseLostError,
+    ScavengerError,
+    StoreBusyError,
+    StoreUnavailableError,
+    TransientError,
+)
 from scavenger.store import Store
 
-__all__ = ["LEASE_LOST", "Runner", "main"]
+__all__ = ["LEASE_LOST", "Runner", "main", "take_over"]
 
 logger = logging.getLogger("scavenger.control.service.runner")
 
 LEASE_LOST = 9
 """Exit code of a runner whose lease another process has taken."""
 _RENEW_S = 2.0
+_STORE_S = 50.0
+"""How long a runner that begins waits for its store; then the server would take it for silent."""
+_AGAIN_S = 0.5
 
 
 class _Log(Observer):
@@ -65,7 +75,8 @@ class Runner:
     def run(self) -> int:
         """Run the job to its end, and end the submission; returns the exit code.
 
-        A job that cannot begin at this moment goes back into the queue.
+        A job that cannot begin at this moment goes back into the queue, and so does one that its store was too long
+        out of service for.
         """
         renewing = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
         renewing.start()
@@ -75,7 +86,7 @@ class Runner:
                 self._job = self._prepared()
                 report = self._job.run()
             reason, code = report.error or report.job.state.replace("_", " "), report.exit_code
-        except TransientError as error:
+        except (TransientError, StoreUnavailableError) as error:
             reason, code, again = str(error), error.exit_code, True
         except ScavengerError as error:
             reason, code = str(error), error.exit_code
@@ -85,13 +96,24 @@ class Runner:
         self._done.set()
         renewing.join()
         logger.info("%s", reason)
-        line = " ".join(reason.split())
         try:
-            leave = self._store.requeue if again else self._store.end_submission
-            leave(self._fence, self._submission.id, line)
+            self._leave(" ".join(reason.split()), again=again, until_s=time.monotonic() + _STORE_S)
         except LeaseLostError:
             return LEASE_LOST
         return code
+
+    def _leave(self, reason: str, *, again: bool, until_s: float) -> None:
+        """Record the end of the submission, or that it waits again, as soon as the store is in service."""
+        leave = self._store.requeue if again else self._store.end_submission
+        while True:
+            try:
+                leave(self._fence, self._submission.id, reason)
+                return
+            except (StoreBusyError, StoreUnavailableError) as error:
+                if time.monotonic() > until_s:
+                    raise
+                logger.warning("%s", error)
+                time.sleep(_AGAIN_S)
 
     def _prepared(self) -> JobRun:
         """The job, to be begun, resumed from its checkpoint, or begun again if its first runner left none.
@@ -156,18 +178,49 @@ class Runner:
         os._exit(LEASE_LOST)
 
 
-def main() -> int:
+def take_over(store: Store, fence: Fence, holder: str) -> Lease | None:
+    """Take the lease over from the server; None if another has it.
+
+    A transaction whose answer was lost may have been done, so a lease that is the caller's already counts, too.
+    """
+    lease = store.hand_over_lease(fence, holder)
+    if lease is None:
+        found = store.lease(fence.name)
+        lease = found if found is not None and found.holder == holder else None
+    return lease
+
+
+def _begun(job_id: str, token: int, until_s: float) -> tuple[Store, Submission | None, Lease | None]:
+    """Open the store and take the lease over, waiting for a store that is out of service.
+
+    A runner that ended instead would count as one that came to nothing, and a job has few of these.
+    """
+    while True:
+        store = None
+        try:
+            store = Store.open()
+            lease = take_over(store, Fence(runner_lease(job_id), token), holder_name())
+            return store, store.submission(job_id), lease
+        except (StoreBusyError, StoreUnavailableError) as error:
+            if store is not None:
+                store.close()
+            if time.monotonic() > until_s:
+                raise
+            logger.warning("%s", error)
+            time.sleep(_AGAIN_S)
+
+
+def main(kind: type[Runner] = Runner) -> int:
     """Take over the lease and run the job; returns the exit code."""
     job_id, token = sys.argv[1], int(sys.argv[2])
     logs.set_up("runner", logs.read_settings(), job_id=job_id)
-    with Store.open() as store:
-        lease = store.hand_over_lease(Fence(runner_lease(job_id), token), holder_name())
-        submission = store.submission(job_id)
+    store, submission, lease = _begun(job_id, token, time.monotonic() + _STORE_S)
+    with store:
         if lease is None or submission is None:
             logger.warning("another runner was started meanwhile, or the job is not wanted any more")
             return LEASE_LOST
         store.fence(lease.fence)
-        return Runner(store, submission, lease.fence).run()
+        return kind(store, submission, lease.fence).run()
 
 
 if __name__ == "__main__":

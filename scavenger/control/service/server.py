@@ -57,7 +57,7 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["IDLE_S", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
+__all__ = ["IDLE_S", "RUNNER", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ IDLE_S = 60.0
 """How long a server that was started for a detached job stays when nothing is left to do, seconds."""
 RUNNER_LOG = "runner.log"
 """File name of a runner's output, beside the logs of the job's other processes."""
+RUNNER = ("-P", "-m", "scavenger.control.service.runner")
+"""Arguments of Python that run a submitted job; its id and the token of its lease follow."""
 _LOOK_S = 0.5
 _BEAT_S = 2.0
 _TAKE_S = 15.0
@@ -256,14 +258,7 @@ class Server:
             make_private_folder(log.parent)
             with open(log, "ab", opener=private_opener) as output:
                 self._children[one.id] = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-m",
-                        "scavenger.control.service.runner",
-                        one.id,
-                        str(lease.token),
-                    ],
+                    [sys.executable, *RUNNER, one.id, str(lease.token)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

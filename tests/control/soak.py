@@ -1,0 +1,398 @@
+"""Servers of one store while PostgreSQL, servers and runners are killed: nothing is lost, and nothing runs twice.
+
+`python -m tests.control.soak --minutes 10` starts a PostgreSQL server of its own and three real `scavenger serve`,
+submits jobs through REST, kills with SIGKILL at random, and in the end holds the store against what was answered:
+
+- every submission that was acknowledged is on record once, under its key, and its job has succeeded;
+- each step of each job is on record exactly once, in order, and tokens of leases only grow with them;
+- no two processes of one job were there at once (a lock in the job's folder);
+
+The memory of the first server, which is killed only if it is alone, is in the figures.
+
+Jobs make steps on record and train nothing (`soak_runner`). `--kill` names what is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from postgresql_server import Server as PostgreSQL  # noqa: E402
+from postgresql_server import running_server  # noqa: E402
+
+from scavenger.domain.submission import runner_lease  # noqa: E402
+from scavenger.errors import ScavengerError, StoreUnavailableError  # noqa: E402
+from scavenger.store import Store  # noqa: E402
+from tests.control.soak_runner import OVERLAP, STEP  # noqa: E402
+
+KINDS = ("postgresql", "servers", "runners")
+KILL_EVERY_S = {"postgresql": (5.0, 40.0), "servers": (10.0, 40.0), "runners": (2.0, 10.0)}
+DRAIN_S = 300.0
+"""How long the jobs that were submitted may take to end, once nothing is killed any more."""
+SAMPLE_S = 5.0
+_JOB = """\
+version: 1
+name: {name}
+train: train:job
+search: {{workers: 1..2, batch_size: {{min: 64, max: 256}}}}
+goal: {{metric: val_accuracy, target: 0.97, max_epochs: {steps}}}
+"""
+_SERVE = (
+    "import sys; from scavenger.control.service import server;"
+    "server.RUNNER = ('-m', 'tests.control.soak_runner');"
+    "from scavenger_cli.main import main; main()"
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What happened, for the report."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    submitted: dict[str, str] = field(default_factory=dict)
+    repeated: int = 0
+    rss: list[tuple[float, int]] = field(default_factory=list)
+
+
+class Serving:
+    """One `scavenger serve`, which can be killed and started again at its port."""
+
+    def __init__(self, number: int, url: str, folder: Path) -> None:
+        self._number, self._url, self._folder = number, url, folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, if it does not run: a server that begins while the store is away ends at once."""
+        if self.process is not None and self.process.poll() is None:
+            return
+        with open(self._folder / f"server-{self._number}.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, "serve", "--port", str(self.port), "--local-jobs", "4"],
+                env={**os.environ, "SCAVENGER_STORE": self._url, "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+            )
+
+    def kill(self) -> None:
+        """Kill it, if it was started."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def submit(self, token: str, job_file: Path, key: str) -> str:
+        """Submit a job; returns its id. Raises OSError or `http.client.HTTPException` without an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+            "Idempotency-Key": key,
+        }
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/jobs", json.dumps({"job_file": str(job_file)}), headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        if answer.status != 202:
+            raise OSError(f"{answer.status} {text[:200]!r}")
+        return str(json.loads(text)["submission"]["id"])
+
+
+class Soak:
+    """One soak.
+
+    Args:
+        url: The store.
+        servers: Number of `scavenger serve`.
+        folder: For jobs and logs.
+        kill: What is killed, of `KINDS`.
+        every_s: Time between submissions, seconds.
+        rng: Decides when and what.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        postgresql: PostgreSQL | None,
+        servers: int,
+        folder: Path,
+        *,
+        kill: tuple[str, ...],
+        every_s: float,
+        rng: random.Random,
+    ) -> None:
+        self.url, self._postgresql, self._folder = url, postgresql, folder
+        self._kill, self._every_s, self._rng = kill, every_s, rng
+        self.serving = [Serving(number, url, folder) for number in range(servers)]
+        self.seen = Seen()
+        self._over = threading.Event()
+        with Store.open(url) as store:
+            store.set_user("soak", "admin")
+            _, self._token = store.new_token("soak", "soak")
+
+    def run(self, duration_s: float) -> None:
+        """Submit and kill for so long, then let the jobs end."""
+        parts = [self._submitting, self._keeping, self._sampling]
+        parts += [getattr(self, f"_killing_{name}") for name in self._kill]
+        threads = [threading.Thread(target=part, daemon=True) for part in parts]
+        for thread in threads:
+            thread.start()
+        time.sleep(duration_s)
+        self._over.set()
+        for thread in threads:
+            thread.join()
+        self._drain(time.monotonic() + DRAIN_S)
+
+    # ---- what is done meanwhile ----------------------------------------------------------------------------
+
+    def _submitting(self) -> None:
+        """Submit jobs one after another; what was not answered is sent again with its key, to any server."""
+        number = 0
+        while not self._over.wait(self._rng.expovariate(1 / self._every_s)):
+            number += 1
+            folder = self._folder / f"job-{number}"
+            folder.mkdir()
+            (folder / "train.py").write_text("")
+            job_file = folder / "job.yaml"
+            job_file.write_text(_JOB.format(name=f"soak-{number}", steps=self._rng.randint(10, 60)))
+            self._submit(job_file, str(uuid.uuid4()))
+
+    def _submit(self, job_file: Path, key: str) -> None:
+        until = time.monotonic() + DRAIN_S
+        while True:
+            try:
+                found = self._rng.choice(self.serving).submit(self._token, job_file, key)
+            except (OSError, http.client.HTTPException):
+                self.seen.repeated += 1
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.3)
+            else:
+                self.seen.submitted[key] = found
+                return
+
+    def _keeping(self) -> None:
+        """Start again what was killed, as systemd does."""
+        while not self._over.wait(1.0):
+            self._start_servers()
+
+    def _start_servers(self) -> None:
+        for one in self.serving:
+            one.start()
+
+    def _sampling(self) -> None:
+        begin = time.monotonic()
+        while not self._over.wait(SAMPLE_S):
+            first = self.serving[0].process
+            with contextlib.suppress(psutil.Error):
+                if first is not None:
+                    size = psutil.Process(first.pid).memory_info().rss
+                    self.seen.rss.append((time.monotonic() - begin, size))
+
+    def _moments(self, kind: str) -> Iterator[None]:
+        while not self._over.wait(self._rng.uniform(*KILL_EVERY_S[kind])):
+            self.seen.kills[kind] += 1
+            yield
+
+    def _killing_postgresql(self) -> None:
+        assert self._postgresql is not None
+        for _ in self._moments("postgresql"):
+            self._postgresql.kill()
+            time.sleep(self._rng.uniform(0.0, 5.0))
+            self._postgresql.start()
+
+    def _killing_servers(self) -> None:
+        for _ in self._moments("servers"):
+            victim = self._rng.choice(self.serving[1:] or self.serving)  # the first one's memory is measured
+            victim.kill()
+
+    def _killing_runners(self) -> None:
+        for _ in self._moments("runners"):
+            if found := _runners(self._folder):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._rng.choice(found).kill()
+
+    def _drain(self, until_s: float) -> None:
+        while time.monotonic() < until_s:
+            self._start_servers()
+            with contextlib.suppress(StoreUnavailableError), Store.open(self.url) as store:
+                if not store.submissions(1, states=("queued", "running")):
+                    return
+            time.sleep(1.0)
+
+    # ---- what came of it -----------------------------------------------------------------------------------
+
+    def faults(self) -> list[str]:
+        """What is wrong in the end; empty if nothing is."""
+        found = []
+        with Store.open(self.url) as store:
+            on_record = {one.job.idempotency_key: one for one in store.submissions(1_000_000)}
+            for key, job_id in self.seen.submitted.items():
+                one = on_record.get(key)
+                if one is None or one.id != job_id:
+                    found.append(f"submission {job_id} was acknowledged, and is lost")
+                elif (one.state, one.reason) != ("ended", "succeeded"):
+                    found.append(f"job {one.job.name} is {one.state}: {one.reason}")
+                else:
+                    found += _faults_of(store, one.id, one.job.job_file)
+            if len(on_record) != len(self.seen.submitted):
+                found.append(f"{len(on_record)} submissions on record, of {len(self.seen.submitted)}")
+        return found
+
+    def growth(self) -> dict[str, float]:
+        """RSS of the first server: medians of the second and the last fifth of the time, bytes, and the growth."""
+        if not self.seen.rss:
+            return {}
+        last_s = self.seen.rss[-1][0]
+
+        def level(low: float, high: float) -> float:
+            sizes = [size for at, size in self.seen.rss if low <= at / last_s <= high]
+            return statistics.median(sizes) if sizes else float("nan")
+
+        early, late = level(0.2, 0.4), level(0.8, 1.0)
+        return {"early_bytes": early, "late_bytes": late, "growth": late / early - 1}
+
+
+def _faults_of(store: Store, job_id: str, job_file: str) -> list[str]:
+    job = store.job(job_id)
+    told = [event.data for event in store.events(job_id, limit=100_000, kind=STEP)]
+    found = []
+    if [data["step"] for data in told] != list(range(1, job.spec["goal"]["max_epochs"] + 1)):
+        found.append(f"job {job.name}: its steps on record are {[data['step'] for data in told]}")
+    tokens = [data["token"] for data in told]
+    if tokens != sorted(tokens):
+        found.append(f"job {job.name}: an old token wrote after a new one: {tokens}")
+    lease = store.lease(runner_lease(job_id))
+    if lease is None or lease.holder:
+        found.append(f"job {job.name}: its lease is still held")
+    if (Path(job_file).parent / OVERLAP).exists():
+        found.append(f"job {job.name}: two runners at once")
+    return found
+
+
+def _runners(folder: Path) -> list[psutil.Process]:
+    """Runners of jobs in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "tests.control.soak_runner" in process.cmdline() and process.cwd().startswith(str(folder)):
+                found.append(process)
+    return found
+
+
+@contextmanager
+def _database(name: str, folder: Path) -> Iterator[tuple[str, PostgreSQL | None]]:
+    if name == "sqlite":
+        yield f"sqlite:///{folder}/store.db", None
+        return
+    with running_server() as server:
+        yield server.url, server
+
+
+def soak(
+    duration_s: float,
+    *,
+    database: str = "postgresql",
+    servers: int = 3,
+    kill: tuple[str, ...] = ("postgresql",),
+    every_s: float = 2.0,
+    seed: int = 0,
+) -> tuple[list[str], dict[str, object]]:
+    """Run a soak; returns what is wrong, and figures."""
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as made,
+        _database(database, Path(made)) as (url, postgresql),
+    ):
+        one = Soak(url, postgresql, servers, Path(made), kill=kill, every_s=every_s, rng=random.Random(seed))
+        try:
+            one.run(duration_s)
+            faults = one.faults()
+        finally:
+            for server in one.serving:
+                server.end()
+            for process in _runners(Path(made)):
+                process.kill()
+        with Store.open(url) as store:
+            starts = [each.starts for each in store.submissions(1_000_000)]
+        logs = [(Path(made) / f"server-{n}.log").read_text() for n in range(servers)]
+    figures: dict[str, object] = {
+        "database": database,
+        "servers": servers,
+        "duration_s": duration_s,
+        "kills": dict(one.seen.kills),
+        "jobs": len(one.seen.submitted),
+        "requests_sent_again": one.seen.repeated,
+        "runners_started": sum(starts),
+        "most_starts_of_a_job": max(starts, default=0),
+        "tracebacks": sum(text.count("Traceback") for text in logs),
+        **one.growth(),
+    }
+    return faults, figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.control.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
+    parser.add_argument("--servers", type=int, default=3, help="1 for SQLite")
+    parser.add_argument("--kill", default="postgresql", help=f"of {', '.join(KINDS)}, with commas")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between submissions, on average")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    kill = tuple(name for name in options.kill.split(",") if name)
+    if set(kill) - set(KINDS) or (
+        options.database == "sqlite" and ("postgresql" in kill or options.servers > 1)
+    ):
+        parser.error(
+            f"--kill names of {', '.join(KINDS)}; a SQLite store has one server, and none of PostgreSQL"
+        )
+    try:
+        faults, figures = soak(
+            60 * options.minutes,
+            database=options.database,
+            servers=options.servers,
+            kill=kill,
+            every_s=options.every,
+            seed=options.seed,
+        )
+    except ScavengerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(figures, indent=1))
+    for fault in faults:
+        print(f"FAULT: {fault}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
