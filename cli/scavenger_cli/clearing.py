@@ -21,6 +21,13 @@ def gc(
         list[str] | None,
         typer.Option("--in", metavar="CLOUD/REGION", help="Look in this region too. Repeat for several."),
     ] = None,
+    quarantined: Annotated[
+        bool,
+        typer.Option(
+            "--quarantined",
+            help="End VMs, too, that the store does not know since it was restored from a backup.",
+        ),
+    ] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     store: StoreOption = None,
@@ -32,6 +39,8 @@ def gc(
         from scavenger_cli.commands.gc import collect
 
         as_json = output is Output.JSON
-        return collect(regions or [], yes=yes, dry_run=dry_run, store_url=store, as_json=as_json)
+        return collect(
+            regions or [], yes=yes, dry_run=dry_run, quarantined=quarantined, store_url=store, as_json=as_json
+        )
 
     finish(output, command)

@@ -14,7 +14,7 @@ __all__ = ["app"]
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Repair the database of jobs.",
+    help="Back up, restore and repair the database of jobs.",
 )
 
 
@@ -48,5 +48,36 @@ def recover(
         from scavenger_cli.commands.recover import recover as recover_jobs
 
         return recover_jobs(folders, job_file, store_url=store, as_json=output is Output.JSON)
+
+    finish(output, command)
+
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE")]
+
+
+@app.command()
+def backup(file: FileArgument, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Write the whole database to a new file, which only you can read; jobs and servers go on."""
+
+    def command() -> int:
+        from scavenger_cli.commands.backing_up import backup_store
+
+        return backup_store(file, store_url=store, as_json=output is Output.JSON)
+
+    finish(output, command)
+
+
+@app.command()
+def restore(file: FileArgument, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Restore a backup into an empty database, of either kind: --store names it.
+
+    Jobs that ran when the backup was made are to be resumed. VMs that were rented since are not known: they are kept in
+    quarantine, where `scavenger gc` shows them.
+    """
+
+    def command() -> int:
+        from scavenger_cli.commands.backing_up import restore_store
+
+        return restore_store(file, store_url=store, as_json=output is Output.JSON)
 
     finish(output, command)

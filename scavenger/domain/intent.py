@@ -277,12 +277,14 @@ class Situation:
         intents: All intents that are not `GONE`.
         ended: The requested ids whose intents are `GONE`.
         past: History of every job in `fleets` or `intents`.
+        restored: Whether the store was restored from a backup: VMs that it does not know may be of use.
     """
 
     fleets: tuple[FleetSpec, ...]
     intents: tuple[Intent, ...]
     ended: frozenset[str]
     past: Mapping[str, Past]
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

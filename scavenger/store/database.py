@@ -188,8 +188,8 @@ class Database:
         return getattr(self._of_thread, "session", None)
 
     @contextmanager
-    def reading(self) -> Iterator[Session]:
-        """A session to read with; on SQLite, from one snapshot."""
+    def reading(self, *, snapshot: bool = False) -> Iterator[Session]:
+        """A session to read with; on SQLite, and with `snapshot`, from one snapshot."""
         if (joined := self._joined) is not None:
             with self.errors():
                 yield joined
@@ -198,6 +198,8 @@ class Database:
             self._check_file()
             if self.path:
                 session.execute(text("BEGIN"))
+            elif snapshot:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
 
     @contextmanager

@@ -38,6 +38,7 @@ from scavenger.store.intent_rows import (
     row_of,
     settle,
 )
+from scavenger.store.quarantine import is_restored, new_lease
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import FleetSpecRow, InstallationRow, IntentRow, JobRow, LeaseRow
 
@@ -81,8 +82,7 @@ class Intents(Part):
             if lease_of(row) != seen:
                 return None
             if row is None:
-                row = LeaseRow(name=name, token=0)
-                session.add(row)
+                row = new_lease(session, name)
             row.holder, row.token, row.beats = holder, row.token + 1, 0
             session.flush()
             return lease_of(row)
@@ -210,6 +210,7 @@ class Intents(Part):
                     job_id: past_of(session, job_id, attempt, provider, region)
                     for job_id, attempt in attempts.items()
                 },
+                is_restored(session),
             )
 
     # ---- intents -------------------------------------------------------------------------------------------

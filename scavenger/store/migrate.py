@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, select, text
@@ -14,7 +16,15 @@ from scavenger.errors import StoreError, StoreTooNewError
 from scavenger.store.database import Database, is_busy
 from scavenger.store.schema import REVISION, VERSION_TABLE, Base
 
-__all__ = ["migrations_path", "revision_of", "upgrade"]
+__all__ = [
+    "check_references",
+    "migrate",
+    "migrating",
+    "migrations_path",
+    "revision_of",
+    "revision_within",
+    "upgrade",
+]
 
 WAIT_ATTEMPTS = 12
 """Attempts to get the lock, since another process may be migrating: a minute at the default busy timeout."""
@@ -45,10 +55,11 @@ def revision_of(database: Database) -> str | None:
         StoreError: Its tables belong to another program.
     """
     with database.reading() as session:
-        return _revision(session.connection(), database)
+        return revision_within(session.connection(), database)
 
 
-def _revision(connection: Connection, database: Database) -> str | None:
+def revision_within(connection: Connection, database: Database) -> str | None:
+    """See `revision_of`."""
     inspector = inspect(connection)
     if inspector.has_table(VERSION_TABLE):
         version = table(VERSION_TABLE, column("version_num"))
@@ -73,6 +84,18 @@ def upgrade(database: Database) -> None:
         StoreBusyError: Another process holds it.
         StoreError: The migration failed; the store is as it was.
     """
+    with migrating(database) as connection:
+        migrate(connection, database, REVISION)
+
+
+@contextmanager
+def migrating(database: Database) -> Iterator[Connection]:
+    """One transaction with the lock, in which tables can be changed; committed at the end of the block.
+
+    Raises:
+        StoreBusyError: Another process holds the database.
+        StoreError: What was written does not fit together; nothing was changed.
+    """
     with _one_at_a_time, database.errors():
         if database.path:
             _use_wal(database)
@@ -83,15 +106,21 @@ def upgrade(database: Database) -> None:
                 connection.execute(text("PRAGMA foreign_keys = OFF"))
             try:
                 database.lock(connection, WAIT_ATTEMPTS)
-                _run(connection, database)
+                yield connection
                 connection.commit()
             finally:
                 connection.invalidate()  # rolls back the uncommitted, and keeps the pragma out of the pool
 
 
-def _run(connection: Connection, database: Database) -> None:
-    found = _revision(connection, database)
-    if found == REVISION:
+def migrate(connection: Connection, database: Database, revision: str) -> None:
+    """Migrate to a revision, within the transaction of `migrating`; no effect on a store that has it.
+
+    Raises:
+        StoreTooNewError: A newer Scavenger wrote the store, or knows the revision.
+        StoreError: The migration failed.
+    """
+    found = revision_within(connection, database)
+    if found == revision:
         return
     from alembic import command
     from alembic.config import Config
@@ -102,15 +131,25 @@ def _run(connection: Connection, database: Database) -> None:
     config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
-        raise StoreTooNewError(
-            f"{database.name} was written by a newer Scavenger (schema {found}, this one knows {REVISION});"
-            " upgrade Scavenger, or name another store with SCAVENGER_STORE"
-        )
+    for wanted in (found, revision):
+        if wanted is not None and wanted not in known:
+            raise StoreTooNewError(
+                f"{database.name} was written by a newer Scavenger (schema {wanted}, this one knows {REVISION});"
+                " upgrade Scavenger, or name another store with SCAVENGER_STORE"
+            )
     try:
-        command.upgrade(config, REVISION)
+        command.upgrade(config, revision)
     except CommandError as error:
-        raise StoreError(f"{database.name} could not be migrated to schema {REVISION}: {error}") from error
+        raise StoreError(f"{database.name} could not be migrated to schema {revision}: {error}") from error
+    check_references(connection, database)
+
+
+def check_references(connection: Connection, database: Database) -> None:
+    """Check that rows have what they refer to, which SQLite does not do while tables are changed.
+
+    Raises:
+        StoreError: If one does not.
+    """
     if database.path and connection.execute(text("PRAGMA foreign_key_check")).first():
         raise StoreError(
             f"{database.name} could not be migrated to schema {REVISION}: rows would lose what they refer to"

@@ -62,6 +62,8 @@ __all__ = [
     "NotificationRow",
     "OperationRow",
     "ProcessRow",
+    "QuarantineRow",
+    "RestoreRow",
     "ServerRow",
     "SubmissionRow",
     "TokenRow",
@@ -507,6 +509,33 @@ class NotificationRow(Base):
     attempts: Mapped[int]
     due_at: Mapped[datetime]
     error: Mapped[str]
+
+
+class RestoreRow(Base):
+    """See `scavenger.domain.restore.Restore`; tokens of leases that are taken since are above `token_floor`."""
+
+    __tablename__ = "restores"
+    __table_args__ = (*_positive("token_floor"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    backup_at: Mapped[datetime]
+    token_floor: Mapped[int]
+    looked_at: Mapped[datetime | None]
+
+
+class QuarantineRow(Base):
+    """See `scavenger.domain.restore.QuarantinedVm`."""
+
+    __tablename__ = "quarantine"
+
+    provider: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str] = mapped_column(primary_key=True)
+    instance_id: Mapped[str] = mapped_column(primary_key=True)
+    vm: Mapped[str]
+    zone: Mapped[str]
+    job_id: Mapped[str]
+    launched_at: Mapped[datetime | None]
 
 
 class MeasurementRow(Base):

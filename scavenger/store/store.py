@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from scavenger.errors import StoreError
 from scavenger.store.access import Access
@@ -21,8 +21,13 @@ from scavenger.store.models import Models
 from scavenger.store.notifications import Notifications
 from scavenger.store.operations import Operations
 from scavenger.store.progress import Progress
+from scavenger.store.quarantine import Quarantine
 from scavenger.store.schema import REVISION
 from scavenger.store.submissions import Submissions
+
+if TYPE_CHECKING:
+    from scavenger.store.backup import Backup
+    from scavenger.store.restore import Restored
 
 __all__ = ["Store"]
 
@@ -32,7 +37,17 @@ def _now() -> datetime:
 
 
 class Store(
-    Jobs, Progress, Operations, Models, Intents, Submissions, Access, Indicators, Notifications, Counts
+    Jobs,
+    Progress,
+    Operations,
+    Models,
+    Intents,
+    Submissions,
+    Access,
+    Indicators,
+    Notifications,
+    Counts,
+    Quarantine,
 ):
     """Jobs, their operations and measurements, submissions, models, finished runs and VMs, in one SQL database.
 
@@ -75,6 +90,18 @@ class Store(
             raise
         return cls(database, clock)
 
+    @staticmethod
+    def restore(url: str | None, path: Path, *, clock: Callable[[], datetime] = _now) -> Restored:
+        """Restore a backup into the empty store of a URL; see `scavenger.store.restore.restore_backup`."""
+        from scavenger.store.restore import restore_backup
+
+        database = Database(url or default_url())
+        try:
+            with database.errors():
+                return restore_backup(database, path, clock)
+        finally:
+            database.close()
+
     @property
     def name(self) -> str:
         """Location of the store, for the user: the path of the file, or the URL without its password."""
@@ -102,6 +129,12 @@ class Store(
     def together(self) -> AbstractContextManager[None]:
         """Within the block, what this thread writes is one transaction, of which a call that fails leaves nothing."""
         return self._database.together()
+
+    def backup(self, path: Path) -> Backup:
+        """Write every row to a new file, as of one moment; see `scavenger.store.backup.write_backup`."""
+        from scavenger.store.backup import write_backup
+
+        return write_backup(self._database, path)
 
     def close(self) -> None:
         """Close every connection; the store cannot be used afterwards."""

@@ -36,6 +36,7 @@ from scavenger.store.base import KEY_PREFIX_MIN, Part
 from scavenger.store.intent_rows import lease_of
 from scavenger.store.intents import held_lease
 from scavenger.store.owner import is_owner_alive
+from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
 
@@ -253,9 +254,7 @@ class Submissions(Part):
             lease = session.get(LeaseRow, runner_lease(job_id))
             if row is None or lease_of(lease) != seen:
                 return None
-            if lease is None:
-                lease = LeaseRow(name=runner_lease(job_id), token=0)
-                session.add(lease)
+            lease = lease or new_lease(session, runner_lease(job_id))
             lease.holder, lease.token, lease.beats = holder, lease.token + 1, 0
             job = session.get(JobRow, job_id)
             step = None if job is None else job.step

@@ -49,7 +49,7 @@ from tests.control.soak_runner import OVERLAP, STEP  # noqa: E402
 
 KINDS = ("postgresql", "servers", "runners")
 KILL_EVERY_S = {"postgresql": (5.0, 40.0), "servers": (10.0, 40.0), "runners": (2.0, 10.0)}
-DRAIN_S = 300.0
+DRAIN_S = 900.0
 """How long the jobs that were submitted may take to end, once nothing is killed any more."""
 SAMPLE_S = 5.0
 _JOB = """\
@@ -325,7 +325,7 @@ def soak(
     database: str = "postgresql",
     servers: int = 3,
     kill: tuple[str, ...] = ("postgresql",),
-    every_s: float = 2.0,
+    every_s: float = 5.0,
     seed: int = 0,
 ) -> tuple[list[str], dict[str, object]]:
     """Run a soak; returns what is wrong, and figures."""
@@ -366,7 +366,7 @@ def main() -> int:
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
     parser.add_argument("--servers", type=int, default=3, help="1 for SQLite")
     parser.add_argument("--kill", default="postgresql", help=f"of {', '.join(KINDS)}, with commas")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between submissions, on average")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between submissions, on average")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     kill = tuple(name for name in options.kill.split(",") if name)

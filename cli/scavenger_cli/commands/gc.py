@@ -17,11 +17,20 @@ from scavenger_cli.ui import console, render
 __all__ = ["collect"]
 
 
-def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
+def collect(
+    regions: list[str],
+    *,
+    yes: bool,
+    dry_run: bool,
+    quarantined: bool = False,
+    store_url: str | None,
+    as_json: bool,
+) -> int:
     """List the VMs of this installation that no running job uses, and end them after asking.
 
     Args:
         regions: Such as `gcp/us-central1`, in addition to all regions in which the store ever asked for VMs.
+        quarantined: Whether VMs in quarantine are ended, too; see `Leftover`.
 
     Returns:
         0, or 8 if something is left, or may be: stderr has a line for each.
@@ -48,10 +57,12 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
             _tell(store, found)
         if not as_json:
             _show(found, checked, none_asked=not wanted)
-        agreed = not dry_run and (not found or yes or _agreed(found))
+        kept = [one for one in found if one.quarantined and not quarantined]
+        ending = [one for one in found if one not in kept]
+        agreed = not dry_run and (not ending or yes or _agreed(ending))
         if agreed:
             for clearing, leftovers in clearings:
-                left += clearing.end(leftovers)
+                left += clearing.end([one for one in leftovers if one not in kept])
     if as_json:
         console.emit_json(
             {
@@ -63,8 +74,10 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
                 "left": left,
             }
         )
-    elif agreed and found and not left:
-        console.emit(Text(f"ended {plural(len(found), 'VM')}"))
+    elif agreed and ending and not left:
+        console.emit(Text(f"ended {plural(len(ending), 'VM')}"))
+    if kept:
+        console.note(f"in quarantine, and not ended: {plural(len(kept), 'VM')}; --quarantined ends them, too")
     for line in left:
         console.note(f"left behind: {line}")
     return CleanupError.exit_code if left else 0

@@ -14,7 +14,7 @@ from scavenger.control.documents.jobs import jobs_document, progress_of, status_
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import clean, duration, duration_range, money, quantity, when
+from scavenger.presentation.formatting import clean, duration, duration_range, money, plural, quantity, when
 from scavenger.presentation.panel import FINISHED
 from scavenger_cli.ui import console, render
 
@@ -55,6 +55,7 @@ def show_status(key: str | None, filters: Filters, *, store_url: str | None, as_
     with Store.open(store_url) as store:
         if key is None:
             _list_jobs(store, filters, as_json=as_json)
+            _tell_of_quarantine(store)
         else:
             _show_job(store, billed(store, store.job(key)), as_json=as_json)
     return 0
@@ -110,6 +111,21 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
             when(job.created_at)[5:16],
         )
     console.emit(grid)
+
+
+def _tell_of_quarantine(store: Store) -> None:
+    """Say that VMs are in quarantine, or may be, since the store was restored from a backup."""
+    restore = store.last_restore()
+    if restore is None:
+        return
+    since = f"the store was restored from its backup of {when(restore.backup_at)}"
+    if vms := store.quarantined_vms():
+        console.note(
+            f"in quarantine, since {since}: {plural(len(vms), 'VM')}; `scavenger gc` shows them, and "
+            "`scavenger gc --quarantined` ends them"
+        )
+    elif restore.looked_at is None and store.vm_regions():
+        console.note(f"{since}: `scavenger gc` looks for VMs that it does not know, and ends none of them")
 
 
 def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from scavenger.cloud.base import Provider
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, CloudUnavailableError, GoneError, ThrottledError
+from scavenger.presentation.formatting import when
 from scavenger.store import Store
 
 __all__ = ["LIMIT_S", "CleanUp", "Leftover", "abandoned_regions"]
@@ -28,12 +29,18 @@ SETTLED = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A VM that is paid for but not used, with the reason."""
+    """A VM that is paid for but not used, with the reason.
+
+    Attributes:
+        quarantined: Whether the store, restored from a backup, does not know it: it may train a job that was begun
+            after the backup, and is ended only when a user says so.
+    """
 
     provider: str
     region: str
     vm: VmSeen
     reason: str
+    quarantined: bool = False
 
     def __str__(self) -> str:
         return f"{self.provider} VM {self.vm.instance_id} ({self.vm.vm} in {self.vm.zone}): {self.reason}"
@@ -60,7 +67,7 @@ class CleanUp:
         self._clock, self._sleep = clock, sleep
 
     def find(self) -> tuple[Leftover, ...]:
-        """Find VMs that are not used.
+        """Find VMs that are not used, and record those that are in quarantine.
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: If the cloud cannot list its VMs.
@@ -70,21 +77,28 @@ class CleanUp:
         found = []
         living = {intent.id: intent for intent in self._intents()}
         has_process: dict[str, bool] = {}
+        restore = self._store.last_restore()
         for vm in vms:
-            intent = living.get(vm.tags.token)
-            if intent is None:
-                reason = (
-                    "its intent has ended"
-                    if self._is_known(vm.tags.token)
-                    else "the store has no record of it"
-                )
+            intent, quarantined = living.get(vm.tags.token), False
+            if intent is None and self._is_known(vm.tags.token):
+                reason = "its intent has ended"
+            elif intent is None:
+                quarantined = restore is not None
+                reason = "the store has no record of it"
+                if restore is not None:
+                    reason = (
+                        f"quarantine: the store was restored from its backup of {when(restore.backup_at)}"
+                    )
             elif intent.instance_id not in ("", vm.instance_id):
                 reason = f"its slot has another VM, {intent.instance_id}"
             elif not has_process.setdefault(intent.job_id, self._has_process(intent.job_id)):
                 reason = f"no process runs job {intent.job_id[:8]}"
             else:
                 continue
-            found.append(Leftover(self._provider.name, self._provider.region, vm, reason))
+            found.append(Leftover(self._provider.name, self._provider.region, vm, reason, quarantined))
+        if restore is not None:
+            unknown = [one.vm for one in found if one.quarantined]
+            self._store.set_quarantine(self._provider.name, self._provider.region, unknown)
         return tuple(found)
 
     def end_powered_off(self) -> int:
@@ -98,7 +112,7 @@ class CleanUp:
         Raises:
             CloudError: If the cloud does not answer.
         """
-        off = [one for one in self.find() if one.vm.state == "stopping"]
+        off = [one for one in self.find() if one.vm.state == "stopping" and not one.quarantined]
         for one in off:
             self._provider.terminate(one.vm.instance_id, one.vm.zone)
         self._close_ownerless()
@@ -140,12 +154,21 @@ class CleanUp:
             for key, one in left.items()
         ]
         lines += self._close_ownerless()
-        if not lines:
+        if not lines and not self._in_quarantine(leftovers):  # VMs that stay may use what they share
             try:
                 self._provider.remove_leftovers(self._owner)
             except CloudError as error:
                 lines.append(f"shared resources in {self._provider.name}/{self._provider.region}: {error}")
         return tuple(lines)
+
+    def _in_quarantine(self, ended: Sequence[Leftover]) -> bool:
+        """Whether VMs of this region are in quarantine, besides those that were ended."""
+        gone = {one.vm.instance_id for one in ended}
+        here = (self._provider.name, self._provider.region)
+        return any(
+            (one.provider, one.region) == here and one.instance_id not in gone
+            for one in self._store.quarantined_vms()
+        )
 
     def _gone(self, instance_id: str, zone: str) -> VmSeen | None:
         """The VM's last state if it is gone, else None."""

@@ -6,7 +6,7 @@ calls; a simulation injects crashes, stalls and lost answers between them, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, cast
 
@@ -47,6 +47,7 @@ class IntentStore(Protocol):
     def report_shortages(
         self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]
     ) -> bool: ...
+    def set_quarantine(self, provider: str, region: str, vms: Sequence[VmSeen]) -> None: ...
     def is_clean(self, job_id: str) -> bool: ...
     def intents(self, job_id: str | None = None, *, living: bool = False) -> tuple[Intent, ...]: ...
 

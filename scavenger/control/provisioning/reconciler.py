@@ -41,6 +41,7 @@ from scavenger.policy.provisioning.actions import (
     Listing,
     Look,
     MarkGone,
+    Quarantine,
     Renew,
     Retry,
     Sweep,
@@ -112,6 +113,7 @@ class Reconciler:
         self._reported: dict[tuple[str, str], float] = {}
         self._standing: dict[str, tuple[int, dict[str, str]]] = {}
         self._sold_out = False
+        self._quarantined: frozenset[str] | None = None
 
     @property
     def acts(self) -> bool:
@@ -318,6 +320,15 @@ class Reconciler:
                 yield from self._gone(intent, ending, reason, vm, never=never)
             case Renew(intent):
                 yield from self._renew_vm(intent)
+            case Quarantine(vms):
+                yield from self._put_in_quarantine(vms)
+
+    def _put_in_quarantine(self, vms: tuple[VmSeen, ...]) -> Steps[None]:
+        ids = frozenset(vm.instance_id for vm in vms)
+        if ids != self._quarantined:
+            where = self._provider.name, self._provider.region
+            yield from ask(lambda: self._store.set_quarantine(*where, vms))
+            self._quarantined = ids
 
     def _send_heartbeat(self) -> Steps[None]:
         fence, sent_at_s = self._held(), self._clock()

@@ -55,6 +55,7 @@ from scavenger.policy.runners import (
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 from scavenger.store.owner import this_process
+from scavenger.store.record_file import RECORD_FILE
 from scavenger.train.engines.reaper import VARIABLE
 
 __all__ = ["IDLE_S", "RUNNER", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
@@ -234,6 +235,10 @@ class Server:
                 resting.add(one.id)
         admission = admit(backlog, self._limits, resting)
         for one in admission.begin:
+            if (folder := _began_before(self._store, one)) is not None:
+                reason = f"it began after the backup that the store was restored from: scavenger store recover {folder}"
+                self._store.end_submission(None, one.id, reason)
+                continue
             self._start(one, self._store.lease(runner_lease(one.id)))
         known = {one.id: one.reason for one in backlog.queued}
         changed = {
@@ -342,6 +347,13 @@ class Server:
                 del self._children[job_id]
         for job_id in self._watched.keys() - running:
             del self._watched[job_id]
+
+
+def _began_before(store: Store, one: Submission) -> Path | None:
+    """The folder of a job that waits for its first runner, and has begun already, in a lost store; else None."""
+    folder = runner_log(one).parents[1]
+    begun = not one.starts and (folder / RECORD_FILE).is_file() and not store.has_job(one.id)
+    return folder if begun else None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ __all__ = [
     "Listing",
     "Look",
     "MarkGone",
+    "Quarantine",
     "Renew",
     "Retry",
     "Sweep",
@@ -107,6 +108,13 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Record the VMs of this installation that a restored store does not know, in place of earlier ones."""
+
+    vms: tuple[VmSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Renew:
     """Extend a VM's life; a VM that is not renewed ends itself."""
 
@@ -146,4 +154,4 @@ class Alarm:
     message: str
 
 
-Action = Create | Retry | Adopt | Look | Drain | Terminate | MarkGone | Sweep | Renew | Alarm
+Action = Create | Retry | Adopt | Look | Drain | Terminate | MarkGone | Sweep | Quarantine | Renew | Alarm

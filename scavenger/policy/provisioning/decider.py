@@ -20,7 +20,8 @@ UP                        wanted, not silent, nor is the job's process        Re
 ========================  ==================================================  ================================
 
 Vacant slots get a `Create`. VMs of this installation without a live intent get a `Sweep`: after `visibility_s` if
-their intent has ended, after `quarantine_s` if the store does not know them (the store may be an old copy).
+their intent has ended, after `quarantine_s` if the store does not know them (the store may be an old copy). A store
+that was restored from a backup does not know what began later: then they are put in quarantine, and never swept.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from scavenger.policy.provisioning.actions import (
     Listing,
     Look,
     MarkGone,
+    Quarantine,
     Renew,
     Retry,
     Sweep,
@@ -61,7 +63,19 @@ THROTTLE = ("throttle",)
 DENIED = ("denied",)
 """Key of the wait of all launches after one for which the account lacks permission."""
 
-_ORDER: tuple[type, ...] = (Renew, MarkGone, Adopt, Drain, Terminate, Sweep, Look, Retry, Create, Alarm)
+_ORDER: tuple[type, ...] = (
+    Renew,
+    MarkGone,
+    Adopt,
+    Drain,
+    Terminate,
+    Sweep,
+    Look,
+    Retry,
+    Create,
+    Quarantine,
+    Alarm,
+)
 """Order of actions: first those that keep VMs alive, then records, then those that save money, then launches."""
 
 _LAUNCHES = (Create, Retry)
@@ -137,6 +151,7 @@ class Decider:
         for intent in self._situation.intents:
             found += self._of_intent(intent)
         found += self._sweeps()
+        found += self._quarantine()
         found += self._creates()
         found += self._alarms()
         found.sort(key=lambda action: _ORDER.index(type(action)))
@@ -254,6 +269,14 @@ class Decider:
                 reason = f"intent {intent.id} has another VM, {intent.instance_id}"
             elif vm.tags.token in self._situation.ended:
                 reason = f"intent {vm.tags.token} has ended"
+            elif self._situation.restored:
+                yield Alarm(
+                    "unknown_vm",
+                    vm.instance_id,
+                    f"VM {vm.instance_id} in {vm.zone} is in quarantine: the store, which was restored from a backup, "
+                    "does not know it; `scavenger gc --quarantined` ends it",
+                )
+                continue
             elif age_s < self._config.vm.quarantine_s:
                 yield Alarm(
                     "unknown_vm",
@@ -271,6 +294,18 @@ class Decider:
                     f"VM {vm.instance_id} in {vm.zone} belongs to no job and cannot be ended; still trying"
                 )
                 yield Alarm("undeletable", vm.instance_id, message)
+
+    def _quarantine(self) -> Iterator[Action]:
+        """The VMs that a restored store does not know, whenever the cloud has listed its VMs."""
+        if self._situation.restored and self._listing is not None:
+            known = {intent.id for intent in self._situation.intents} | self._situation.ended
+            yield Quarantine(
+                tuple(
+                    vm
+                    for vm in self._listing.vms
+                    if vm.tags.owner == self._owner and vm.state != "gone" and vm.tags.token not in known
+                )
+            )
 
     # ---- vacant slots --------------------------------------------------------------------------------------
 

@@ -1,0 +1,80 @@
+"""`store backup` and `store restore`: the whole database as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.text import Text
+
+from scavenger.presentation.formatting import clean, plural, when
+from scavenger_cli.ui import console
+
+__all__ = ["backup_store", "restore_store"]
+
+_TOLD = (("jobs", "job"), ("models", "model"), ("intents", "VM"), ("submissions", "submission"))
+"""Tables whose rows are counted for the user, with their word."""
+
+
+def backup_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
+    """Write every row of the store to a new file.
+
+    Raises:
+        ConfigurationError: The file exists, or cannot be written.
+    """
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        made, name = store.backup(path), store.name
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "store": name,
+                "file": str(path),
+                "backup": made.header.model_dump(mode="json"),
+                "rows": dict(made.rows),
+                "masked": made.masked,
+            }
+        )
+        return 0
+    console.emit(Text(f"backup of {clean(name)}: {clean(path)} ({_counts(made.rows)})"))
+    if made.masked:
+        console.note(f"masked in it, as they looked like secrets: {plural(made.masked, 'text')}")
+    return 0
+
+
+def restore_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
+    """Restore a backup into an empty store.
+
+    Raises:
+        ConfigurationError: The store is not empty, or the file is damaged or no backup.
+    """
+    from scavenger.store import Store
+
+    found = Store.restore(store_url, path)
+    backup = found.backup
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "backup": backup.header.model_dump(mode="json"),
+                "rows": dict(backup.rows),
+                "to_resume": [{"id": job_id, "name": name} for name, job_id in found.to_resume],
+            }
+        )
+        return 0
+    console.emit(Text(f"restored the backup of {when(backup.header.made_at)} ({_counts(backup.rows)})"))
+    for name, job_id in found.to_resume:
+        console.emit(Text(f"to be resumed: {clean(name)}, scavenger resume {job_id[:8]}"))
+    if backup.rows.get("intents"):
+        console.emit(
+            Text(
+                "VMs that this store does not know are in quarantine: `scavenger gc` looks for them, and ends none"
+            )
+        )
+    return 0
+
+
+def _counts(rows: Mapping[str, int]) -> str:
+    return ", ".join(plural(rows.get(table, 0), word) for table, word in _TOLD)
