@@ -182,7 +182,7 @@ def test_jobs_that_nobody_drives_are_clean_afterwards(scavenger: Run, scene: Sce
     document = json.loads(out)
     assert (document["ended"], document["left"], len(document["leftovers"])) == (True, [], 1)
     (leftover,) = document["leftovers"]
-    assert list(leftover) == ["provider", "region", "vm", "reason"]
+    assert list(leftover) == ["provider", "region", "vm", "reason", "quarantined"]
     assert list(leftover["vm"]) == [
         *("instance_id", "vm", "zone", "spot", "state", "owner", "token", "job_id", "slot", "generation"),
         *("address", "launched_at", "ended_at", "reason"),
@@ -239,6 +239,41 @@ def test_a_region_that_is_none_is_named(scavenger: Run, store_url: str, where: s
 def test_with_no_cloud_ever_asked_there_is_nothing_to_do(scavenger: Run, store_url: str) -> None:
     code, out, _ = scavenger("gc")
     assert (code, out) == (0, "No VM is left over: no job in this store has asked for VMs.\n")
+
+
+def test_after_a_restore_unknown_vms_are_shown_and_ended_only_when_a_user_says_so(
+    scavenger: Run, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(clearing, "KEEP_DISKS", ("fake",))
+    known = scene.launch(0)
+    assert scavenger("store", "backup", str(tmp_path / "b"))[0] == 0
+    later, off = scene.launch(1), scene.launch(2)
+    (fact,) = (fact for fact in scene.cloud.truth() if fact.token == off)
+    scene.end_job()
+    url = f"sqlite:///{tmp_path}/again.db"
+    code, out, _ = scavenger("store", "restore", str(tmp_path / "b"), "--store", url)
+    assert code == 0
+    assert "VMs that this store does not know are in quarantine" in out
+    with Store.open(url) as again:
+        again.finish_job(scene.job_id, state="interrupted", report=None, exit_code=130)
+        scene.cloud.power_off(fact.instance_id)  # any command would delete it, were it known
+
+    err = scavenger("status", "--store", url)[2]
+    assert "`scavenger gc` looks for VMs that it does not know" in err
+    code, out, err = scavenger("gc", "--yes", "--store", url)
+    assert (code, scene.alive()) == (0, {later, off})
+    assert out.count("quarantine") == 2
+    assert out.endswith("ended 1 VM\n")  # the known one, whose job no process runs
+    assert "in quarantine, and not ended: 2 VMs" in err
+    assert known not in scene.alive()
+    assert "2 VMs; `scavenger gc` shows them" in " ".join(scavenger("status", "--store", url)[2].split())
+    assert scene.alive() == {later, off}
+
+    assert scavenger("gc", "--yes", "--quarantined", "--store", url)[0] == 0
+    assert scene.alive() == set()
+    assert scavenger("gc", "--yes", "--store", url)[1].startswith("No VM is left over")
+    assert "quarantine" not in scavenger("status", "--store", url)[2]
 
 
 @pytest.fixture

@@ -97,6 +97,18 @@ class TestRounds:
         store.cancel(waits.id, "")
         assert not server.tick()
 
+    def test_a_job_that_began_after_the_backup_that_was_restored_is_not_begun_again(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        one = submitted(store, str(tmp_path))
+        folder = tmp_path / ".scavenger" / one.id
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text("{}")
+        Server(store, QueueLimits()).tick()
+
+        assert (now(store, one).state, now(store, one).starts) == ("ended", 0)
+        assert now(store, one).reason.endswith(f"scavenger store recover {folder}")
+
     def test_jobs_of_other_machines_and_accounts_are_left_alone(self, store: Store) -> None:
         other = store.submit(NewSubmission("tiny", {}, "/job.yaml", "ann", "elsewhere", os.getuid()))
         third = store.submit(NewSubmission("tiny", {}, "/job.yaml", "ann", HOST, os.getuid() + 1))

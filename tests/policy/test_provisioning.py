@@ -24,6 +24,7 @@ from scavenger.policy.provisioning.actions import (
     Listing,
     Look,
     MarkGone,
+    Quarantine,
     Renew,
     Retry,
     Sweep,
@@ -363,6 +364,16 @@ class TestSweeping:
         scene.look([vm("t9")])
         assert kinds(scene.look([vm("t9")], after_s=CONFIG.visibility_s)) == ["Alarm"]
         assert kinds(scene.look([vm("t9")], after_s=CONFIG.vm.quarantine_s)) == ["Sweep"]
+
+    def test_after_a_restore_one_that_the_store_does_not_know_is_in_quarantine_for_good(self) -> None:
+        scene = Scene(fleets=(), ended=frozenset({"t8"}), restored=True)
+        seen = [vm("t9"), vm("t8", instance_id="i-8")]
+        assert scene.look(seen) == (Quarantine((vm("t9"),)),)
+        actions = scene.look(seen, after_s=10 * CONFIG.vm.quarantine_s)
+
+        assert [one.vm.tags.token for one in only(actions, Sweep)] == ["t8"]
+        assert [one.kind for one in only(actions, Alarm)] == ["unknown_vm"]
+        assert only(actions, Quarantine) == [Quarantine((vm("t9"),))]
 
     def test_a_second_vm_of_an_intent_is_swept(self) -> None:
         double = vm(instance_id="i-other")

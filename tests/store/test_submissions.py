@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_values import Clock
 
+from scavenger.control.service.runner import take_over
 from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.submission import NewSubmission, ServerRecord, Submission, runner_lease
 from scavenger.errors import ConfigurationError, LeaseLostError, TransientError
@@ -168,6 +169,15 @@ class TestRunners:
         started(store, job, "server-2")
 
         assert store.hand_over_lease(late.fence, "runner") is None
+
+    def test_a_runner_whose_lease_was_taken_over_and_the_answer_lost_has_it(self, store: Store) -> None:
+        job = store.submit(JOB)
+        lease = store.start_runner(job.id, "server", None)
+        assert lease is not None
+        first = take_over(store, lease.fence, "runner")
+
+        assert take_over(store, lease.fence, "runner") == first
+        assert take_over(store, lease.fence, "another") is None
 
     def test_starts_without_progress_are_counted(self, url: str) -> None:
         with Store.open(url) as store:
