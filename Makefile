@@ -10,7 +10,7 @@ AGAIN := --reruns 1 --reruns-delay 5 -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test quick install install-dev check format bench backtest chaos proofs simulate docs clean
+.PHONY: help demo test quick install install-dev check format bench backtest chaos soak proofs simulate docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,6 +59,10 @@ backtest: install-dev  ## hold the models against public measurements beside the
 
 chaos: install-dev  ## train while processes are killed, the disk is full, the store is out of service ...; about eight minutes
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
+
+soak: install-dev  ## kill PostgreSQL, servers and runners while submitted jobs run, and look for what is lost or doubled; 25 minutes
+	$(BIN)/python -m tests.control.soak --minutes 10
+	$(BIN)/python -m tests.control.soak --minutes 10 --servers 2 --kill servers,runners
 
 proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour
 	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m long tests

@@ -34,7 +34,7 @@ def _caller(
         RefusedError: 401 without a valid token; 403 for a change by a cookie that another site may have sent.
     """
     token = bearer.credentials if bearer is not None else session
-    caller = context.store.caller(token) if token else None
+    caller = context.callers.find(token) if token else None
     if caller is None:
         raise RefusedError(
             401,

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from scavenger import __version__
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
+from scavenger.server.callers import Callers
 from scavenger.server.context import Context, answer
 from scavenger.server.dashboard import routes as dashboard
 from scavenger.server.dashboard import submission_routes
@@ -50,7 +51,7 @@ def create_app(
         is_ready: Tells whether whoever runs submitted jobs works.
         tracer_provider: Makes the spans of requests; None: there are none.
     """
-    context = Context(store, Writer(store), settings or ServerSettings(), is_ready=is_ready)
+    context = Context(store, Writer(store), settings or ServerSettings(), Callers(store), is_ready=is_ready)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from scavenger.server.callers import Callers
 from scavenger.server.metrics import Metrics
 from scavenger.server.settings import ServerSettings
 from scavenger.server.writer import Writer
@@ -23,12 +24,14 @@ class Context:
     """What the routes work with.
 
     Attributes:
+        callers: Callers by their tokens; to be told when a user or token was changed.
         is_ready: Tells whether whoever runs submitted jobs works; asked by `/readyz`.
     """
 
     store: Store
     writer: Writer
     settings: ServerSettings
+    callers: Callers
     metrics: Metrics = field(default_factory=Metrics)
     is_ready: Callable[[], bool] = lambda: True
 

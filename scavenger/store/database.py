@@ -190,7 +190,8 @@ class Database:
     @contextmanager
     def reading(self, *, snapshot: bool = False) -> Iterator[Session]:
         """A session to read with; on SQLite, and with `snapshot`, from one snapshot."""
-        if (joined := self._joined) is not None:
+        joined = self._joined or self._snapshot
+        if joined is not None:
             with self.errors():
                 yield joined
             return
@@ -201,6 +202,24 @@ class Database:
             elif snapshot:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """Within the block, what this thread reads is of one snapshot, by one session; it is not to write meanwhile."""
+        if self._joined is not None or self._snapshot is not None:
+            yield
+            return
+        with self.reading(snapshot=True) as session:
+            self._of_thread.snapshot = session
+            try:
+                yield
+            finally:
+                self._of_thread.snapshot = None
+
+    @property
+    def _snapshot(self) -> Session | None:
+        """The session of this thread's `at_one_moment`, if it is in one."""
+        return getattr(self._of_thread, "snapshot", None)
 
     @contextmanager
     def hurried(self) -> Iterator[None]:

@@ -130,6 +130,10 @@ class Store(
         """Within the block, what this thread writes is one transaction, of which a call that fails leaves nothing."""
         return self._database.together()
 
+    def at_one_moment(self) -> AbstractContextManager[None]:
+        """Within the block, what this thread reads is of one moment; it is not to write meanwhile."""
+        return self._database.at_one_moment()
+
     def backup(self, path: Path) -> Backup:
         """Write every row to a new file, as of one moment; see `scavenger.store.backup.write_backup`."""
         from scavenger.store.backup import write_backup

@@ -44,6 +44,7 @@ from postgresql_server import running_server  # noqa: E402
 
 from scavenger.domain.submission import runner_lease  # noqa: E402
 from scavenger.errors import ScavengerError, StoreUnavailableError  # noqa: E402
+from scavenger.policy.runners import STARTS_MAX  # noqa: E402
 from scavenger.store import Store  # noqa: E402
 from tests.control.soak_runner import OVERLAP, STEP  # noqa: E402
 
@@ -238,9 +239,15 @@ class Soak:
 
     def _killing_runners(self) -> None:
         for _ in self._moments("runners"):
-            if found := _runners(self._folder):
-                with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error, StoreUnavailableError):
+                if found := [one for one in _runners(self._folder) if self._may_end(one)]:
                     self._rng.choice(found).kill()
+
+    def _may_end(self, runner: psutil.Process) -> bool:
+        """Whether a runner's job may have another one: it fails after so many in a row without a further step."""
+        with Store.open(self.url) as store:
+            submission = store.submission(runner.cmdline()[-2])
+        return submission is not None and submission.fruitless < STARTS_MAX - 1
 
     def _drain(self, until_s: float) -> None:
         while time.monotonic() < until_s:

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from scavenger.domain.access import TOKEN_PREFIX, token_digest
 from scavenger.masking import MASK, mask
 from scavenger.server.app import create_app
+from scavenger.server.callers import KEPT_S, Callers
 from scavenger.server.routes.health import OPEN_PATHS
 from scavenger.store import Store
 
@@ -171,3 +172,23 @@ def test_a_host_that_was_named_is_served(store: Store, world: World) -> None:
     app = create_app(store, ServerSettings(allowed_hosts=("Jobs.Example",)))
     with TestClient(app, base_url="http://jobs.example:8765") as client:
         assert client.get("/v1/info", headers=world.headers("ann")).status_code == 200
+
+
+def test_a_token_that_another_process_revoked_is_valid_for_a_moment_at_most(store: Store) -> None:
+    store.set_user("zoe", "viewer")
+    token, text = store.new_token("zoe", "")
+    at = 100.0
+    callers = Callers(store, lambda: at)
+    assert callers.find(text) == store.caller(text)
+    assert callers.find("scv_unknown") is None
+
+    store.revoke_token(token.id)
+    assert callers.find(text) is not None
+    at += KEPT_S
+    assert callers.find(text) is None
+
+    token, text = store.new_token("zoe", "")
+    assert callers.find(text) is not None
+    store.revoke_token(token.id)
+    callers.forget()
+    assert callers.find(text) is None

@@ -15,12 +15,13 @@ from scavenger.control.documents.jobs import jobs_document, status_document, sta
 from scavenger.control.documents.logs import JobLogs, Wanted, logs_document
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.control.documents.submissions import submission_document, submissions_document
+from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import Submission, SubmissionState
 from scavenger.errors import NotFoundError
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, find_job, only_of
-from scavenger.server.context import ContextOf, answer
+from scavenger.server.context import Context, ContextOf, answer
 from scavenger.server.paging import PAGE_MAX, encode, encode_logs, job_place, log_place, number_place
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
@@ -54,10 +55,12 @@ def list_jobs(
     cursor: Cursor = None,
 ) -> Response:
     """Jobs that the caller may see, newest first."""
-    jobs, following = _page(
-        context.store, limit, states=state or (), name=name, user=only_of(caller), cursor=cursor
-    )
-    document = jobs_document(context.store, all_billed(context.store, jobs))
+    store = context.store
+    with store.at_one_moment():
+        jobs, following = _page(
+            store, limit, states=state or (), name=name, user=only_of(caller), cursor=cursor
+        )
+        document = jobs_document(store, all_billed(store, jobs))
     return answer({**document, "next": following})
 
 
@@ -85,6 +88,11 @@ def find_submission(store: Store, user: str | None, key: str) -> Submission | No
 @router.get("/jobs/{job}", response_model=schemas.JobAnswer, summary="One job")
 def show_job(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
     """A job with its progress, processes, operations and latest events; or its submission, while that waits."""
+    with context.store.at_one_moment():
+        return answer(_job_document(context, caller, job))
+
+
+def _job_document(context: Context, caller: Caller, job: str) -> dict[str, Any]:
     store = context.store
     try:
         record = billed(store, find_job(context, caller, job))
@@ -100,11 +108,11 @@ def show_job(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
             "events": [],
         }
         document = {"schema_version": SCHEMA_VERSION, "store": store.name, **empty}
-        return answer({**document, "submission": submission_document(waiting)})
+        return {**document, "submission": submission_document(waiting)}
     document = status_document(store, status_of(store, record))
     submission = store.submission(record.id)
     told = None if submission is None else submission_document(submission)
-    return answer({**document, "submission": told})
+    return {**document, "submission": told}
 
 
 @router.get("/jobs/{job}/plan", response_model=schemas.PlanAnswer, summary="What was predicted and chosen")
@@ -122,7 +130,8 @@ def show_curve(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
 @router.get("/jobs/{job}/cost", response_model=schemas.CostAnswer, summary="What a job costs")
 def show_cost(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
     """Predicted and actual cost, item by item and VM by VM."""
-    found = cost_of(context.store, find_job(context, caller, job), datetime.now(UTC))
+    with context.store.at_one_moment():
+        found = cost_of(context.store, find_job(context, caller, job), datetime.now(UTC))
     return answer({"schema_version": SCHEMA_VERSION, "job": cost_document(found)})
 
 
@@ -142,8 +151,9 @@ def list_events(
     context: ContextOf, caller: CallerOf, job: JobKey, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """Events, oldest first."""
-    record = find_job(context, caller, job)
-    found = context.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
+    with context.store.at_one_moment():
+        record = find_job(context, caller, job)
+        found = context.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
     events = found[:limit]
     following = encode(events[-1].id) if len(found) > limit else None
     return answer({"schema_version": SCHEMA_VERSION, "events": plain(events), "next": following})

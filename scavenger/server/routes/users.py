@@ -55,6 +55,7 @@ def put_user(context: ContextOf, caller: Admin, user: UserName, request: schemas
     """Add a user, or change the role of one."""
     _spare_self(caller, user)
     made = context.writer.call(lambda: context.store.set_user(user, request.role))
+    context.callers.forget()
     return answer({"schema_version": SCHEMA_VERSION, "users": [plain(made)]})
 
 
@@ -65,6 +66,7 @@ def delete_user(context: ContextOf, caller: Admin, user: UserName) -> Response:
     found = context.store.user(user)
     if found is None or not context.writer.call(lambda: context.store.delete_user(user)):
         raise NotFoundError(f"there is no user {user!r}; GET /v1/users lists them")
+    context.callers.forget()
     return answer({"schema_version": SCHEMA_VERSION, "users": [plain(found)]})
 
 
@@ -102,6 +104,7 @@ def revoke_token(
     user = None if caller.user.role == "admin" else caller.user.name
     if not _revoked(context, token, user):
         raise NotFoundError(f"there is no token {token}; GET /v1/tokens lists them")
+    context.callers.forget()
     return answer({"schema_version": SCHEMA_VERSION, "tokens": []})
 
 
