@@ -28,7 +28,7 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from tests.control import soak_runner
 
-STEPS, ROUNDS_MAX = 3, 30
+STEPS, ROUNDS_MAX = 2, 30
 GONE = 4_194_303
 
 
@@ -86,6 +86,7 @@ class World:
 
     def __init__(self, url: str, folder: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.folder, self.writes = url, folder, writes
+        self.watching = Store.open(url)
         self.alive: set[str] = set()
         self.children: list[Child] = []
         self.numbers = iter(range(1, 1000))
@@ -141,11 +142,10 @@ class World:
                 if not child.dead:
                     self._run(child)
                     child.dead = True
-            with Store.open(self.url) as store:
-                found = store.submission(job_id)
-                assert found is not None
-                if not found.is_open:
-                    return
+            found = self.watching.submission(job_id)
+            assert found is not None
+            if not found.is_open:
+                return
         raise AssertionError(f"the job is not run: {found}")
 
     def _run(self, child: Child) -> None:
@@ -188,7 +188,7 @@ def _lived(template: Path, folder: Path, writes: Writes, monkeypatch: pytest.Mon
         world = World(url, folder, writes, patched)
         one = world.submit()
         world.run(one.id)
-    with Store.open(url) as store:
+    with world.watching as store:
         assert [each.id for each in store.submissions()] == [one.id]
         job, ended = store.job(one.id), store.submission(one.id)
         assert ended is not None

@@ -214,7 +214,11 @@ def main(kind: type[Runner] = Runner) -> int:
     """Take over the lease and run the job; returns the exit code."""
     job_id, token = sys.argv[1], int(sys.argv[2])
     logs.set_up("runner", logs.read_settings(), job_id=job_id)
-    store, submission, lease = _begun(job_id, token, time.monotonic() + _STORE_S)
+    try:
+        store, submission, lease = _begun(job_id, token, time.monotonic() + _STORE_S)
+    except ScavengerError as error:  # as if a newer version has migrated the store meanwhile
+        logger.error("%s", error)
+        return error.exit_code
     with store:
         if lease is None or submission is None:
             logger.warning("another runner was started meanwhile, or the job is not wanted any more")
