@@ -20,6 +20,7 @@ import http.client
 import json
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -239,7 +240,7 @@ class Soak:
 
     def _killing_runners(self) -> None:
         for _ in self._moments("runners"):
-            with contextlib.suppress(psutil.Error, StoreUnavailableError):
+            with contextlib.suppress(psutil.Error, StoreUnavailableError, IndexError):  # it may end meanwhile
                 if found := [one for one in _runners(self._folder) if self._may_end(one)]:
                     self._rng.choice(found).kill()
 
@@ -383,6 +384,7 @@ def main() -> int:
         parser.error(
             f"--kill names of {', '.join(KINDS)}; a SQLite store has one server, and none of PostgreSQL"
         )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it has started ends with it
     try:
         faults, figures = soak(
             60 * options.minutes,
