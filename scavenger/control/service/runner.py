@@ -35,13 +35,14 @@ from scavenger.errors import (
 )
 from scavenger.store import Store
 
-__all__ = ["LEASE_LOST", "Runner", "main", "take_over"]
+__all__ = ["LEASE_LOST", "RENEW_S", "Runner", "main", "take_over"]
 
 logger = logging.getLogger("scavenger.control.service.runner")
 
 LEASE_LOST = 9
 """Exit code of a runner whose lease another process has taken."""
-_RENEW_S = 2.0
+RENEW_S = 2.0
+"""Time between two renewals of a runner's lease, seconds."""
 _STORE_S = 50.0
 """How long a runner that begins waits for its store; then the server would take it for silent."""
 _AGAIN_S = 0.5
@@ -156,7 +157,7 @@ class Runner:
     def _keep_lease(self) -> None:
         """Renew the lease, and look whether the job is to be stopped."""
         told = False
-        while not self._done.wait(_RENEW_S):
+        while not self._done.wait(RENEW_S):
             try:
                 held = self._store.renew_lease(self._fence)
                 now = self._store.submission(self._submission.id)
