@@ -45,7 +45,7 @@ def _cloud() -> tuple[Any, Any, Any]:
 
 def _rented(store: Store, provider: Any) -> tuple[list[str], list[str]]:
     """Rent the VMs and record them as joined; returns the ids of the jobs and the tokens of the VMs."""
-    owner, template = store.installation(), LaunchTemplate(3600.0)
+    owner, template = store.installation(), LaunchTemplate(LIFE_S)
     jobs = [store.create_job(f"job-{n}", spec={}, job_file="/job.yaml").id for n in range(JOBS)]
     slots = tuple(VmSlot(number) for number in range(VMS // JOBS))
     option = PlacementOption(_KIND, _ZONE, False, 0.134)

@@ -216,7 +216,7 @@ def full_disk(tmp_path: Path) -> Iterator[Callable[[], object]]:
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", small], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=768k", "tmpfs", small], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("mounting a file system needs root")
