@@ -126,3 +126,16 @@ def test_what_one_thread_writes_together_is_one_transaction_without_the_calls_th
             stopped()
         store.add_event(job.id, "note", "third")
         assert [event.message for event in other.events(job.id)] == ["first", "second", "third"]
+
+
+def test_what_is_read_at_one_moment_is_of_that_moment_and_others_may_write(store: Store) -> None:
+    job = store.create_job("digits", spec={}, job_file="/job.yaml")
+    with store.at_one_moment():
+        assert store.job(job.id).step is None
+        with Store.open(store.url) as another:
+            another.update_job(job.id, step=5)
+            another.add_event(job.id, "note", "late")
+        with store.at_one_moment():
+            assert store.job(job.id).step is None
+            assert store.events(job.id) == ()
+    assert store.job(job.id).step == 5
