@@ -19,7 +19,7 @@ from scavenger.store import Store
 
 __all__ = ["BENCHMARK"]
 
-_EPOCHS, _WORKERS, _BATCH = 30, 1, 32
+_EPOCHS, _WORKERS, _BATCH = 6, 1, 32
 _LIMIT_S = 900.0
 _ROUNDS = 300
 _AIM = 0.01
