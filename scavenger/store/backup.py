@@ -47,7 +47,7 @@ __all__ = ["Backup", "BackupHeader", "check_backup", "column_kind", "decoder", "
 
 FORMAT_VERSION = 1
 _BATCH = 1_000
-_FREE_TEXTS = frozenset({"detail", "error", "label", "message", "reason"})
+_FREE_TEXTS = frozenset({"detail", "error", "label", "message", "reason", "text"})
 """Columns of texts for users, by their names in any table."""
 _SECRET_KEYS = {"desired": "boot_key"}
 """Keys of documents that are secrets themselves, by table."""

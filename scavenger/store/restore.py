@@ -29,6 +29,7 @@ from scavenger.store.schema import (
     EventRow,
     JobRow,
     LeaseRow,
+    NotificationRow,
     RestoreRow,
     ServerRow,
     SubmissionRow,
@@ -160,6 +161,8 @@ def _void(session: Session, backup_at: datetime, now: datetime) -> tuple[tuple[s
     floor = max(last + 1, int(now.timestamp()) * _TOKENS_PER_S)
     session.execute(update(LeaseRow).values(holder="", beats=0, token=floor))
     session.execute(delete(ServerRow))
+    waiting = update(NotificationRow).where(NotificationRow.state == "waiting")
+    session.execute(waiting.values(state="refused", error="the store was restored from a backup"))
     session.add(RestoreRow(at=now, backup_at=backup_at, token_floor=floor, looked_at=None))
     made = f"{backup_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     for row in session.scalars(select(SubmissionRow).where(SubmissionRow.state == "running")):
