@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption, finish
 
 __all__ = ["app"]
@@ -82,6 +83,7 @@ def refresh(
     def command() -> int:
         from scavenger_cli.commands.catalog import refresh as ask
 
+        here_only("catalog refresh")
         name = None if provider is None else provider.value
         return ask(name, tuple(region or ()), as_json=output is Output.JSON)
 

@@ -1,31 +1,74 @@
-"""After every command with a store: deletes VMs that have powered themselves off, as their disks still cost money."""
+"""What commands with a store have in common.
+
+Those that do not go through a server are refused while one is named; after every other one, VMs that have powered
+themselves off are deleted, as their disks still cost money.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING
 
 import typer
 
-from scavenger.errors import ScavengerError
+from scavenger.client.address import SERVER
+from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import plural
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
     from scavenger.store import Store
 
-__all__ = ["delete_powered_off", "with_store"]
+__all__ = ["delete_powered_off", "here_only", "not_by_server", "with_store"]
 
+BY_SERVER = (
+    "optimize",
+    "plan",
+    "status",
+    "logs",
+    "scale",
+    "migrate",
+    "stop",
+    "resume",
+    "curves",
+    "cost",
+    "jobs launch",
+    "jobs queue",
+    "jobs logs",
+    "jobs cancel",
+    "models list",
+    "models show",
+    "models rm",
+)
+"""Commands that ask the server which the environment names, if it names one."""
+OF_THIS_MACHINE = ("serve", "doctor", "api systemd")
+"""Commands about this machine, whatever server is named."""
 AGAIN_S = 600.0
 """Time between two attempts: a cloud that does not answer must not slow every command down."""
 
 
 def with_store(context: typer.Context, store_url: str | None) -> str | None:
     """Callback of the option `--store`: VMs of that store are looked at when the command has ended."""
-    if not context.resilient_parsing and context.info_name != "gc":
+    if context.resilient_parsing:
+        return store_url
+    if store_url is None and os.environ.get(SERVER, "").strip():
+        command = context.command_path.partition(" ")[2]
+        if command not in (*BY_SERVER, *OF_THIS_MACHINE):
+            raise not_by_server(command)
+        return store_url
+    if context.info_name != "gc":
         context.call_on_close(lambda: delete_powered_off(store_url))
     return store_url
+
+
+def not_by_server(command: str) -> ConfigurationError:
+    """The error of a command that works on this machine only, while a server is named."""
+    return ConfigurationError(
+        f"`scavenger {command}` does not go through the server that {SERVER} names; run it on the server's machine, "
+        f"or unset {SERVER}"
+    )
 
 
 def delete_powered_off(store_url: str | None) -> None:
@@ -76,3 +119,13 @@ def _is_due(name: str) -> bool:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     return True
+
+
+def here_only(command: str) -> None:
+    """Refuse a command without a store that works on this machine only.
+
+    Raises:
+        ConfigurationError: The environment names a server.
+    """
+    if os.environ.get(SERVER, "").strip():
+        raise not_by_server(command)

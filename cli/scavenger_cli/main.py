@@ -300,6 +300,9 @@ def status(
         str | None,
         typer.Option(metavar="PATTERN", help="List only jobs of this name; * stands for any characters."),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the job as it changes, until it has ended.")
+    ] = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -309,7 +312,8 @@ def status(
         from scavenger_cli.commands.status import Filters, show_status
 
         filters = Filters(tuple(state or ()), name)
-        return show_status(job, filters, store_url=store, as_json=output is Output.JSON)
+        as_json = output is Output.JSON
+        return show_status(job, filters, follow=follow, store_url=store, as_json=as_json)
 
     finish(output, command)
 

@@ -96,3 +96,20 @@ def systemd(
         return print_unit(account, store_url=store, json_log=log_format is LogFormat.JSON)
 
     finish(Output.TEXT, command)
+
+
+@app.command()
+def login(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The server. Default: $SCAVENGER_SERVER.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Keep the token of a server for later commands; it is asked for, or read from standard input."""
+
+    def command() -> int:
+        from scavenger_cli.commands.api import login as keep
+
+        return keep(url, as_json=output is Output.JSON)
+
+    finish(output, command)

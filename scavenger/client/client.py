@@ -45,6 +45,8 @@ class SubmitOptions:
     strategy: str | None = None
     budget: str | None = None
     deadline: str | None = None
+    workers: str | None = None
+    batch_size: str | None = None
     audit: bool = False
     priority: int = 0
 
@@ -67,10 +69,12 @@ class Client(Connection):
             options: How it is submitted.
             key: The same key submits once, however often it is sent; None for a new one.
         """
-        body = {
-            name: value for name, value in asdict(options or SubmitOptions()).items() if value is not None
-        }
-        return self.post("jobs", {"job_file": job_file, **body}, key=key or str(uuid.uuid4()))
+        return self.post("jobs", _submission(job_file, options), key=key or str(uuid.uuid4()))
+
+    def preview(self, job_file: str, options: SubmitOptions | None, *, run: bool, yes: bool) -> Document:
+        """What a job would search, profile, choose and run; nothing is submitted."""
+        shown = {"run": run, "yes": yes}
+        return self.post("preview", {**_submission(job_file, options), **shown})
 
     def info(self) -> Document:
         """What serves, and who asks."""
@@ -81,10 +85,17 @@ class Client(Connection):
         return self.get(f"jobs/{_part(job)}")
 
     def jobs(
-        self, limit: int, *, states: Sequence[str] = (), name: str | None = None, cursor: str | None = None
+        self,
+        limit: int,
+        *,
+        states: Sequence[str] = (),
+        name: str | None = None,
+        progress: bool = False,
+        cursor: str | None = None,
     ) -> Document:
-        """The latest jobs, newest first."""
-        query = {"limit": limit, "state": list(states), "name": name, "cursor": cursor}
+        """The latest jobs, newest first, with their progress if it is asked for."""
+        query = {"limit": limit, "state": list(states), "name": name, "progress": _word(progress)}
+        query["cursor"] = cursor
         return self.get("jobs", query)
 
     def submissions(self, limit: int, *, states: Sequence[str] = (), cursor: str | None = None) -> Document:
@@ -183,9 +194,30 @@ class Client(Connection):
         """Withdraw an operation that the job has not started; the answer tells whether it was."""
         return self.delete(f"jobs/{_part(job)}/operations/{number}")
 
+    def cancel(self, job: str) -> Document:
+        """Withdraw a submitted job that waits, or stop one that runs."""
+        return self.delete(f"queue/{_part(job)}")
+
+    def model(self, model: str) -> Document:
+        """A fitted model with its content."""
+        return self.get(f"models/{_part(model)}")
+
+    def delete_model(self, model: str) -> Document:
+        """Delete a fitted model; the answer has it."""
+        return self.delete(f"models/{_part(model)}")
+
     def resume(self, job: str, *, audit: bool = False) -> Document:
         """Submit a job that ended before its goal again, to go on from its checkpoint."""
         return self.post(f"jobs/{_part(job)}/resume", {"audit": audit})
+
+
+def _submission(job_file: str, options: SubmitOptions | None) -> Document:
+    given = asdict(options or SubmitOptions())
+    return {"job_file": job_file, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _part(text: str) -> str:
@@ -197,7 +229,3 @@ def _part(text: str) -> str:
     if text.strip(".") == "":
         raise NotFoundError(f"there is no job {text!r}; `scavenger status` lists the jobs")
     return quote(text, safe="")
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"

@@ -31,6 +31,8 @@ __all__ = [
     "Spending",
     "Submission",
     "SubmissionState",
+    "not_begun",
+    "not_submitted",
     "runner_lease",
 ]
 
@@ -45,6 +47,17 @@ SERVER_LEASE = "server"
 def runner_lease(job_id: str) -> str:
     """Name of the lease of a job's runner."""
     return f"runner/{job_id}"
+
+
+def not_begun(job_id: str, name: str, state: str, reason: str) -> str:
+    """Say of a submitted job that it is not on record yet."""
+    why = f", {reason}" if reason else ""
+    return f"job {name} ({job_id[:8]}) has not begun: it is {state}{why}; `scavenger jobs queue` shows it"
+
+
+def not_submitted(job_id: str, name: str) -> str:
+    """Say of a job that a command runs itself."""
+    return f"job {name} ({job_id[:8]}) was not submitted; `scavenger stop {job_id[:8]}` stops it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from scavenger.control.job_file.load import load_job, override_job
+from scavenger.control.job_file.overrides import Overrides
 from scavenger.control.jobs.platform import PreparedJob, prepare_job
 from scavenger.errors import ConfigurationError
 
 __all__ = ["job_file_path", "prepared"]
 
+NOTHING = Overrides()
 KEPT_S = 10.0
 """How long a prepared job is used again: prices may change, and a burst of submissions mostly names one file."""
 KEPT_MAX = 64
@@ -30,7 +32,7 @@ def job_file_path(text: str) -> Path:
     return path
 
 
-def prepared(path: Path, changes: tuple[tuple[str, object], ...]) -> PreparedJob:
+def prepared(path: Path, overrides: Overrides = NOTHING) -> PreparedJob:
     """A job file, read and checked, with the prices of what it may run on.
 
     Raises:
@@ -39,13 +41,11 @@ def prepared(path: Path, changes: tuple[tuple[str, object], ...]) -> PreparedJob
     try:
         seen = os.stat(path)
     except OSError:  # told in the words of the command
-        return prepare_job(override_job(load_job(path), dict(changes)), path)
+        return prepare_job(override_job(load_job(path), overrides.changes()), path)
     version = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
-    return _prepared(path, changes, version, int(time.monotonic() / KEPT_S))
+    return _prepared(path, overrides, version, int(time.monotonic() / KEPT_S))
 
 
 @lru_cache(maxsize=KEPT_MAX)
-def _prepared(
-    path: Path, changes: tuple[tuple[str, object], ...], version: tuple[int, int, int], period: int
-) -> PreparedJob:
-    return prepare_job(override_job(load_job(path), dict(changes)), path)
+def _prepared(path: Path, overrides: Overrides, version: tuple[int, int, int], period: int) -> PreparedJob:
+    return prepare_job(override_job(load_job(path), overrides.changes()), path)

@@ -6,18 +6,19 @@ Answers are made by `scavenger.control.documents`, as for commands; these classe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from scavenger.control.documents.submissions import SubmittedJob
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
 from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
 from scavenger.domain.progress import Progress
 from scavenger.domain.ranges import WORKERS_MAX
-from scavenger.domain.submission import SubmissionState
+from scavenger.domain.submission import ServerRecord
 from scavenger.store.records import (
     EventRecord,
     JobRecord,
@@ -50,6 +51,8 @@ __all__ = [
     "OperationsAnswer",
     "PlanAnswer",
     "PoolAnswer",
+    "PreviewAnswer",
+    "PreviewRequest",
     "ResumeRequest",
     "ScaleRequest",
     "StopRequest",
@@ -92,9 +95,17 @@ class _Answer(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDocument(JobRecord):
-    """A job; `alive` tells whether its process lives."""
+    """A job; `alive` tells whether its process lives, `has_runner` whether a server runs it or will again."""
 
     alive: bool
+    has_runner: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJobDocument(JobDocument):
+    """A job in a list, with its progress."""
+
+    progress: Progress | None
 
 
 class OperationDocument(BaseModel):
@@ -111,33 +122,16 @@ class OperationDocument(BaseModel):
     ended_at: datetime | None
 
 
-class SubmissionDocument(BaseModel):
-    """A submitted job, without its specification."""
-
-    id: str
-    number: int
-    name: str
-    job_file: str
-    user: str
-    state: SubmissionState
-    reason: str
-    cancelling: bool
-    starts: int
-    submitted_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
 class JobsPage(_Answer):
     store: str
-    jobs: list[JobDocument]
+    jobs: list[ListedJobDocument]
     next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
 class JobAnswer(_Answer):
     store: str
     job: JobDocument | None = Field(description="Null while the submission waits for its runner.")
-    submission: SubmissionDocument | None = Field(description="Null for a job that a command runs itself.")
+    submission: SubmittedJob | None = Field(description="Null for a job that a command runs itself.")
     progress: Progress | None
     processes: list[ProcessRecord]
     operations: list[OperationDocument]
@@ -194,11 +188,12 @@ class CostsPage(_Answer):
 
 
 class SubmissionAnswer(_Answer):
-    submission: SubmissionDocument
+    submission: SubmittedJob
 
 
 class SubmissionsPage(_Answer):
-    submissions: list[SubmissionDocument]
+    submissions: list[SubmittedJob]
+    servers: list[ServerRecord] = Field(description="Processes that run submitted jobs.")
     next: str | None
 
 
@@ -219,8 +214,33 @@ class SubmitRequest(_Request):
     strategy: Literal["auto", "full", "partial", "extremes", "none", "universal"] | None = None
     budget: str | None = Field(default=None, max_length=40, description="US dollars, as `$20`.")
     deadline: str | None = Field(default=None, max_length=40, description="As `8h` or `90m`.")
+    workers: str | None = Field(default=None, max_length=200, description="As `4`, `1..4` or `1,2,4`.")
+    batch_size: str | None = Field(default=None, max_length=200, description="As `32,64` or `32..256`.")
     audit: bool = False
     priority: Priority = 0
+
+
+class PreviewRequest(SubmitRequest):
+    run: bool = Field(default=True, description="False: as of `scavenger plan`, which ends with the choice.")
+    yes: bool = Field(default=True, description="Whether every question would be answered with yes.")
+
+
+class PreviewAnswer(_Answer):
+    """What a job would do; see `scavenger optimize JOB.yaml --dry-run -o json`."""
+
+    dry_run: bool
+    name: str
+    job_file: str
+    rows: list[list[str]] = Field(description="Names and words of what is shown to people.")
+    job: Anything
+    configurations: int
+    offers: list[Anything]
+    aggregators: Anything | None
+    notes: list[str]
+    profile: Anything
+    constraints: Anything
+    runs: bool
+    asks: bool
 
 
 class ScaleTo(_Request):
@@ -332,6 +352,7 @@ class MachineDocument(BaseModel):
 
 
 class CatalogAnswer(_Answer):
+    today: date = Field(description="The day from which ages of prices count.")
     regions: list[Anything]
     machines: list[MachineDocument]
 

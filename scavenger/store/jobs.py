@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, undefer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.report import Actual, JobState, Predicted
+from scavenger.domain.submission import not_begun
 from scavenger.errors import ConfigurationError, NotFoundError, StoreError, TransientError
 from scavenger.store.base import (
     KEY_PREFIX_MIN,
@@ -244,6 +245,12 @@ class Jobs(Part):
             row.attempts += 1
             return _as_stored(session, row)
 
+    def states_of(self, job_ids: Collection[str]) -> dict[str, tuple[JobState, float | None]]:
+        """State and cost so far of those of these jobs that are on record, by id."""
+        query = select(JobRow.id, JobRow.state, JobRow.cost_usd).where(JobRow.id.in_(job_ids))
+        with self._database.reading() as session:
+            return {key: (cast(JobState, state), cost) for key, state, cost in session.execute(query)}
+
     def has_job(self, job_id: str) -> bool:
         """Whether a job of exactly this id is on record."""
         with self._database.reading() as session:
@@ -285,11 +292,7 @@ class Jobs(Part):
         query = query if user is None else query.where(SubmissionRow.user == user)
         waiting = session.scalar(query.where((SubmissionRow.name == key) | begins))
         if waiting is not None:
-            return (
-                f"job {waiting.name} ({waiting.id[:8]}) has not begun: it is {waiting.state}"
-                + (f", {waiting.reason}" if waiting.reason else "")
-                + "; `scavenger jobs queue` shows it"
-            )
+            return not_begun(waiting.id, waiting.name, waiting.state, waiting.reason)
         names = list(session.scalars(_of_user(select(JobRow.name).distinct(), user)))
         if not names:
             return f"there is no job {key!r}: {self._database.name} holds no job yet"

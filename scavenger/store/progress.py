@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Unpack, cast, get_args
@@ -143,6 +143,14 @@ class Progress(Part):
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after)
         with self._database.reading() as session:
             return tuple(map(_event, session.scalars(query.order_by(EventRow.id).limit(limit))))
+
+    def latest_data(self, job_ids: Collection[str], kind: str) -> dict[str, dict[str, Any]]:
+        """The data of the newest event of a kind of each of these jobs, by job; those without one are left out."""
+        query = select(EventRow.job_id, EventRow.data).where(
+            EventRow.job_id.in_(job_ids), EventRow.kind == kind
+        )
+        with self._database.reading() as session:
+            return {job: data or {} for job, data in session.execute(query.order_by(EventRow.id))}
 
     def add_measurements(self, job_id: str, measurements: Sequence[Measurement]) -> None:
         """Record measurements, all or none; a new measurement of a configuration replaces the old one.

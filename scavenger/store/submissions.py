@@ -155,6 +155,14 @@ class Submissions(Part):
         with self._database.reading() as session:
             return session.scalar(query) is not None
 
+    def have_runners(self, job_ids: Collection[str]) -> frozenset[str]:
+        """Those of the jobs that are submitted and run, or wait for their next runner."""
+        query = select(SubmissionRow.id).where(
+            SubmissionRow.id.in_(job_ids), SubmissionRow.state == "running"
+        )
+        with self._database.reading() as session:
+            return frozenset(session.scalars(query))
+
     def cancel(self, job_id: str, reason: str) -> Submission | None:
         """Withdraw a submission that waits; of one that runs, tell its runner to stop. One that has ended stays so.
 
@@ -209,6 +217,11 @@ class Submissions(Part):
                 self._busy_files(session, {row.job_file for row in queued}),
                 Spending({}, {}) if since is None else _spending(session, since),
             )
+
+    def spending(self, since: datetime) -> Spending:
+        """What submitted jobs that began since then, or run, cost."""
+        with self._database.reading() as session:
+            return _spending(session, since)
 
     def _busy_files(self, session: Session, files: Collection[str]) -> dict[str, str]:
         """Those of the files that a live job uses, with the job's id."""

@@ -44,6 +44,15 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 
 @pytest.fixture
+def logs(world: World) -> Iterator[Path]:
+    """The folder of the logs of ann's job, which goes with the test: the folder of the world is shared."""
+    folder = world.job_file.parent / ".scavenger" / world.jobs["ann"] / "logs"
+    folder.mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
 def world(template: tuple[Path, World]) -> World:
     """Users with tokens, and jobs of two of them."""
     return template[1]

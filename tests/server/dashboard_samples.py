@@ -99,7 +99,9 @@ def sight_of_running(folder: Path, **changes: Any) -> JobSight:
         operations=(),
         events=events,
         intents=(),
-        cost=JobCost(job.id, job.name, "running", PREDICTED, None, 0.5, (), (), "counted", ()),
+        cost=JobCost(
+            job.id, job.name, "running", PREDICTED, None, 0.5, (), (), "counted", (), job.created_at
+        ),
         course=RunCourse(steps, epochs, costs, report_document(report)),
         reachable=True,
         at=NOW,

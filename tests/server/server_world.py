@@ -7,10 +7,11 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from scavenger.domain.submission import NewSubmission
+from scavenger.domain.intent import Fence, Lease
+from scavenger.domain.submission import NewSubmission, runner_lease
 from scavenger.store import Store
 
-__all__ = ["JOB", "World", "build", "headers", "submission"]
+__all__ = ["JOB", "World", "build", "end_runner", "headers", "submission"]
 
 JOB = """\
 version: 1
@@ -61,3 +62,10 @@ def build(store: Store, folder: Path) -> World:
         store.add_indicators(queued.id, [1, 2], {"step_time_s": [0.1, float("nan")]})
         jobs[owner] = queued.id
     return World(tokens, jobs, job_file)
+
+
+def end_runner(store: Store, job_id: str) -> None:
+    """The runner of a job ends, as it does once the job has ended."""
+    lease = store.start_runner(job_id, "runner", Lease(runner_lease(job_id), "", 1, 0))
+    assert lease is not None
+    assert store.end_submission(Fence(lease.name, lease.token), job_id, "stopped")

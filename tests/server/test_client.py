@@ -157,24 +157,22 @@ def test_operations_are_those_of_the_command(ann: Client, store: Store, world: W
     assert ann.operate(waiting.id, StopJob())["submission"]["state"] == "cancelled"
 
 
-def test_logs_go_on_where_the_answer_before_ended(ann: Client, store: Store, world: World) -> None:
+def test_logs_go_on_where_the_answer_before_ended(
+    ann: Client, store: Store, world: World, logs: Path
+) -> None:
     job = world.jobs["ann"]
-    folder = world.job_file.parent / ".scavenger" / job / "logs"
-    folder.mkdir(parents=True)
-    log = folder / "w0.log"
+    log = logs / "w0.log"
     log.write_text("one\ntwo\nthr")
     begun = ann.logs(job, lines=1, follow=True)
     assert ([one["message"] for one in begun["events"]], begun["logs"]) == (["ann 4"], {"w0": ["two"]})
     with log.open("a") as file:
         file.write("ee\nfour")
-    (folder / "w1.log").write_text("new\n")
+    (logs / "w1.log").write_text("new\n")
     store.add_event(job, "note", "more")
     more = ann.logs(job, follow=True, cursor=begun["next"])
     assert more["logs"] == {"w0": ["three"], "w1": ["new"]}
     assert ([one["message"] for one in more["events"]], more["over"]) == (["more"], False)
 
-    fence = store.submission(job)
-    assert fence is not None
     store.finish_job(job, state="succeeded", report=None, exit_code=0)
     events_only = ann.logs(job, written=False, cursor=more["next"])
     assert (events_only["logs"], events_only["events"]) == ({}, [])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from server_world import JOB, World, submission
+from server_world import JOB, World, end_runner, submission
 from starlette.testclient import TestClient
 
 from scavenger import errors
@@ -60,6 +60,40 @@ def test_a_job_that_waits_is_shown_and_withdrawn(client: TestClient, store: Stor
     assert client.get(f"/v1/jobs/{waiting.id}", headers=world.headers("bob")).status_code == 404
     stopped = client.post(f"/v1/jobs/{waiting.id}/stop", headers=headers, json={})
     assert stopped.json()["submission"]["state"] == "cancelled"
+
+
+def test_a_job_that_was_stopped_goes_on_from_its_checkpoint(
+    client: TestClient, store: Store, world: World
+) -> None:
+    job, headers = world.jobs["ann"], world.headers("ann")
+    path = f"/v1/jobs/{job}/resume"
+    store.update_job(job, checkpoint="/jobs/checkpoint")
+    assert client.post(path, headers=headers, json={}).status_code == 409  # it runs
+    store.finish_job(job, state="stopped", report=None, exit_code=0)
+    assert client.post(path, headers=headers, json={}).status_code == 409  # its runner has not ended
+    end_runner(store, job)
+    assert client.post(path, headers=world.headers("bob"), json={}).status_code == 404
+    resumed = client.post(path, headers=headers, json={"audit": True})
+    assert (resumed.status_code, resumed.json()["submission"]["state"]) == (202, "queued")
+    made = store.submission(job)
+    assert made is not None
+    assert (made.id, made.state, made.job.user, made.job.audit) == (job, "queued", "ann", True)
+
+
+def test_a_submitted_job_is_cancelled_whether_it_waits_or_runs(
+    client: TestClient, store: Store, world: World
+) -> None:
+    waiting, running = store.submit(submission("ann", world.job_file, "later")), world.jobs["ann"]
+    headers = world.headers("ann")
+    assert client.delete(f"/v1/queue/{waiting.id}", headers=world.headers("bob")).status_code == 404
+    assert client.delete(f"/v1/queue/{waiting.id}", headers=world.headers("eve")).status_code == 403
+    answers = [client.delete(f"/v1/queue/{key}", headers=headers).json() for key in ("later", running)]
+    rows = [answer["submission"] for answer in answers]
+    assert [(row["state"], row["cancelling"]) for row in rows] == [("cancelled", False), ("running", True)]
+    assert rows[1]["job_state"] == "running"
+    alone = store.create_job("alone", spec={}, job_file=world.job_file)
+    refused = client.delete(f"/v1/queue/{alone.id}", headers=world.headers("root"))
+    assert (refused.status_code, "was not submitted" in refused.json()["detail"]) == (409, True)
 
 
 class TestIndicators:
@@ -208,14 +242,3 @@ class TestSubmission:
         )
         assert (refused.status_code, refused.json()["code"]) == (409, "job_file")
         assert "job.yaml:4:10" in refused.json()["detail"]
-
-    def test_a_job_that_ended_before_its_goal_goes_on(
-        self, client: TestClient, store: Store, world: World
-    ) -> None:
-        job, headers = world.jobs["ann"], world.headers("ann")
-        assert client.post(f"/v1/jobs/{job}/resume", headers=headers, json={}).status_code == 409
-        store.update_job(job, checkpoint="/somewhere")
-        store.finish_job(job, state="stopped", report=None, exit_code=5)
-        store.cancel(job, "over")
-        refused = client.post(f"/v1/jobs/{job}/resume", headers=headers, json={})
-        assert (refused.status_code, refused.json()["detail"]) == (409, f"job {job[:8]} is running already")

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema import Draft202012Validator
 from schemathesis import GenerationMode
 from server_world import World
+from starlette.testclient import TestClient
 
 from scavenger.server.app import create_app
 from scavenger.store import Store
@@ -67,3 +68,31 @@ def test_the_document_is_openapi_3_1_with_problems(app: FastAPI) -> None:
             assert list(refused) == ["application/problem+json"], path
     for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
+
+
+def test_answers_have_the_form_that_the_document_gives_them(
+    client: TestClient, app: FastAPI, world: World
+) -> None:
+    """Schemathesis rarely asks for what is there; these requests have answers with content."""
+    job, document = world.jobs["ann"], app.openapi()
+    gets = {
+        "/v1/jobs": "JobsPage",
+        f"/v1/jobs/{job}": "JobAnswer",
+        f"/v1/jobs/{job}/cost": "CostAnswer",
+        f"/v1/jobs/{job}/logs": "LogsAnswer",
+        "/v1/costs": "CostsPage",
+        "/v1/queue": "SubmissionsPage",
+        "/v1/catalog?provider=gcp": "CatalogAnswer",
+        "/v1/aggregators": "PoolAnswer",
+        "/v1/models": "ModelsAnswer",
+    }
+    answers = {form: client.get(path, headers=world.headers("root")) for path, form in gets.items()}
+    asked = {"job_file": str(world.job_file), "workers": "1,2"}
+    answers["PreviewAnswer"] = client.post("/v1/preview", headers=world.headers("ann"), json=asked)
+    cancelled = client.delete(f"/v1/queue/{job}", headers=world.headers("ann"))
+    answers["SubmissionAnswer"] = cancelled
+    for form, answer in answers.items():
+        assert answer.status_code == 200, (form, answer.text)
+        schema = {"$ref": f"#/components/schemas/{form}", "components": document["components"]}
+        Draft202012Validator(schema).validate(answer.json())
+    assert answers["PreviewAnswer"].json()["job"]["search"]["workers"] == [1, 2]

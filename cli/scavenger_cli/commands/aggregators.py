@@ -38,17 +38,16 @@ def show_pool(*, as_json: bool) -> int:
         TransientError: The pool's manager does not answer.
         ConfigurationError: The price of a processor that the environment sets is none.
     """
-    from scavenger.cloud.local import LocalCloud
-    from scavenger.train.pool.connection import load_of
-    from scavenger.train.pool.protocol import pool_folder
+    from scavenger.control.sources import open_source
 
-    load = load_of(pool_folder())
+    with open_source(None) as source:
+        seen = source.pool()
     if as_json:
-        console.emit_json(pool_document(load))
-    elif load is None:
+        console.emit_json(pool_document(seen))
+    elif seen.load is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
     else:
-        _show(load, LocalCloud().cpu_price(), time.time())
+        _show(seen.load, (seen.usd_per_cpu_hour, seen.price_source), time.time())
     return 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -13,12 +16,13 @@ from scavenger.control.settings import load_settings
 from scavenger.domain.access import Role
 from scavenger.domain.notification import NOTIFICATION_KINDS, NotificationCount, NotificationState
 from scavenger.domain.submission import ServerRecord
+from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import when
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger_cli.ui import console, render
 
-__all__ = ["make_token", "show_info"]
+__all__ = ["login", "make_token", "show_info"]
 
 _STATES: tuple[NotificationState, ...] = ("delivered", "waiting", "refused")
 
@@ -115,4 +119,33 @@ def make_token(
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "token": plain(made), "text": text})
     else:
         console.emit(Text(text, no_wrap=True))
+    return 0
+
+
+def login(url: str | None, *, as_json: bool) -> int:
+    """Ask for the token of a server, check it there, and keep it in a file that only this user can read.
+
+    Raises:
+        ConfigurationError: No server is named, it does not know the token, or the file cannot be written.
+        TransientError: The server does not answer.
+    """
+    from scavenger.client import Client, ServerAddress
+    from scavenger.client.address import CERTIFICATES, SERVER, checked_url, keep_token
+
+    named = url or os.environ.get(SERVER, "").strip()
+    if not named:
+        raise ConfigurationError(
+            f"name the server, as `scavenger api login https://HOST:8765`, or set {SERVER}"
+        )
+    checked = checked_url(named)
+    text = getpass.getpass(f"Token for {checked}: ") if console.is_interactive() else sys.stdin.readline()
+    address = ServerAddress(checked, text.strip(), os.environ.get(CERTIFICATES) or None)
+    with Client(address) as client:
+        info = client.info()
+    path = keep_token(address.url, address.token)
+    if as_json:
+        known = {"url": address.url, "user": info["user"], "role": info["role"], "file": str(path)}
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, **known})
+    else:
+        console.emit(Text(f"{info['user']} ({info['role']}) at {address.url}, kept in {path}", no_wrap=True))
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.catalog import Asked, catalog_document, find_machines, prices_of
+from scavenger.control.documents.catalog import Asked, catalog_document, prices_of
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.ui import console, render
@@ -25,13 +25,16 @@ OLD_DAYS = 90
 """Age from which a note suggests a refresh: Google's spot prices may change monthly, list prices a few times a year."""
 
 
-def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
+def show(asked: Asked, *, as_json: bool) -> int:
     """Print the matching types, cheapest first.
 
     Raises:
         ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
     """
-    found = find_machines(asked, today=today)
+    from scavenger.control.sources import open_source
+
+    with open_source(None) as source:
+        found = source.machines(asked)
     listings = found.listings
     if as_json:
         console.emit_json(catalog_document(found))

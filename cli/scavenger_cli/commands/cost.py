@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.costs import cost_document, cost_of
+from scavenger.control.documents.costs import cost_document
 from scavenger.control.provisioning.bill import JobCost, VmCost
+from scavenger.control.sources import open_source
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
-from scavenger.store import Store
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scavenger.domain.cost import CostItem
-    from scavenger.store.records import JobRecord
 
 __all__ = ["show_cost"]
 
@@ -34,26 +33,26 @@ def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: dat
         ConfigurationError: If there is no such job.
     """
     at = now or datetime.now(UTC)
-    with Store.open(store_url) as store:
+    with open_source(store_url) as source:
         if key is not None:
-            found = cost_of(store, store.job(key), at)
+            found = source.cost(key, at)
             if as_json:
                 console.emit_json({"schema_version": console.SCHEMA_VERSION, "job": cost_document(found)})
             else:
                 console.emit(*_one(found))
             return 0
-        jobs = [(listed, cost_of(store, store.job(listed.id), at)) for listed in store.jobs(JOBS_SHOWN)]
+        jobs = source.costs(JOBS_SHOWN, at)
     if as_json:
-        rows = [cost_document(cost) for _, cost in jobs]
+        rows = [cost_document(cost) for cost in jobs]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "jobs": rows})
     elif not jobs:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
     else:
-        console.emit(*_all(jobs), Text(), *_one(jobs[0][1]))
+        console.emit(*_all(jobs), Text(), *_one(jobs[0]))
     return 0
 
 
-def _all(jobs: Iterable[tuple[JobRecord, JobCost]]) -> Iterator[RenderableType]:
+def _all(jobs: Iterable[JobCost]) -> Iterator[RenderableType]:
     grid = render.table(
         ("id", "left"),
         ("name", "left"),
@@ -63,20 +62,18 @@ def _all(jobs: Iterable[tuple[JobRecord, JobCost]]) -> Iterator[RenderableType]:
         ("off by", "right"),
         ("began", "left"),
     )
-    for job, cost in jobs:
+    for cost in jobs:
         predicted = "-" if cost.predicted is None else money(cost.predicted.cost_usd)
         actual = "-" if cost.actual_usd is None else money(cost.actual_usd)
-        began = when(job.created_at)[5:16]
+        began = when(cost.created_at)[5:16]
         state = cost.state.replace("_", " ")
-        grid.add_row(
-            cost.job_id[:8], clean(cost.name), state, predicted, actual, _off(cost, job.ended), began
-        )
+        grid.add_row(cost.job_id[:8], clean(cost.name), state, predicted, actual, _off(cost), began)
     yield grid
 
 
-def _off(cost: JobCost, ended: bool) -> str:
+def _off(cost: JobCost) -> str:
     """The error of the prediction; `-` before the end of the run, as the prediction is for the whole run."""
-    if cost.predicted is None or cost.actual_usd is None or not ended:
+    if cost.predicted is None or cost.actual_usd is None or not cost.ended:
         return "-"
     return difference(cost.predicted.cost_usd, cost.actual_usd)
 
@@ -88,10 +85,9 @@ def _one(cost: JobCost) -> Iterator[RenderableType]:
         low, high = cost.predicted.cost_interval_usd
         facts.add_row("predicted", f"{money(cost.predicted.cost_usd)}, 90 %: {money_range(low, high)}")
     if cost.actual_usd is not None:
-        ended = cost.state not in ("starting", "profiling", "running", "paused")
-        off = _off(cost, ended)
+        off = _off(cost)
         error = "" if off == "-" else f"; the prediction was off by {off}"
-        facts.add_row("actual", f"{money(cost.actual_usd)}{'' if ended else ' so far'}{error}")
+        facts.add_row("actual", f"{money(cost.actual_usd)}{'' if cost.ended else ' so far'}{error}")
     facts.add_row("known", cost.how)
     yield facts
     if cost.estimate is not None:

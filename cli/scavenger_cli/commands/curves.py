@@ -17,8 +17,8 @@ from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:
     from scavenger.control.search.imported import ImportOptions
+    from scavenger.control.sources import Source
     from scavenger.store.records import JobRecord
-    from scavenger.store.store import Store
     from scavenger_cli.commands.pricing import Sizes
 
 __all__ = ["Limits", "form_of", "refuse_limits_of_a_job", "refuse_sizes_of_a_job", "show", "show_imported"]
@@ -35,10 +35,10 @@ def show(
     Raises:
         ConfigurationError: There is no such job or no curve, `out` cannot be written, or a size has no known price.
     """
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        job = _latest(store) if key is None else store.job(key)
+    with open_source(store_url) as source:
+        job = _latest(source) if key is None else source.job(key)
     return _write(_drawing(report_with_curve(job), Limits.of_job(job), sizes), form, out, verbose=verbose)
 
 
@@ -155,12 +155,12 @@ def refuse_sizes_of_a_job(*sizes: str | None) -> None:
         )
 
 
-def _latest(store: Store) -> JobRecord:
-    for listed in store.jobs(RECENT):
-        job = store.job(listed.id)  # listings come without reports
+def _latest(source: Source) -> JobRecord:
+    for listed in source.jobs(RECENT):
+        job = source.job(listed.job.id)  # listings come without reports
         if job.report is not None and job.report.get("curve") is not None:
             return job
-    raise ConfigurationError(f"{store.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")
+    raise ConfigurationError(f"{source.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")
 
 
 def form_of(form: str | None, out: Path | None) -> str:

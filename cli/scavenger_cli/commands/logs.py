@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from scavenger.control.documents.logs import JobLogs, LogChunk, LogReader, Wanted, harmless, logs_document
+from scavenger.control.documents.logs import LogChunk, LogReader, Wanted, harmless, logs_document
 from scavenger.presentation.formatting import when
 from scavenger.store.records import LIVE_STATES
 from scavenger_cli.ui import console
@@ -14,7 +14,7 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store.records import EventRecord
 
-__all__ = ["show_logs"]
+__all__ = ["show_lines", "show_logs"]
 
 FOLLOW_S = 0.5
 """Between two polls: faster would not be noticed, and a poll costs a millisecond."""
@@ -28,18 +28,18 @@ def show_logs(
     Raises:
         ConfigurationError: There is no such job or process, or its logs are on another machine.
     """
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        reader = JobLogs(store, store.job(key), wanted)
+    with open_source(store_url) as source:
+        reader = source.logs(key, wanted)
         if as_json:
             console.emit_json(logs_document(reader.begin(lines, whole=True)))
             return 0
-        _show(reader, wanted, lines, follow=follow)
+        show_lines(reader, wanted, lines, follow=follow)
     return 0
 
 
-def _show(reader: LogReader, wanted: Wanted, lines: int, *, follow: bool) -> None:
+def show_lines(reader: LogReader, wanted: Wanted, lines: int, *, follow: bool) -> None:
     """Print the end of each log, and with `follow` new lines until the job has ended or the reader is gone."""
     chunk = reader.begin(lines, whole=not follow)
     if wanted.written and not chunk.logs:

@@ -9,17 +9,21 @@ from rich.text import Text
 
 from scavenger.control.documents.logs import Wanted
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import submission_document, submissions_document
+from scavenger.control.documents.submissions import (
+    SubmittedJob,
+    submission_document,
+    submissions_document,
+)
+from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, money, plural, when
 from scavenger_cli.commands.logs import show_logs
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
-    from scavenger.domain.submission import Submission
-    from scavenger.store import Store
+    from scavenger.control.sources import Source
 
-__all__ = ["cancel_jobs", "follow_logs", "show_queue"]
+__all__ = ["await_begin", "cancel_jobs", "follow_logs", "show_queue"]
 
 SHOWN = 50
 LINES = 20
@@ -28,29 +32,26 @@ _LOOK_S = 0.5
 
 def show_queue(*, everything: bool, store_url: str | None, as_json: bool) -> int:
     """Print submissions that wait or run, or with `everything` also those that have ended."""
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        states = () if everything else ("queued", "running")
-        found = store.submissions(SHOWN, states=states)
-        servers = store.servers()
-        if as_json:
-            document = submissions_document(found)
-            console.emit_json({**document, "servers": [plain(server) for server in servers]})
-            return 0
-        if found:
-            _emit(store, found)
-        else:
-            console.emit(Text("No job is queued: `scavenger optimize JOB.yaml --detach` submits one."))
-        if any(one.is_open for one in found) and not servers:
-            console.note(
-                "no server is running: `scavenger serve` starts one, and so does the next `--detach`"
-            )
+    with open_source(store_url) as source:
+        found = source.submissions(SHOWN, states=() if everything else OPEN_SUBMISSIONS)
+        servers = source.servers()
+    if as_json:
+        document = submissions_document(found)
+        console.emit_json({**document, "servers": [plain(server) for server in servers]})
+        return 0
+    if found:
+        _emit(found)
+    else:
+        console.emit(Text("No job is queued: `scavenger optimize JOB.yaml --detach` submits one."))
+    if any(one.is_open for one in found) and not servers:
+        console.note("no server is running: `scavenger serve` starts one, and so does the next `--detach`")
     return 0
 
 
-def _emit(store: Store, found: tuple[Submission, ...]) -> None:
-    users = len({one.job.user for one in found}) > 1
+def _emit(found: tuple[SubmittedJob, ...]) -> None:
+    users = len({one.user for one in found}) > 1
     grid = render.table(
         ("id", "left"),
         ("name", "left"),
@@ -61,15 +62,14 @@ def _emit(store: Store, found: tuple[Submission, ...]) -> None:
         ("", "left"),
     )
     for one in found:
-        job = store.job(one.id) if store.has_job(one.id) else None
-        state = one.state if job is None or one.state == "queued" else job.state.replace("_", " ")
-        spent = "-" if job is None or job.cost_usd is None else money(job.cost_usd)
-        user = (clean(one.job.user),) if users else ()
+        state = (
+            one.state if one.job_state is None or one.state == "queued" else one.job_state.replace("_", " ")
+        )
+        spent = "-" if one.cost_usd is None else money(one.cost_usd)
+        user = (clean(one.user),) if users else ()
         restarts = f"runner {one.starts}" if one.starts > 1 else ""
         words = "; ".join(part for part in (clean(one.reason), restarts) if part)
-        grid.add_row(
-            one.id[:8], clean(one.job.name), *user, state, spent, when(one.submitted_at)[5:16], words
-        )
+        grid.add_row(one.id[:8], clean(one.name), *user, state, spent, when(one.submitted_at)[5:16], words)
     console.emit(grid)
 
 
@@ -79,30 +79,32 @@ def follow_logs(key: str, *, store_url: str | None) -> int:
     Raises:
         ConfigurationError: There is no such job, or it ended before it began.
     """
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        submission = store.submission(key)
-        told: str | None = None
-        while submission is not None and not store.has_job(submission.id):
-            if not submission.is_open:
-                raise ConfigurationError(
-                    f"job {submission.job.name} ({submission.id[:8]}) did not begin: {submission.reason}"
-                )
-            words = submission.reason or (
-                "it begins" if submission.state == "running" else "it waits for its turn"
-            )
-            if words != told:
-                console.note(
-                    f"job {submission.job.name} ({submission.id[:8]}) is {submission.state}: {words}"
-                )
-                told = words
-            time.sleep(_LOOK_S)
-            submission = store.submission(submission.id)
-        job_id = key if submission is None else submission.id
+    with open_source(store_url) as source:
+        job_id = await_begin(source, key)
     return show_logs(
         job_id, Wanted(True, True, None), follow=True, lines=LINES, store_url=store_url, as_json=False
     )
+
+
+def await_begin(source: Source, key: str) -> str:
+    """Wait until a submitted job is on record, and say why it waits; returns its id, or the key of another job.
+
+    Raises:
+        ConfigurationError: It ended before it began.
+    """
+    told: str | None = None
+    while (one := source.submission(key)) is not None and one.job_state is None:
+        key, begin = one.id, f"job {one.name} ({one.id[:8]})"
+        if not one.is_open:
+            raise ConfigurationError(f"{begin} did not begin: {one.reason}")
+        words = one.reason or ("it begins" if one.state == "running" else "it waits for its turn")
+        if words != told:
+            console.note(f"{begin} is {one.state}: {words}")
+            told = words
+        time.sleep(_LOOK_S)
+    return key if one is None else one.id
 
 
 def cancel_jobs(keys: list[str], *, everything: bool, yes: bool, store_url: str | None, as_json: bool) -> int:
@@ -111,40 +113,35 @@ def cancel_jobs(keys: list[str], *, everything: bool, yes: bool, store_url: str 
     Raises:
         ConfigurationError: There is no such submitted job, or there is no terminal to ask on.
     """
-    from scavenger.store import Store
-    from scavenger.store.owner import this_process
+    from scavenger.control.sources import open_source
 
     if everything == bool(keys):
         raise ConfigurationError("name jobs, or give --all for all of yours")
-    with Store.open(store_url) as store:
-        user = this_process().user
+    with open_source(store_url) as source:
         if everything:
-            found = list(store.submissions(10_000, states=("queued", "running"), user=user))
+            found = list(source.submissions(10_000, states=OPEN_SUBMISSIONS, user=source.user))
         else:
-            found = [_submission(store, key) for key in keys]
+            found = [_submission(source, key) for key in keys]
         if not yes and not console.is_interactive():
             raise ConfigurationError("there is no terminal to ask on: use --yes to cancel the jobs")
-        names = ", ".join(f"{clean(one.job.name)} {one.id[:8]}" for one in found)
+        names = ", ".join(f"{clean(one.name)} {one.id[:8]}" for one in found)
         if found and not yes and not console.ask(f"Cancel {plural(len(found), 'job')} ({names})?"):
             console.note("nothing was cancelled")
             return 0
-        now = [store.cancel(one.id, f"cancelled by {user}") for one in found]
-    done = [one for one in now if one is not None]
+        done = [source.cancel(one.id) for one in found]
     if as_json:
         rows = [submission_document(one) for one in done]
         console.emit_json({"schema_version": SCHEMA_VERSION, "submissions": rows})
         return 0
     for one in done:
         words = "is being stopped" if one.cancelling and one.is_open else f"is {one.state}"
-        console.emit(Text(f"job {clean(one.job.name)} ({one.id[:8]}) {words}"))
+        console.emit(Text(f"job {clean(one.name)} ({one.id[:8]}) {words}"))
     return 0
 
 
-def _submission(store: Store, key: str) -> Submission:
-    found = store.submission(key)
+def _submission(source: Source, key: str) -> SubmittedJob:
+    found = source.submission(key)
     if found is None:
-        job = store.job(key)
-        raise ConfigurationError(
-            f"job {job.name} ({job.id[:8]}) was not submitted; `scavenger stop {job.id[:8]}` stops it"
-        )
+        job = source.job(key)
+        raise ConfigurationError(not_submitted(job.id, job.name))
     return found

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
-from scavenger_cli.commands.detaching import submit_again
+from scavenger_cli.commands.detaching import show_submission
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+from scavenger_cli.commands.remote import resume_remotely
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
@@ -37,6 +38,40 @@ def resume(
             and the job is another user's.
         TransientError: The job is running.
     """
+    from scavenger.control.sources import server_source
+
+    if (server := server_source(store_url)) is not None:
+        with server as source:
+            job = source.job(key)
+            refuse_to_ask_nobody(yes=yes)
+            if not yes and not console.ask(f"Resume {clean(job.name)} ({job.id[:8]})?"):
+                return 0
+            return resume_remotely(
+                source, job, detach=detach, audit=audit, as_json=as_json, verbose=verbose, quiet=quiet
+            )
+    return _resume_here(
+        key,
+        yes=yes,
+        store_url=store_url,
+        as_json=as_json,
+        audit=audit,
+        detach=detach,
+        verbose=verbose,
+        quiet=quiet,
+    )
+
+
+def _resume_here(
+    key: str,
+    *,
+    yes: bool,
+    store_url: str | None,
+    as_json: bool,
+    audit: bool,
+    detach: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
     from scavenger.store import Store
     from scavenger.store.owner import this_process
 
@@ -59,7 +94,11 @@ def resume(
     if others and not _confirmed(job, yes=yes):
         return 0
     if detach:
-        return submit_again(job, store_url=store_url, audit=audit, as_json=as_json)
+        from scavenger.control.sources.of_store import StoreSource
+
+        with StoreSource(store_url) as source:
+            show_submission(source.resume(job, audit=audit), as_json=as_json)
+        return 0
     from scavenger.control.jobs.resume import resume_job
 
     return drive(

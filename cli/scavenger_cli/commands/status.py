@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.text import Text
 
-from scavenger.control.documents.costs import all_billed, billed
-from scavenger.control.documents.jobs import jobs_document, progress_of, status_document, status_of
+from scavenger.control.documents.jobs import JobStatus, ListedJob, jobs_document, status_document
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
@@ -19,8 +21,12 @@ from scavenger.presentation.panel import FINISHED
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from scavenger.control.sources import Source
+    from scavenger.store import Store
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
-    from scavenger.store.store import Store
 
 __all__ = ["Filters", "show_status"]
 
@@ -42,50 +48,68 @@ class Filters:
     name: str | None = None
 
 
-def show_status(key: str | None, filters: Filters, *, store_url: str | None, as_json: bool) -> int:
+def show_status(
+    key: str | None, filters: Filters, *, follow: bool, store_url: str | None, as_json: bool
+) -> int:
     """Print the latest jobs, or one job with its progress, processes, operations and events.
+
+    Args:
+        key: The job; None for the list.
+        filters: Which jobs are listed.
+        follow: Whether to show the job anew whenever it changes, until it has ended.
+        store_url: The database; None for the default.
+        as_json: Whether the answer is a JSON document.
 
     Raises:
         ConfigurationError: There is no such job, or filters are given with a job.
     """
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
+    from scavenger.control.sources.of_store import StoreSource
 
     if key is not None and filters != Filters():
         raise ConfigurationError("--state and --name filter the list of jobs: leave out the job")
-    with Store.open(store_url) as store:
+    if follow and (key is None or as_json):
+        raise ConfigurationError("-f shows one job as it changes: name the job, and leave out -o json")
+    with open_source(store_url) as source:
         if key is None:
-            _list_jobs(store, filters, as_json=as_json)
-            _tell_of_quarantine(store)
+            _list_jobs(source, filters, as_json=as_json)
+            if isinstance(source, StoreSource):
+                _tell_of_quarantine(source.store)
+        elif follow:
+            _follow(source, key)
         else:
-            _show_job(store, billed(store, store.job(key)), as_json=as_json)
+            status = source.status(key)
+            if as_json:
+                console.emit_json(status_document(source.name, status))
+            else:
+                console.emit(*_parts(status))
     return 0
 
 
-def _state(store: Store, job: JobRecord) -> str:
-    words = job.state.replace("_", " ")
-    if job.ended or store.is_alive(job):
+def _state(seen: ListedJob) -> str:
+    words = seen.job.state.replace("_", " ")
+    if seen.job.ended or seen.alive:
         return words
-    waits = "waits for its next runner" if store.has_runner(job.id) else "dead"
+    waits = "waits for its next runner" if seen.has_runner else "dead"
     return f"{waits} ({words} when last seen)"
 
 
-def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
+def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
     """Print the latest jobs; their owners are shown only if one is not the calling user's."""
     from scavenger.store.owner import this_process
 
-    found = store.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
-    jobs = all_billed(store, found)
+    found = source.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
     if as_json:
-        console.emit_json(jobs_document(store, jobs))
+        console.emit_json(jobs_document(source.name, found))
         return
-    if not jobs and filters != Filters():
+    if not found and filters != Filters():
         console.emit(Text("No such job."))
         return
-    if not jobs:
+    if not found:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
         return
     here = this_process()
-    shared = not all(job.owner.is_same_account(here) for job in jobs)
+    shared = not all(seen.job.owner.is_same_account(here) for seen in found)
     grid = render.table(
         ("id", "left"),
         ("name", "left"),
@@ -95,9 +119,9 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
         ("spent", "right"),
         ("began", "left"),
     )
-    for job in jobs:
-        progress = progress_of(store, job)
-        now = job.chosen if progress is None else progress.configuration
+    for seen in found:
+        job = seen.job
+        now = job.chosen if seen.progress is None else seen.progress.configuration
         trains_on = "-" if now is None else f"{now.workers} x batch {now.global_batch_size}"
         spent = "-" if job.cost_usd is None else money(job.cost_usd)
         owner = (clean(job.owner.account),) if shared else ()
@@ -105,7 +129,7 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
             job.id[:8],
             clean(job.name),
             *owner,
-            _state(store, job),
+            _state(seen),
             trains_on,
             spent,
             when(job.created_at)[5:16],
@@ -128,17 +152,40 @@ def _tell_of_quarantine(store: Store) -> None:
         console.note(f"{since}: `scavenger gc` looks for VMs that it does not know, and ends none of them")
 
 
-def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
-    status = status_of(store, job)
-    if as_json:
-        console.emit_json(status_document(store, status))
-        return
-    progress, processes, operations = status.progress, status.processes, status.operations
+def _follow(source: Source, key: str) -> None:
+    """Show a job anew with each of its events, until it has ended; on no terminal, one line for each state."""
+    from rich.live import Live
+
+    status = source.status(key)
+    if not console.is_terminal(sys.stdout):
+        told = ""
+        for _ in chain((None,), source.events(status.job.id, _last_event(status))):
+            status = source.status(status.job.id)
+            line = f"{_state(status)}: {status.progress or status.job.phase or '-'}"
+            if line != told and not console.write(sys.stdout, f"{clean(line)}\n"):
+                return
+            told = line
+    else:
+        with Live(console=console.console(sys.stdout), auto_refresh=False, transient=True) as live:
+            live.update(Group(*_parts(status)), refresh=True)
+            for _ in source.events(status.job.id, _last_event(status)):
+                status = source.status(status.job.id)
+                live.update(Group(*_parts(status)), refresh=True)
+    console.emit(*_parts(source.status(status.job.id)))
+
+
+def _last_event(status: JobStatus) -> int:
+    return status.events[-1].id if status.events else 0
+
+
+def _parts(status: JobStatus) -> Iterator[RenderableType]:
+    """What is shown of one job."""
+    job, progress = status.job, status.progress
     facts = render.table((f"{'Job':<{FACTS_WIDTH}}", "left"), (f"{clean(job.name)} ({job.id})", "left"))
     phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
     ended = job.ended_at or datetime.now(UTC)
     rows = (
-        ("state", _state(store, job)),
+        ("state", _state(status)),
         ("phase", "" if job.ended else phase),
         ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
         ("owner", clean(job.owner.account) + ("" if job.owner.uid is None else f" (uid {job.owner.uid})")),
@@ -153,27 +200,26 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
     for name, value in rows:
         if value:
             facts.add_row(name, value)
-    console.emit(
-        facts,
-        *render.paths(
-            (("job file", job.job_file), ("model", job.model_path), ("checkpoint", job.checkpoint)),
-            indent=0,
-            width=FACTS_WIDTH,
-        ),
+    yield facts
+    yield from render.paths(
+        (("job file", job.job_file), ("model", job.model_path), ("checkpoint", job.checkpoint)),
+        indent=0,
+        width=FACTS_WIDTH,
     )
     if job.predicted is not None or job.actual is not None:
-        console.emit("", *render.comparison(job.predicted, job.actual, finished=job.state in FINISHED))
+        yield ""
+        yield from render.comparison(job.predicted, job.actual, finished=job.state in FINISHED)
     # of a job that has ended, show only the processes that explain its end
-    shown = [each for each in processes if not job.ended or each.state in ("lost", "failed")]
+    shown = [each for each in status.processes if not job.ended or each.state in ("lost", "failed")]
     if shown:
-        _emit_processes(shown, job.owner.host)
-    if operations:
-        _emit_operations(operations)
+        yield from ("", _processes(shown, job.owner.host))
+    if status.operations:
+        yield from ("", _operations(status.operations))
     if status.events:
         grid = render.table(("when", "left"), ("what", "left"))
         for event in status.events:
             grid.add_row(when(event.at)[5:], clean(event.message))
-        console.emit("", grid)
+        yield from ("", grid)
 
 
 def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[str, str]]:
@@ -194,8 +240,8 @@ def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[
         yield "left", f"{duration(progress.left_s)} (90 %: {duration_range(*progress.left_interval_s)})"
 
 
-def _emit_processes(processes: list[ProcessRecord], here: str) -> None:
-    """Print the processes; hosts are shown only if one differs from that of the job's own process."""
+def _processes(processes: list[ProcessRecord], here: str) -> Table:
+    """The processes; hosts are shown only if one differs from that of the job's own process."""
     several = any(process.host not in (None, here) for process in processes)
     grid = render.table(
         ("process", "left"),
@@ -215,14 +261,14 @@ def _emit_processes(processes: list[ProcessRecord], here: str) -> None:
         grid.add_row(
             clean(process.process), process.role, pid, *host, view, process.state, step, clean(process.detail)
         )
-    console.emit("", grid)
+    return grid
 
 
-def _emit_operations(operations: tuple[OperationRecord, ...]) -> None:
+def _operations(operations: tuple[OperationRecord, ...]) -> Table:
     grid = render.table(("asked", "left"), ("to", "left"), ("", "left"), ("", "left"))
     for operation in operations:
         answer = clean(operation.message) or f"asked by {clean(operation.requested_by)}"
         grid.add_row(
             when(operation.requested_at)[5:], clean(describe(operation.operation)), operation.state, answer
         )
-    console.emit("", grid)
+    return grid

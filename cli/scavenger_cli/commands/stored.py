@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.models import job_names, model_document, models_document
+from scavenger.control.documents.models import model_document, models_document
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.ui import console, render
@@ -25,11 +25,11 @@ IMPORT_MAX_BYTES = 64 * 2**20
 
 def list_models(*, store_url: str | None, as_json: bool) -> int:
     """Print every fitted model, latest first."""
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        models = store.models()
-        names = job_names(store, models)
+    with open_source(store_url) as source:
+        found = source.models()
+    models, names = [model for model, _ in found], {model.id: name for model, name in found}
     if as_json:
         console.emit_json(models_document(models, names))
     elif not models:
@@ -75,10 +75,10 @@ def _evidence(model: ModelRecord) -> str:
 
 def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
     """Print one model and what it was fitted for."""
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        model = store.model(key)
+    with open_source(store_url) as source:
+        model = source.model(key)
     if as_json:
         console.emit_json(model_document(model))
         return 0
@@ -97,17 +97,17 @@ def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
 
 def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
     """Delete one model after asking."""
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        model = store.model(key)
+    with open_source(store_url) as source:
+        model = source.model(key)
         if not dry_run:
             if not yes and not console.is_interactive():
                 raise ConfigurationError("there is no terminal to ask on: use --yes to delete the model")
             if not yes and not console.ask(f"Delete model {model.id[:8]} ({_evidence(model)})?"):
                 console.note("nothing was deleted")
                 return 0
-            store.delete_model(model.id)
+            source.delete_model(model.id)
     words = "would delete" if dry_run else "deleted"
     if as_json:
         document = {"schema_version": console.SCHEMA_VERSION, "deleted": [] if dry_run else [model.id]}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scavenger.cloud.catalog.types import Listing, Wanted
     from scavenger.domain.cost import Price
 
-__all__ = ["Asked", "Found", "catalog_document", "find_machines", "prices_of"]
+__all__ = ["Asked", "Found", "catalog_document", "find_machines", "prices_of", "wanted_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def find_machines(asked: Asked, *, today: date | None = None) -> Found:
     Raises:
         ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
     """
-    wanted = _wanted(asked)
+    wanted = wanted_of(asked)
     today = today or datetime.now(UTC).date()
     catalog = open_catalog(today=today)
     places = _places(catalog, asked)
@@ -73,12 +73,18 @@ def catalog_document(found: Found) -> dict[str, Any]:
     """Machine types with their prices, and the age and source of each price."""
     return {
         "schema_version": SCHEMA_VERSION,
+        "today": found.today.isoformat(),
         "regions": [{"provider": provider, "region": region} for provider, region in found.places],
         "machines": [_document(listing, found.today) for listing in found.listings],
     }
 
 
-def _wanted(asked: Asked) -> Wanted:
+def wanted_of(asked: Asked) -> Wanted:
+    """What machine types must have.
+
+    Raises:
+        ConfigurationError: If an amount cannot be read.
+    """
     from scavenger.cloud.catalog.types import Wanted
 
     return Wanted(
@@ -116,7 +122,7 @@ def _places(catalog: Catalog, asked: Asked) -> list[tuple[str, str]]:
     if asked.region is None:
         places = [(provider, DEFAULT_REGIONS[provider]) for provider in providers]
         if len(places) > 1 and asked.vms:  # the name of a type shows its cloud
-            known = [p for p in places if any(catalog.listings(*p, _wanted(Asked(vms=asked.vms))))]
+            known = [p for p in places if any(catalog.listings(*p, wanted_of(Asked(vms=asked.vms))))]
             return known or places
         return places
     places = [(p, asked.region) for p in providers if asked.region in catalog.regions(p)]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.documents.plain import SCHEMA_VERSION
+from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad, pool_folder
 
-if TYPE_CHECKING:
-    from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad
-
-__all__ = ["pool_document", "share_of", "state_of"]
+__all__ = ["SeenPool", "pool_document", "see_pool", "share_of", "state_of"]
 
 
 def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
@@ -24,13 +23,36 @@ def state_of(node: NodeLoad) -> str:
     return "drained" if node.drained else "in use" if node.tenants else "empty"
 
 
-def pool_document(load: PoolLoad | None) -> dict[str, Any]:
-    """The nodes of the pool, its jobs and its tenants; null if none is served.
+@dataclass(frozen=True, slots=True)
+class SeenPool:
+    """The pool of a machine.
+
+    Attributes:
+        load: None if none is served.
+        usd_per_cpu_hour: Price of a processor, for what jobs cost.
+        price_source: Where that price comes from.
+    """
+
+    load: PoolLoad | None
+    usd_per_cpu_hour: float
+    price_source: str
+
+
+def see_pool() -> SeenPool:
+    """Ask the manager of this machine's pool.
 
     Raises:
+        TransientError: It does not answer.
         ConfigurationError: If the price of a processor that the environment sets is none.
     """
-    price = LocalCloud().cpu_price()
+    from scavenger.train.pool.connection import load_of
+
+    return SeenPool(load_of(pool_folder()), *LocalCloud().cpu_price())
+
+
+def pool_document(seen: SeenPool) -> dict[str, Any]:
+    """The nodes of the pool, its jobs and its tenants; null if none is served."""
+    load, price = seen.load, (seen.usd_per_cpu_hour, seen.price_source)
     return {"schema_version": SCHEMA_VERSION, "pool": None if load is None else _document(load, price)}
 
 

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.presentation.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob
     from scavenger.domain.job import JobSpec
 
-__all__ = ["preview_rows"]
+__all__ = ["Preview", "preview_answer", "preview_of", "preview_rows"]
 
 SPELLED_OUT_MAX = 6
 """Up to this many values are listed; of more, only the first and the last are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a job would search, profile, choose and run.
+
+    Attributes:
+        name: Of the job.
+        job_file: Path, as it was named.
+        rows: (name, words), for people.
+        document: The same as JSON values.
+    """
+
+    name: str
+    job_file: str
+    rows: tuple[tuple[str, str], ...]
+    document: dict[str, Any]
 
 
 def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
@@ -63,3 +82,61 @@ def _limits(time_s: float | None, cost_usd: float | None) -> str:
     limits = [duration(time_s)] if time_s is not None else []
     limits += [money(cost_usd)] if cost_usd is not None else []
     return f"at most {' and '.join(limits)}" if limits else ""
+
+
+def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> Preview:
+    """What a job would do.
+
+    Args:
+        prepared: The job.
+        run: False if it ends with the choice.
+        yes: Whether every question is answered with yes.
+    """
+    rows = tuple(preview_rows(prepared, run=run, yes=yes))
+    return Preview(
+        prepared.job.name, str(prepared.job_file), rows, plain(_document(prepared, run=run, yes=yes))
+    )
+
+
+def preview_answer(preview: Preview) -> dict[str, Any]:
+    """The preview as one JSON document, with its words."""
+    words = {"name": preview.name, "job_file": preview.job_file, "rows": [list(row) for row in preview.rows]}
+    return {**preview.document, **words}
+
+
+def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, object]:
+    job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "dry_run": True,
+        "job": job.model_dump(mode="json"),
+        "configurations": len(platform.space.configurations()),
+        "offers": [
+            {
+                "vm": offer.vm,
+                "provider": offer.provider,
+                "region": offer.region,
+                "price_usd_per_hour": offer.price_usd_per_hour,
+                "price_source": offer.price_source,
+                "spot": offer.spot,
+            }
+            for offer in platform.space.offers
+        ],
+        "aggregators": None
+        if aggregators is None
+        else {
+            "vm": aggregators.vm,
+            "count": job.elastic.aggregator_vms,
+            "price_usd_per_hour": aggregators.price_usd_per_hour,
+            "price_source": aggregators.price_source,
+        },
+        "notes": list(platform.notes),
+        "profile": {
+            "steps": job.profile.steps,
+            "max_time_s": job.profile.max_time,
+            "max_cost_usd": job.profile.max_cost,
+        },
+        "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
+        "runs": run,
+        "asks": run and not yes,
+    }

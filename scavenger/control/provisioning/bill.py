@@ -19,7 +19,7 @@ from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import NEVER_COUNTED, ledger, pricing_curves
 from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.search.curve import repriced
-from scavenger.store.records import JobRecord
+from scavenger.store.records import LIVE_STATES, JobRecord
 
 __all__ = ["JobCost", "Paid", "VmCost", "counted_usd", "job_cost", "paid_for", "priced_both"]
 
@@ -104,6 +104,7 @@ class JobCost:
         vms: Costs of the VMs; empty if the job used no cloud VMs.
         how: Describes how the actual cost was determined.
         not_counted: Costs that are not included or unknown.
+        created_at: Begin of the job.
     """
 
     job_id: str
@@ -116,6 +117,12 @@ class JobCost:
     vms: tuple[VmCost, ...]
     how: str
     not_counted: tuple[str, ...]
+    created_at: datetime
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.state not in LIVE_STATES
 
 
 def counted_usd(intents: Iterable[Intent], disk_usd_per_hour: float) -> float:
@@ -289,6 +296,7 @@ def job_cost(
         vms=paid.vms,
         how=how,
         not_counted=not_counted,
+        created_at=job.created_at,
     )
 
 

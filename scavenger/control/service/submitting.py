@@ -20,7 +20,7 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["ensure_server", "live_server", "new_submission", "resubmission", "server_log"]
+__all__ = ["ensure_server", "hand_over", "live_server", "new_submission", "resubmission", "server_log"]
 
 _START_S = 60.0
 """How long a new server may take to begin: its machine may be busy."""
@@ -83,6 +83,25 @@ def resubmission(job: JobRecord, earlier: Submission | None, *, rents: bool, aud
         audit=audit,
         priority=0 if earlier is None else earlier.job.priority,
     )
+
+
+def hand_over(store: Store, new: NewSubmission, *, again: str | None = None) -> Submission:
+    """Submit a job, and see to it that a server is there.
+
+    Args:
+        store: The store.
+        new: The job.
+        again: Id of the job that is to go on; None for a new one.
+
+    Raises:
+        ScavengerError: If it cannot be submitted, or no server begins to serve.
+    """
+    submission = store.submit(new) if again is None else store.submit_again(again, new)
+    try:
+        ensure_server(store)
+    except OSError as error:
+        raise TransientError(f"the job is submitted, but no server can be started: {error}") from error
+    return submission
 
 
 def live_server(store: Store) -> ServerRecord | None:

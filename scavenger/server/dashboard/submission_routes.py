@@ -44,7 +44,7 @@ def show_plan(caller: Changer, form: Form) -> Response:
         path, text = job_file_path(form.get("path", "")), form.get("text", "").replace("\r\n", "\n")
         if text.strip() and not may_write:
             raise ConfigurationError("only an admin saves job files; leave the text empty")
-        job = preview_of(path, text) if text.strip() else prepared(path, ())
+        job = preview_of(path, text) if text.strip() else prepared(path)
     except ScavengerError as error:
         return _submit_page(caller.user.name, may_write, form, str(error))
     return page_answer(
@@ -67,7 +67,7 @@ def submit(context: ContextOf, caller: Changer, form: Form) -> Response:
             raise RefusedError(403, "forbidden", "only an admin saves job files")
         save_job_file(path, text)
     new = new_submission(
-        prepared(path, ()), user=caller.user.name, idempotency_key=form.get("key") or str(uuid.uuid4())
+        prepared(path), user=caller.user.name, idempotency_key=form.get("key") or str(uuid.uuid4())
     )
     made = context.writer.call(lambda: context.store.submit(new))
     return RedirectResponse(f"/jobs/{made.id}", status_code=303)

@@ -11,10 +11,15 @@ from starlette.responses import Response
 
 from scavenger.control.documents.costs import all_billed, billed, cost_document, cost_of
 from scavenger.control.documents.curves import curve_document, plan_document, report_with_curve
-from scavenger.control.documents.jobs import jobs_document, status_document, status_of
+from scavenger.control.documents.jobs import jobs_document, listed, status_document, status_of
 from scavenger.control.documents.logs import JobLogs, Wanted, logs_document
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import submission_document, submissions_document
+from scavenger.control.documents.submissions import (
+    submission_document,
+    submissions_document,
+    submitted,
+    submitted_jobs,
+)
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import Submission, SubmissionState
@@ -51,6 +56,7 @@ def list_jobs(
     caller: CallerOf,
     state: Annotated[list[JobState] | None, Query(max_length=10)] = None,
     name: Annotated[str | None, Query(max_length=200, description="A pattern such as `digits*`.")] = None,
+    progress: Annotated[bool, Query(description="Whether progress is told; else it is null.")] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
@@ -60,7 +66,8 @@ def list_jobs(
         jobs, following = _page(
             store, limit, states=state or (), name=name, user=only_of(caller), cursor=cursor
         )
-        document = jobs_document(store, all_billed(store, jobs))
+        found = listed(store, all_billed(store, jobs), progress=progress)
+        document = jobs_document(store.name, found)
     return answer({**document, "next": following})
 
 
@@ -108,10 +115,12 @@ def _job_document(context: Context, caller: Caller, job: str) -> dict[str, Any]:
             "events": [],
         }
         document = {"schema_version": SCHEMA_VERSION, "store": store.name, **empty}
-        return {**document, "submission": submission_document(waiting)}
-    document = status_document(store, status_of(store, record))
+        return {**document, "submission": submission_document(submitted(waiting))}
+    document = status_document(store.name, status_of(store, record))
     submission = store.submission(record.id)
-    told = None if submission is None else submission_document(submission)
+    told = None
+    if submission is not None:
+        told = submission_document(submitted(submission, record.state, record.cost_usd))
     return {**document, "submission": told}
 
 
@@ -200,4 +209,6 @@ def list_submissions(
     )
     shown = found[:limit]
     following = encode(shown[-1].number) if len(found) > limit else None
-    return answer({**submissions_document(shown), "next": following})
+    document = submissions_document(submitted_jobs(context.store, shown))
+    servers = [plain(server) for server in context.store.servers()]
+    return answer({**document, "servers": servers, "next": following})

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from scavenger.control.documents.operations import migration, operation_row, outcome_document, scaling
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import submission_answer
+from scavenger.control.documents.submissions import submission_answer, submitted
 from scavenger.domain.access import Caller
 from scavenger.domain.operation import Operation, StopJob
 from scavenger.errors import NotFoundError
@@ -21,7 +21,7 @@ from scavenger.server.paging import encode, number_place
 from scavenger.server.routes.jobs import Cursor, JobKey, Limit, find_submission
 from scavenger.store.records import OperationRecord
 
-__all__ = ["router"]
+__all__ = ["router", "withdrawn"]
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
@@ -69,7 +69,7 @@ def stop(context: ContextOf, caller: Changer, job: JobKey, request: schemas.Stop
         reason = f"withdrawn by {caller.user.name}"
         cancelled = context.writer.call(lambda: context.store.cancel(waiting.id, reason))
         if cancelled is not None and cancelled.state == "cancelled":
-            return answer(submission_answer(cancelled), 202)
+            return answer(submission_answer(submitted(cancelled)), 202)
     return _asked(context, caller, job, StopJob(request.save))
 
 
@@ -104,10 +104,18 @@ def show_operation(context: ContextOf, caller: CallerOf, job: JobKey, operation:
 def withdraw(context: ContextOf, caller: Changer, job: JobKey, operation: OperationId) -> Response:
     """Withdraw an operation that the job has not started; one that it has is only shown."""
     record = find_job(context, caller, job)
-    found = _operation(context, record.id, operation)
+    return answer(outcome_document(record, withdrawn(context, caller, record.id, operation)))
+
+
+def withdrawn(context: Context, caller: Caller, job_id: str, number: int) -> OperationRecord:
+    """Withdraw an operation of a job that the caller may change, unless it was started; returns it as it is then.
+
+    Raises:
+        NotFoundError: The job has no such operation.
+    """
+    found = _operation(context, job_id, number)
     message = f"withdrawn by {caller.user.name} before the job started it"
-    withdrawn = context.writer.call(lambda: context.store.withdraw_operation(found.id, message))
-    return answer(outcome_document(record, withdrawn))
+    return context.writer.call(lambda: context.store.withdraw_operation(found.id, message))
 
 
 def _operation(context: Context, job_id: str, number: int) -> OperationRecord:

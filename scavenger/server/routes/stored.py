@@ -9,12 +9,10 @@ from starlette.responses import Response
 
 from scavenger.control.documents.catalog import Asked, catalog_document, find_machines
 from scavenger.control.documents.models import job_names, model_document, models_document
-from scavenger.control.documents.pool import pool_document
+from scavenger.control.documents.pool import pool_document, see_pool
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, Changer
 from scavenger.server.context import ContextOf, answer
-from scavenger.train.pool.connection import load_of
-from scavenger.train.pool.protocol import pool_folder
 
 __all__ = ["router"]
 
@@ -67,4 +65,4 @@ def show_catalog(
 )
 def show_pool(_: CallerOf) -> Response:
     """The pool of aggregators that jobs share on the server's machine, and what each of them uses."""
-    return answer(pool_document(load_of(pool_folder())))
+    return answer(pool_document(see_pool()))

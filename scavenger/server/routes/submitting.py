@@ -7,16 +7,27 @@ from typing import Annotated
 from fastapi import APIRouter, Header
 from starlette.responses import Response
 
-from scavenger.control.documents.submissions import submission_answer
+from scavenger.control.documents.preview import preview_answer, preview_of
+from scavenger.control.documents.submissions import (
+    SubmittedJob,
+    submission_answer,
+    submitted,
+    submitted_jobs,
+)
+from scavenger.control.job_file.overrides import Overrides
+from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.service.submitting import new_submission, resubmission
-from scavenger.domain.submission import NewSubmission
+from scavenger.domain.access import Caller
+from scavenger.domain.submission import not_submitted
+from scavenger.errors import ConfigurationError
 from scavenger.server import schemas
-from scavenger.server.access import Changer, find_job
+from scavenger.server.access import Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
 from scavenger.server.preparing import job_file_path, prepared
-from scavenger.server.routes.jobs import JobKey
+from scavenger.server.routes.jobs import JobKey, find_submission
+from scavenger.store.records import JobRecord
 
-__all__ = ["router"]
+__all__ = ["cancelled", "resumed", "router"]
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
@@ -39,14 +50,7 @@ def submit(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Put a job into the queue, as `scavenger optimize JOB.yaml --detach` does."""
-    path = job_file_path(request.job_file)
-    given = {
-        "objective": request.objective,
-        "search.strategy": request.strategy,
-        "constraints.budget": request.budget,
-        "constraints.deadline": request.deadline,
-    }
-    job = prepared(path, tuple((key, value) for key, value in given.items() if value is not None))
+    job = _prepared(request)
     new = new_submission(
         job,
         user=caller.user.name,
@@ -54,16 +58,26 @@ def submit(
         priority=request.priority,
         idempotency_key=idempotency_key,
     )
-    return _submitted(context, new, None)
+    return answer(submission_answer(submitted(context.writer.call(lambda: context.store.submit(new)))), 202)
 
 
-def _submitted(context: Context, new: NewSubmission, job_id: str | None) -> Response:
-    def write() -> Response:
-        store = context.store
-        made = store.submit(new) if job_id is None else store.submit_again(job_id, new)
-        return answer(submission_answer(made), 202)
+def _prepared(request: schemas.SubmitRequest) -> PreparedJob:
+    path = job_file_path(request.job_file)
+    overrides = Overrides(
+        request.objective,
+        request.strategy,
+        request.budget,
+        request.deadline,
+        request.workers,
+        request.batch_size,
+    )
+    return prepared(path, overrides)
 
-    return context.writer.call(write)
+
+@router.post("/preview", response_model=schemas.PreviewAnswer, summary="What a job would do")
+def preview(_: Changer, request: schemas.PreviewRequest) -> Response:
+    """What a job file would search, profile, choose and run, as `scavenger optimize JOB.yaml --dry-run` shows it."""
+    return answer(preview_answer(preview_of(_prepared(request), run=request.run, yes=request.yes)))
 
 
 @router.post(
@@ -71,8 +85,42 @@ def _submitted(context: Context, new: NewSubmission, job_id: str | None) -> Resp
 )
 def resume(context: ContextOf, caller: Changer, job: JobKey, request: schemas.ResumeRequest) -> Response:
     """Put a job that ended before its goal into the queue again, to go on from its last checkpoint."""
-    store, record = context.store, find_job(context, caller, job)
-    store.check_resumable(record)
-    rents = bool(store.jobs_with_vms([record.id]))
-    new = resubmission(record, store.submission(record.id), rents=rents, audit=request.audit)
-    return _submitted(context, new, record.id)
+    return answer(
+        submission_answer(resumed(context, find_job(context, caller, job), audit=request.audit)), 202
+    )
+
+
+def resumed(context: Context, job: JobRecord, *, audit: bool = False) -> SubmittedJob:
+    """Put a job into the queue again.
+
+    Raises:
+        ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
+    """
+    store = context.store
+    store.check_resumable(job)
+    rents = bool(store.jobs_with_vms([job.id]))
+    new = resubmission(job, store.submission(job.id), rents=rents, audit=audit)
+    return submitted(context.writer.call(lambda: store.submit_again(job.id, new)))
+
+
+@router.delete("/queue/{job}", response_model=schemas.SubmissionAnswer, summary="Cancel a submitted job")
+def cancel(context: ContextOf, caller: Changer, job: JobKey) -> Response:
+    """Withdraw a submitted job that waits; stop one that runs, as its runner would be by Ctrl-C in a command."""
+    return answer(submission_answer(cancelled(context, caller, job)))
+
+
+def cancelled(context: Context, caller: Caller, job: str) -> SubmittedJob:
+    """Withdraw or stop a submitted job, and return it as it is then.
+
+    Raises:
+        NotFoundError: The caller sees no such job.
+        ConfigurationError: A command runs it itself.
+    """
+    store = context.store
+    found = find_submission(store, only_of(caller), job)
+    if found is None:
+        record = find_job(context, caller, job)
+        raise ConfigurationError(not_submitted(record.id, record.name))
+    reason = f"cancelled by {caller.user.name}"
+    now = context.writer.call(lambda: store.cancel(found.id, reason)) or found
+    return submitted_jobs(store, [now])[0]

@@ -1,0 +1,146 @@
+"""`optimize`, `plan` and `resume` with a server: jobs are submitted to it, and followed from here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scavenger.control.documents.logs import Wanted
+from scavenger.control.sources import reading
+from scavenger.domain.document import report_from_document
+from scavenger.errors import ConfigurationError, TransientError
+from scavenger_cli.commands.detaching import Detach, show_submission
+from scavenger_cli.commands.driving import refuse_to_ask_nobody, show_report
+from scavenger_cli.commands.logs import show_lines
+from scavenger_cli.commands.previewing import show_preview
+from scavenger_cli.commands.queue import LINES, await_begin
+from scavenger_cli.ui import console
+
+if TYPE_CHECKING:
+    from scavenger.control.documents.submissions import SubmittedJob
+    from scavenger.control.job_file.overrides import Overrides
+    from scavenger.control.sources.of_server import ServerSource
+    from scavenger.store.records import JobRecord
+
+__all__ = ["RemoteRun", "resume_remotely"]
+
+
+class RemoteRun:
+    """A job file that a server is to run.
+
+    Args:
+        source: The server.
+        job_file: Path of the job file on the server's machine; a relative one is taken from the folder here.
+        overrides: Values that replace those of the job file.
+        as_json: Whether the answer is a JSON document.
+    """
+
+    def __init__(self, source: ServerSource, job_file: Path, overrides: Overrides, *, as_json: bool) -> None:
+        from scavenger.client import SubmitOptions
+
+        self._source, self._as_json = source, as_json
+        self._path = os.path.abspath(job_file)
+        self._options = SubmitOptions(**asdict(overrides))
+
+    def preview(self, *, run: bool, yes: bool) -> int:
+        """Show what would be done, and do nothing."""
+        preview = reading.preview(self._source.client.preview(self._path, self._options, run=run, yes=yes))
+        show_preview(preview, as_json=self._as_json)
+        return 0
+
+    def submit(
+        self, detach: Detach | None, *, yes: bool, audit: bool, verbose: bool = False, quiet: bool = False
+    ) -> int:
+        """Submit the job, after a question unless `yes`; without `detach`, follow it to its end.
+
+        Returns:
+            The exit code: that of the job, if it was followed; 0 also if the answer was no.
+
+        Raises:
+            ConfigurationError: The server refuses the job file, or there is no terminal to ask on.
+        """
+        from dataclasses import replace
+
+        refuse_to_ask_nobody(yes=yes)
+        if not yes:
+            asked = self._source.client.preview(self._path, self._options, run=True, yes=True)
+            show_preview(reading.preview(asked), stream=sys.stderr)
+            if not console.ask(f"Submit it to {self._source.client.address.url}?"):
+                return 0
+        priority = 0 if detach is None else detach.priority
+        options = replace(self._options, audit=audit, priority=priority)
+        made = reading.submission(self._source.client.submit(self._path, options)["submission"])
+        return _followed(self._source, made, detach, as_json=self._as_json, verbose=verbose, quiet=quiet)
+
+
+def resume_remotely(
+    source: ServerSource,
+    job: JobRecord,
+    *,
+    detach: bool,
+    audit: bool,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    """Have a job that ended before its goal go on, and follow it to its end unless `detach`.
+
+    Returns:
+        The exit code, as of `RemoteRun.submit`.
+
+    Raises:
+        ConfigurationError, TransientError: It cannot be resumed.
+    """
+    made = source.resume(job, audit=audit)
+    how = Detach() if detach else None
+    return _followed(source, made, how, as_json=as_json, verbose=verbose, quiet=quiet)
+
+
+def _followed(
+    source: ServerSource,
+    made: SubmittedJob,
+    detach: Detach | None,
+    *,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    if detach is not None and not detach.follow:
+        show_submission(made, as_json=as_json)
+        return 0
+    try:
+        _await_end(source, made.id, quiet=quiet or as_json)
+    except KeyboardInterrupt:
+        key = made.id[:8]
+        console.note(
+            f"the job goes on: `scavenger status {key}` shows it, `scavenger jobs cancel {key}` ends it"
+        )
+        raise
+    if detach is not None:
+        return 0
+    job = source.job(made.id)
+    if job.report is None:
+        raise TransientError(
+            f"job {job.name} ({job.id[:8]}) has no report; `scavenger status {job.id[:8]}` shows it"
+        )
+    try:
+        report = report_from_document(job.report)
+    except ValueError as error:
+        raise ConfigurationError(f"the report of another version cannot be read: {error}") from error
+    show_report(report, as_json=as_json, verbose=verbose)
+    return report.exit_code
+
+
+def _await_end(source: ServerSource, job_id: str, *, quiet: bool) -> None:
+    """Wait until the job has begun and ended, and print its log meanwhile."""
+    await_begin(source, job_id)
+    if quiet:
+        for event in source.events(job_id, 0):
+            if event.level != "info":
+                console.note(f"{event.level}: {event.message}")
+        return
+    wanted = Wanted(events=True, written=True, process=None)
+    show_lines(source.logs(job_id, wanted), wanted, LINES, follow=True)

@@ -1,0 +1,52 @@
+"""Values that a submission gives in place of those of its job file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scavenger.domain.ranges import batch_sizes_of_text, workers_of_text
+from scavenger.errors import ConfigurationError
+
+__all__ = ["Overrides", "sizes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Values of the command line or of a request; None where one was not given."""
+
+    objective: str | None = None
+    strategy: str | None = None
+    budget: str | None = None
+    deadline: str | None = None
+    workers: str | None = None
+    batch_size: str | None = None
+
+    def changes(self) -> dict[str, object]:
+        """The overrides as keys and values of the job file.
+
+        Raises:
+            ConfigurationError: If sizes cannot be read; the message names the option.
+        """
+        given = {
+            "objective": self.objective,
+            "search.strategy": self.strategy,
+            # shells eat a `$`, so it may be left out here
+            "constraints.budget": None if self.budget is None else f"${self.budget.removeprefix('$')}",
+            "constraints.deadline": self.deadline,
+            "search.workers": sizes("--workers", self.workers, workers_of_text),
+            "search.batch_size": sizes("--batch-size", self.batch_size, batch_sizes_of_text),
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+
+def sizes(option: str, text: str | None, read: Callable[[str], list[int]]) -> list[int] | None:
+    """Read the sizes that an option gives; None if it was not given.
+
+    Raises:
+        ConfigurationError: If they cannot be read; the message names the option.
+    """
+    try:
+        return None if text is None else read(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {error}") from error

@@ -1,0 +1,131 @@
+"""What commands need of jobs, wherever these are on record. Both implementations give the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from scavenger.control.documents.catalog import Asked, Found
+    from scavenger.control.documents.jobs import JobStatus, ListedJob
+    from scavenger.control.documents.logs import LogReader, Wanted
+    from scavenger.control.documents.pool import SeenPool
+    from scavenger.control.documents.submissions import SubmittedJob
+    from scavenger.control.provisioning.bill import JobCost
+    from scavenger.domain.operation import Operation
+    from scavenger.domain.submission import ServerRecord
+    from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
+
+__all__ = ["Source"]
+
+
+class Source(Protocol):
+    """Jobs, models and prices, as commands show them; close it after use.
+
+    Keys of jobs are ids, beginnings of ids, or names. Every method raises `NotFoundError` where there is no such job,
+    model or operation, `ConfigurationError` where several begin so, and what the store or the server fails with.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def name(self) -> str:
+        """Location of the store, for the user."""
+
+    @property
+    def user(self) -> str:
+        """Whose jobs are submitted through this."""
+
+    # ---- jobs --------------------------------------------------------------------------------------------------
+
+    def jobs(
+        self, limit: int, *, states: Collection[str] = (), name: str | None = None
+    ) -> tuple[ListedJob, ...]:
+        """The latest jobs, newest first, without their reports; see `Store.jobs`."""
+
+    def job(self, key: str) -> JobRecord:
+        """A job with its report."""
+
+    def status(self, key: str) -> JobStatus:
+        """A job with its bill, and what happened last."""
+
+    def cost(self, key: str, at: datetime) -> JobCost:
+        """What a job costs, counted up to a time; a server counts up to the time of the request."""
+
+    def costs(self, limit: int, at: datetime) -> tuple[JobCost, ...]:
+        """What the latest jobs cost, newest first."""
+
+    def logs(self, key: str, wanted: Wanted) -> LogReader:
+        """A reader of a job's logs.
+
+        Raises:
+            ConfigurationError: The wanted process has no log, told here or by the reader.
+        """
+
+    def events(self, job_id: str, after: int) -> Iterator[EventRecord]:
+        """Events with a higher id as they come, until the job is over."""
+
+    # ---- submitted jobs ----------------------------------------------------------------------------------------
+
+    def submissions(
+        self, limit: int, *, states: Collection[str] = (), user: str | None = None
+    ) -> tuple[SubmittedJob, ...]:
+        """The latest submissions, newest first; see `Store.submissions`."""
+
+    def submission(self, key: str) -> SubmittedJob | None:
+        """The latest submission of that key; None if there is none."""
+
+    def servers(self) -> tuple[ServerRecord, ...]:
+        """The processes that run submitted jobs."""
+
+    def cancel(self, job_id: str) -> SubmittedJob:
+        """Withdraw a submission that waits, or have its runner stopped; see `Store.cancel`."""
+
+    def resume(self, job: JobRecord, *, audit: bool) -> SubmittedJob:
+        """Submit a job that has ended again, to go on from its checkpoint.
+
+        Raises:
+            ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
+        """
+
+    # ---- operations --------------------------------------------------------------------------------------------
+
+    def request(self, job_id: str, operation: Operation) -> OperationRecord:
+        """Request an operation of a running job; see `Store.submit_operation`."""
+
+    def operation(self, job_id: str, number: int) -> OperationRecord:
+        """What became of an operation."""
+
+    def withdraw(self, job_id: str, number: int) -> OperationRecord:
+        """Withdraw an operation that was not started; its message then begins with `withdrawn`."""
+
+    def end_dead(self) -> None:
+        """Record of jobs whose processes are gone that they have ended, where that can be seen from here."""
+
+    # ---- models, prices, the pool ------------------------------------------------------------------------------
+
+    def models(self) -> tuple[tuple[ModelRecord, str | None], ...]:
+        """Every fitted model, without its content, with the name of the job that fitted it if it is known."""
+
+    def model(self, key: str) -> ModelRecord:
+        """A model with its content."""
+
+    def delete_model(self, key: str) -> ModelRecord:
+        """Delete a model, and return it."""
+
+    def machines(self, asked: Asked) -> Found:
+        """Machine types with their prices, cheapest first.
+
+        Raises:
+            ConfigurationError: If there is no such region, type or amount.
+        """
+
+    def pool(self) -> SeenPool:
+        """The pool of aggregators."""

@@ -1,0 +1,184 @@
+"""A server's REST API as a source of what commands show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from scavenger.client import Client
+from scavenger.control.documents.catalog import Asked, Found
+from scavenger.control.documents.jobs import JobStatus, ListedJob
+from scavenger.control.documents.logs import LogChunk, LogReader, Wanted
+from scavenger.control.documents.submissions import SubmittedJob
+from scavenger.control.sources import reading
+from scavenger.domain.operation import Operation
+from scavenger.domain.submission import ServerRecord, not_begun
+from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
+
+if TYPE_CHECKING:
+    from scavenger.control.documents.pool import SeenPool
+    from scavenger.control.provisioning.bill import JobCost
+
+__all__ = ["ServerSource"]
+
+PAGE_MAX = 200
+"""Most entries that a server gives at once."""
+
+
+class ServerSource:
+    """A `Source`: a server."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        return self.client.info()
+
+    @property
+    def name(self) -> str:
+        """See `Source`, as of all that follow."""
+        return str(self._info["store"])
+
+    @property
+    def user(self) -> str:
+        return str(self._info["user"])
+
+    def jobs(
+        self, limit: int, *, states: Collection[str] = (), name: str | None = None
+    ) -> tuple[ListedJob, ...]:
+        return reading.listed_jobs(self.client.jobs(limit, states=tuple(states), name=name, progress=True))
+
+    def job(self, key: str) -> JobRecord:
+        return reading.job(self._begun(key)["job"])
+
+    def status(self, key: str) -> JobStatus:
+        return reading.status(self._begun(key))
+
+    def _begun(self, key: str) -> dict[str, Any]:
+        """The document of a job that is on record."""
+        document = self.client.job(key)
+        if document.get("job") is None:
+            one = reading.submission(document["submission"])
+            raise NotFoundError(not_begun(one.id, one.name, one.state, one.reason))
+        return document
+
+    def cost(self, key: str, at: datetime) -> JobCost:
+        return reading.cost(self.client.of_job(key, "cost")["job"])
+
+    def costs(self, limit: int, at: datetime) -> tuple[JobCost, ...]:
+        return tuple(map(reading.cost, self.client.get("costs", {"limit": limit})["jobs"]))
+
+    def logs(self, key: str, wanted: Wanted) -> LogReader:
+        return _ServerLogs(self.client, key, wanted)
+
+    def events(self, job_id: str, after: int) -> Iterator[EventRecord]:
+        return map(reading.event, self.client.follow_events(job_id, after))
+
+    def submissions(
+        self, limit: int, *, states: Collection[str] = (), user: str | None = None
+    ) -> tuple[SubmittedJob, ...]:
+        found: list[SubmittedJob] = []
+        cursor: str | None = None
+        while len(found) < limit:
+            page = self.client.submissions(min(limit, PAGE_MAX), states=tuple(states), cursor=cursor)
+            rows = map(reading.submission, page["submissions"])
+            found += [one for one in rows if user in (None, one.user)]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        return tuple(found[:limit])
+
+    def submission(self, key: str) -> SubmittedJob | None:
+        try:
+            row = self.client.job(key)["submission"]
+        except NotFoundError:
+            return None
+        return None if row is None else reading.submission(row)
+
+    def servers(self) -> tuple[ServerRecord, ...]:
+        return reading.servers(self.client.submissions(1)["servers"])
+
+    def cancel(self, job_id: str) -> SubmittedJob:
+        return reading.submission(self.client.cancel(job_id)["submission"])
+
+    def resume(self, job: JobRecord, *, audit: bool) -> SubmittedJob:
+        return reading.submission(self.client.resume(job.id, audit=audit)["submission"])
+
+    def request(self, job_id: str, operation: Operation) -> OperationRecord:
+        answer = self.client.operate(job_id, operation)
+        if "operation" not in answer:  # it waited in the queue again
+            raise ConfigurationError(f"job {job_id[:8]} had not begun: it was withdrawn from the queue")
+        return reading.operation(answer["operation"])
+
+    def operation(self, job_id: str, number: int) -> OperationRecord:
+        return reading.operation(self.client.operation(job_id, number)["operation"])
+
+    def withdraw(self, job_id: str, number: int) -> OperationRecord:
+        return reading.operation(self.client.withdraw(job_id, number)["operation"])
+
+    def end_dead(self) -> None:
+        """The server sees its processes itself."""
+
+    def models(self) -> tuple[tuple[ModelRecord, str | None], ...]:
+        rows = self.client.get("models")["models"]
+        return tuple((reading.model({**row, "model": {}}), row["job_name"]) for row in rows)
+
+    def model(self, key: str) -> ModelRecord:
+        return reading.model(self.client.model(key)["model"])
+
+    def delete_model(self, key: str) -> ModelRecord:
+        return reading.model(self.client.delete_model(key)["model"])
+
+    def machines(self, asked: Asked) -> Found:
+        query = {
+            "provider": asked.provider,
+            "region": asked.region,
+            "vm": list(asked.vms),
+            "gpu": asked.gpu,
+            "cpus": asked.cpus,
+            "memory": asked.memory,
+        }
+        return reading.machines(self.client.get("catalog", query), asked)
+
+    def pool(self) -> SeenPool:
+        return reading.pool(self.client.get("aggregators"))
+
+
+class _ServerLogs:
+    """A `LogReader` of a server's job; its first answer fixes the job, whose name another may take."""
+
+    def __init__(self, client: Client, key: str, wanted: Wanted) -> None:
+        self._client, self._key, self._wanted = client, key, wanted
+        self._cursor: str | None = None
+
+    def begin(self, lines: int, *, whole: bool) -> LogChunk:
+        """See `LogReader`."""
+        return self._read(lambda: self._ask(lines=lines, follow=not whole))
+
+    def more(self) -> LogChunk:
+        """See `LogReader`."""
+        return self._read(lambda: self._ask(follow=True, cursor=self._cursor))
+
+    def _ask(self, **options: Any) -> dict[str, Any]:
+        wanted = self._wanted
+        return self._client.logs(
+            self._key, process=wanted.process, events=wanted.events, written=wanted.written, **options
+        )
+
+    def _read(self, ask: Callable[[], dict[str, Any]]) -> LogChunk:
+        document = ask()
+        self._key, self._cursor = document["job"]["id"], document["next"]
+        return reading.log_chunk(document)

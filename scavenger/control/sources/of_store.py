@@ -1,0 +1,171 @@
+"""The store, and the machine that it is used from, as a source of what commands show."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from scavenger.control.documents.catalog import Asked, Found, find_machines
+from scavenger.control.documents.costs import all_billed, billed, cost_of
+from scavenger.control.documents.jobs import JobStatus, ListedJob, listed, status_of
+from scavenger.control.documents.logs import JobLogs, LogReader, Wanted
+from scavenger.control.documents.models import job_names
+from scavenger.control.documents.submissions import SubmittedJob, submitted_jobs
+from scavenger.domain.operation import Operation
+from scavenger.domain.submission import ServerRecord, Submission
+from scavenger.errors import NotFoundError
+from scavenger.store import Store
+from scavenger.store.owner import this_process
+from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
+
+if TYPE_CHECKING:
+    from scavenger.control.documents.pool import SeenPool
+    from scavenger.control.provisioning.bill import JobCost
+
+__all__ = ["WITHDRAWN", "StoreSource"]
+
+WITHDRAWN = "withdrawn before the job started it"
+POLL_S = 0.5
+"""Between two looks for events: faster would not be noticed, and a look costs a millisecond."""
+
+
+class StoreSource:
+    """A `Source`: a store, opened when it is first needed.
+
+    Args:
+        url: As of `Store.open`.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if "store" in self.__dict__:
+            self.store.close()
+
+    @cached_property
+    def store(self) -> Store:
+        """The opened store."""
+        return Store.open(self._url)
+
+    @property
+    def name(self) -> str:
+        """See `Source`, as of all that follow."""
+        return self.store.name
+
+    @property
+    def user(self) -> str:
+        return this_process().user
+
+    def jobs(
+        self, limit: int, *, states: Collection[str] = (), name: str | None = None
+    ) -> tuple[ListedJob, ...]:
+        return listed(self.store, all_billed(self.store, self.store.jobs(limit, states=states, name=name)))
+
+    def job(self, key: str) -> JobRecord:
+        return self.store.job(key)
+
+    def status(self, key: str) -> JobStatus:
+        return status_of(self.store, billed(self.store, self.store.job(key)))
+
+    def cost(self, key: str, at: datetime) -> JobCost:
+        return cost_of(self.store, self.store.job(key), at)
+
+    def costs(self, limit: int, at: datetime) -> tuple[JobCost, ...]:
+        # listings come without reports
+        return tuple(self.cost(one.id, at) for one in self.store.jobs(limit))
+
+    def logs(self, key: str, wanted: Wanted) -> LogReader:
+        return JobLogs(self.store, self.store.job(key), wanted)
+
+    def events(self, job_id: str, after: int) -> Iterator[EventRecord]:
+        while True:
+            # the state is read first, so that the last events are read after the end
+            over = not self.store.is_alive(self.store.job(job_id)) and not self.store.has_runner(job_id)
+            for event in self.store.events(job_id, limit=10_000, after=after):
+                after = event.id
+                yield event
+            if over:
+                return
+            time.sleep(POLL_S)
+
+    def submissions(
+        self, limit: int, *, states: Collection[str] = (), user: str | None = None
+    ) -> tuple[SubmittedJob, ...]:
+        return submitted_jobs(self.store, self.store.submissions(limit, states=states, user=user))
+
+    def submission(self, key: str) -> SubmittedJob | None:
+        found = self.store.submission(key)
+        return None if found is None else self._submitted(found)
+
+    def _submitted(self, submission: Submission) -> SubmittedJob:
+        return submitted_jobs(self.store, [submission])[0]
+
+    def servers(self) -> tuple[ServerRecord, ...]:
+        return self.store.servers()
+
+    def cancel(self, job_id: str) -> SubmittedJob:
+        found = self.store.cancel(job_id, f"cancelled by {self.user}")
+        if found is None:
+            raise NotFoundError(f"no job {job_id} was submitted")
+        return self._submitted(found)
+
+    def resume(self, job: JobRecord, *, audit: bool) -> SubmittedJob:
+        from scavenger.control.jobs.platform import prepare_job
+        from scavenger.control.service.submitting import hand_over, resubmission
+        from scavenger.domain.job import JobSpec
+
+        rents = prepare_job(JobSpec.model_validate(job.spec), Path(job.job_file)).platform.rents
+        new = resubmission(job, self.store.submission(job.id), rents=rents, audit=audit)
+        return self._submitted(hand_over(self.store, new, again=job.id))
+
+    def request(self, job_id: str, operation: Operation) -> OperationRecord:
+        return self.store.submit_operation(job_id, operation, _requester())
+
+    def operation(self, job_id: str, number: int) -> OperationRecord:
+        return self.store.operation(number)
+
+    def withdraw(self, job_id: str, number: int) -> OperationRecord:
+        return self.store.withdraw_operation(number, WITHDRAWN)
+
+    def end_dead(self) -> None:
+        self.store.reap_dead_jobs()
+
+    def models(self) -> tuple[tuple[ModelRecord, str | None], ...]:
+        models = self.store.models()
+        names = job_names(self.store, models)
+        return tuple((model, names[model.id]) for model in models)
+
+    def model(self, key: str) -> ModelRecord:
+        return self.store.model(key)
+
+    def delete_model(self, key: str) -> ModelRecord:
+        return self.store.delete_model(key)
+
+    def machines(self, asked: Asked) -> Found:
+        return find_machines(asked)
+
+    def pool(self) -> SeenPool:
+        from scavenger.control.documents.pool import see_pool
+
+        return see_pool()
+
+
+def _requester() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"

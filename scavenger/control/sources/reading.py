@@ -1,0 +1,264 @@
+"""Documents of the REST API as the values that they were made of; the inverse of `scavenger.control.documents`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from datetime import date, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
+
+from scavenger.control.documents.catalog import Asked, Found, wanted_of
+from scavenger.control.documents.jobs import JobStatus, ListedJob
+from scavenger.control.documents.logs import LogChunk, LogPosition
+from scavenger.control.documents.preview import Preview
+from scavenger.control.documents.submissions import SubmittedJob
+from scavenger.domain.cost import Price
+from scavenger.domain.operation import operation_from_document
+from scavenger.domain.progress import Progress
+from scavenger.domain.submission import ServerRecord
+from scavenger.errors import NotSupportedError
+from scavenger.store.records import (
+    EventRecord,
+    JobRecord,
+    ModelRecord,
+    OperationRecord,
+    OperationState,
+    ProcessRecord,
+)
+
+if TYPE_CHECKING:
+    from scavenger.cloud.catalog.types import Listing
+    from scavenger.control.documents.pool import SeenPool
+    from scavenger.control.provisioning.bill import JobCost
+
+__all__ = [
+    "cost",
+    "event",
+    "job",
+    "listed_jobs",
+    "log_chunk",
+    "machines",
+    "model",
+    "operation",
+    "pool",
+    "preview",
+    "servers",
+    "status",
+    "submission",
+]
+
+Args = ParamSpec("Args")
+Value = TypeVar("Value")
+
+
+def _of_this_version(read: Callable[Args, Value]) -> Callable[Args, Value]:
+    """Have a document that another version has made told as such."""
+
+    @wraps(read)
+    def reading(*args: Args.args, **kwargs: Args.kwargs) -> Value:
+        try:
+            return read(*args, **kwargs)
+        except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
+            raise NotSupportedError(
+                f"the server's answer cannot be read ({type(error).__name__}: {error}); use the version of the server, "
+                "which `scavenger --version` on its machine prints"
+            ) from error
+
+    return reading
+
+
+@_of_this_version
+def job(row: Mapping[str, Any]) -> JobRecord:
+    """A job with its report, if the document has it."""
+    return msgspec.convert(row, JobRecord)
+
+
+@_of_this_version
+def listed_jobs(document: Mapping[str, Any]) -> tuple[ListedJob, ...]:
+    """The jobs of a list."""
+    return tuple(
+        ListedJob(job(row), row["alive"], row["has_runner"], _progress(row["progress"]))
+        for row in document["jobs"]
+    )
+
+
+@_of_this_version
+def status(document: Mapping[str, Any]) -> JobStatus:
+    """One job with what happened last."""
+    row = document["job"]
+    return JobStatus(
+        job(row),
+        row["alive"],
+        row["has_runner"],
+        _progress(document["progress"]),
+        msgspec.convert(document["processes"], tuple[ProcessRecord, ...]),
+        tuple(map(operation, document["operations"])),
+        tuple(map(event, document["events"])),
+    )
+
+
+def _progress(row: Mapping[str, Any] | None) -> Progress | None:
+    return None if row is None else Progress.read(dict(row))
+
+
+@_of_this_version
+def event(row: Mapping[str, Any]) -> EventRecord:
+    """An event."""
+    return msgspec.convert(row, EventRecord)
+
+
+@_of_this_version
+def operation(row: Mapping[str, Any]) -> OperationRecord:
+    """An operation; its kinds are told apart by `operation_from_document`."""
+    times = {
+        name: None if row[name] is None else datetime.fromisoformat(row[name])
+        for name in ("requested_at", "started_at", "ended_at")
+    }
+    state = msgspec.convert(row["state"], OperationState)
+    plain = {one.name: row[one.name] for one in fields(OperationRecord)}
+    return OperationRecord(
+        **{**plain, **times, "state": state, "operation": operation_from_document(row["operation"])}
+    )
+
+
+@_of_this_version
+def submission(row: Mapping[str, Any]) -> SubmittedJob:
+    """A submission."""
+    return msgspec.convert(row, SubmittedJob)
+
+
+@_of_this_version
+def servers(rows: Iterable[Mapping[str, Any]]) -> tuple[ServerRecord, ...]:
+    """The servers of a store."""
+    return msgspec.convert(rows, tuple[ServerRecord, ...])
+
+
+@_of_this_version
+def model(row: Mapping[str, Any]) -> ModelRecord:
+    """A model."""
+    return msgspec.convert(row, ModelRecord)
+
+
+@_of_this_version
+def cost(row: Mapping[str, Any]) -> JobCost:
+    """What a job costs."""
+    from scavenger.control.provisioning.bill import JobCost
+
+    return msgspec.convert(row, JobCost)
+
+
+@_of_this_version
+def log_chunk(document: Mapping[str, Any]) -> LogChunk:
+    """What was read of logs; its place is the server's, told by a cursor."""
+    job = document["job"]
+    return LogChunk(
+        job["id"],
+        job["name"],
+        job["state"],
+        document["folder"],
+        document["elsewhere"],
+        tuple(map(event, document["events"])),
+        document["logs"],
+        document["over"],
+        LogPosition(),
+    )
+
+
+@_of_this_version
+def preview(document: Mapping[str, Any]) -> Preview:
+    """What a job would do."""
+    rest = {key: value for key, value in document.items() if key not in ("name", "job_file", "rows")}
+    rows = msgspec.convert(document["rows"], tuple[tuple[str, str], ...])
+    return Preview(document["name"], document["job_file"], rows, rest)
+
+
+@_of_this_version
+def machines(document: Mapping[str, Any], asked: Asked) -> Found:
+    """Machine types with their prices."""
+    return Found(
+        tuple((one["provider"], one["region"]) for one in document["regions"]),
+        wanted_of(asked),
+        tuple(map(_listing, document["machines"])),
+        date.fromisoformat(document["today"]),
+    )
+
+
+def _listing(row: Mapping[str, Any]) -> Listing:
+    from scavenger.cloud.catalog.types import Listing, MachineType
+
+    machine = MachineType(
+        row["provider"],
+        row["vm"],
+        row["cpus"],
+        row["memory_gib"],
+        row["accelerator"] or "",
+        row["accelerators"],
+        row["caveat"] or "",
+    )
+    prices = msgspec.convert((row["on_demand"], row["spot"]), tuple[Price | None, Price | None])
+    return Listing(machine, row["region"], *prices, interruption=row["interruption"] or "")
+
+
+@_of_this_version
+def pool(document: Mapping[str, Any]) -> SeenPool:
+    """The pool of aggregators of the server's machine."""
+    from scavenger.cloud.local import LocalCloud
+    from scavenger.control.documents.pool import SeenPool
+
+    found = document["pool"]
+    if found is None:
+        return SeenPool(None, *LocalCloud().cpu_price())
+    return SeenPool(_load(found), found["usd_per_cpu_hour"], found["price_source"])
+
+
+def _load(found: Mapping[str, Any]) -> Any:
+    from scavenger.train.pool.placement import Node
+    from scavenger.train.pool.protocol import Change, JobUse, NodeLoad, PoolLoad, TenantLoad
+
+    nodes = tuple(
+        NodeLoad(
+            Node(one["name"], tuple(one["processors"]), one["memory_bytes"], one["tenants_max"]),
+            one["load_cpus"],
+            one["used_bytes"],
+            one["tenants"],
+            one["planned"],
+            one["state"] == "drained",
+        )
+        for one in found["nodes"]
+    )
+    tenants = tuple(
+        TenantLoad(
+            one["job"]["id"],
+            one["job"]["name"],
+            one["process"],
+            one["node"],
+            one["pid"],
+            _seconds(one["since"]),
+            one["cpu_s"],
+            one["load_cpus"],
+            one["memory_bytes"],
+        )
+        for one in found["tenants"]
+    )
+    jobs = msgspec.convert(found["jobs"], tuple[JobUse, ...])
+    changes = tuple(
+        Change(_seconds(one["at"]), one["what"], one["reason"], one["in_use"]) for one in found["changes"]
+    )
+    return PoolLoad(
+        found["pid"],
+        _seconds(found["since"]),
+        found["shares"],
+        found["tenant_memory_bytes"],
+        found["free"],
+        nodes,
+        tenants,
+        jobs,
+        changes,
+    )
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()

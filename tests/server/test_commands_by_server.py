@@ -1,0 +1,291 @@
+"""The same commands, against a store and against a server over the same store, print the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dashboard_samples import curve_of
+from scavenger_cli.main import main
+from server_world import World, end_runner, submission
+
+from scavenger.control.search.outcome import NOTHING_SEARCHED
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.document import report_document
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.operation import ScaleTo, StopJob
+from scavenger.domain.progress import PROGRESS, Progress
+from scavenger.domain.report import Actual, Predicted, ReportedJob, RunReport
+from scavenger.server.serving import serving
+from scavenger.server.settings import ServerSettings
+from scavenger.store import Store
+from scavenger.store.owner import this_process
+from scavenger.train.pool import protocol
+from scavenger.train.pool.placement import Node
+
+PROGRESSED = Progress(
+    40,
+    4,
+    Configuration("local-1", 2, 64),
+    float("nan"),
+    "val_accuracy",
+    0.82,
+    0.99,
+    (9.0, 40.0),
+    60.0,
+    (30.0, 120.0),
+)
+PREDICTED = Predicted(100.0, (80.0, 120.0), 0.5, (0.4, 0.6), 0.05, 20.0)
+POOL = protocol.PoolLoad(
+    pid=7,
+    since=1.75e9,
+    shares="session",
+    tenant_memory_bytes=1 << 30,
+    free=5,
+    nodes=(
+        protocol.NodeLoad(Node("node-0", (0, 1), 1 << 32, 8), 0.5, 1 << 20, 1, 0.25),
+        protocol.NodeLoad(Node("node-1", (2, 3), 1 << 32, 8), 0.0, 0, 0, 0.0, drained=True),
+    ),
+    tenants=(
+        protocol.TenantLoad("abcdefgh-1", "digits", "aggregator-0", "node-0", 11, 1.75e9, 3.0, 0.5, 1 << 20),
+    ),
+    jobs=(protocol.JobUse("abcdefgh-1", "digits", 3.0, 0.05, 0.06, 0.1),),
+    changes=(protocol.Change(1.75e9, "aggregator-0 of digits to node-0", "least loaded", 1),),
+)
+
+Outputs = tuple[int, str, str]
+Both = Callable[..., tuple[Outputs, Outputs]]
+
+
+@pytest.fixture
+def jobs(store: Store, world: World, logs: Path) -> dict[str, str]:
+    """Ids of a running job, one that has succeeded with a curve, and one that waits."""
+    running = world.jobs["ann"]
+    store.add_event(running, PROGRESS, str(PROGRESSED), data=PROGRESSED.data(), replacing=True)
+    store.submit_operation(running, ScaleTo(3), "ann")
+    (logs / "w0.log").write_text("one\n\x1b[31mtwo\nhalf")
+    (logs / "w1.log").write_text("three\n")
+
+    curve, choice = curve_of()
+    done = store.create_job("trained", spec={"constraints": {"budget": 3.0}}, job_file=world.job_file)
+    actual = Actual(90.0, 0.45, 0.05, 18.0)
+    report = RunReport(
+        ReportedJob(done.id, "trained", "succeeded"), NOTHING_SEARCHED, curve, choice, PREDICTED
+    )
+    store.finish_job(
+        done.id,
+        state="succeeded",
+        report=report_document(report),
+        exit_code=0,
+        predicted=PREDICTED,
+        actual=actual,
+        cost_usd=0.45,
+        chosen=choice.point.configuration,
+    )
+    fingerprint = Fingerprint("a" * 64, 1000, "Adam:1", 50_000, 784, "val_accuracy>=0.97", "local-1", "cpu")
+    model = store.save_model(
+        fingerprint, {"law": [1.0, 0.1 + 0.2]}, schema_version=1, measurements=4, runs=1, job_id=done.id
+    )
+    waiting = store.submit(submission("ann", world.job_file, "later"))
+    store.explain_waiting({waiting.id: "4 jobs at once"})
+    return {"running": running, "done": done.id, "waiting": waiting.id, "model": model.id}
+
+
+@pytest.fixture
+def both(
+    store: Store,
+    world: World,
+    jobs: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Both]:
+    """Runs a command against the store, then against a real server over it, as an admin."""
+    monkeypatch.setattr("scavenger.train.pool.connection.load_of", lambda _: POOL)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: object) -> Outputs:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return (code, *capsys.readouterr())
+
+    with serving(store, ServerSettings(port=0)) as url:
+
+        def call(*arguments: object) -> tuple[Outputs, Outputs]:
+            monkeypatch.delenv("SCAVENGER_SERVER", raising=False)
+            monkeypatch.setenv("SCAVENGER_STORE", store.url)
+            here = run(*arguments)
+            monkeypatch.setenv("SCAVENGER_SERVER", url)
+            monkeypatch.setenv("SCAVENGER_TOKEN", world.tokens["root"])
+            monkeypatch.setenv("SCAVENGER_STORE", f"sqlite:///{tmp_path}/none.db")
+            there = run(*arguments)
+            assert not (tmp_path / "none.db").exists()  # no command opens a store beside the server
+            return here, there
+
+        yield call
+
+
+READS: tuple[tuple[str, ...], ...] = (
+    ("status",),
+    ("status", "--state", "succeeded", "--name", "tr*"),
+    ("status", "{running}"),
+    ("status", "trained"),
+    ("status", "{waiting}"),
+    ("status", "unknown"),
+    ("status", "trained", "-f"),
+    ("jobs", "queue"),
+    ("logs", "{running}", "-n", "1"),
+    ("logs", "{running}", "--process", "w0"),
+    ("logs", "{running}", "--process", "w9"),
+    ("logs", "trained"),
+    ("logs", "trained", "-f"),
+    ("curves",),
+    ("curves", "trained", "-f", "csv"),
+    ("curves", "{running}"),
+    ("cost",),
+    ("cost", "trained"),
+    ("cost", "{running}"),
+    ("models", "list"),
+    ("models", "show", "{model}"),
+    ("models", "rm", "{model}", "--dry-run"),
+    ("catalog", "--provider", "aws", "--cpus", "4", "--memory", "16+"),
+    ("catalog", "--gpu", "none"),
+    ("aggregators",),
+    ("optimize", "{job_file}", "--dry-run", "--workers", "1,2"),
+    ("optimize", "{job_file}", "--dry-run", "--workers", "0"),
+)
+
+
+def test_what_is_printed_is_the_same(both: Both, jobs: dict[str, str], world: World) -> None:
+    for command in READS:
+        words = [word.format(**jobs, job_file=world.job_file) for word in command]
+        here, there = both(*words)
+        assert here[0] == there[0], command
+        assert [_steady(text) for text in here[1:]] == [_steady(text) for text in there[1:]], command
+        assert here[1] or here[2], command
+        if "-f" not in words:
+            (code, document, _), (there_code, there_document, _) = both(*words, "-o", "json")
+            assert code == there_code, command
+            assert json.loads(document) == json.loads(there_document), command
+
+
+def _steady(text: str) -> str:
+    """Without how long a job has run by now."""
+    return re.sub(r"^(began .* [0-9:]+), .*", r"\1", text, flags=re.MULTILINE)
+
+
+def test_changes_are_made_and_told_the_same(both: Both, store: Store, jobs: dict[str, str]) -> None:
+    """What a command changes by the server is what it changes in the store; each is told in the same words."""
+    again = store.submit(replace(submission(this_process().user, Path("/jobs/job.yaml"), "second")))
+    store.set_user("root", "admin")
+    (code, here, _), _ = both("jobs", "cancel", jobs["waiting"], "--yes")
+    _, (there_code, there, _) = both("jobs", "cancel", again.id, "--yes")
+    assert (code, there_code) == (0, 0)
+    assert here.replace(jobs["waiting"][:8], "ID").replace("later", "N") == there.replace(
+        again.id[:8], "ID"
+    ).replace("second", "N")
+    assert [store.submission(key).state for key in (jobs["waiting"], again.id)] == ["cancelled"] * 2  # type: ignore[union-attr]
+
+    taken = store.next_operation(jobs["running"])
+    assert taken is not None
+    store.end_operation(taken.id, "done", "3 workers")
+    (code, _, _), (busy, _, error) = both("stop", jobs["running"], "--no-wait")
+    assert (code, busy) == (0, 3)  # the second is refused while the first is open
+    assert "one thing at a time" in " ".join(error.split())
+    open_one = store.open_operation(jobs["running"])
+    assert open_one is not None
+    assert open_one.operation == StopJob()
+    store.withdraw_operation(open_one.id, "withdrawn")
+    here, there = both("migrate", jobs["running"], "--timeout", "1s", "--worker", "w0")
+    assert (here[0], there[0]) == (3, 3)
+    assert "the request was withdrawn, and nothing was changed" in " ".join(there[2].split())
+    assert here[2] == there[2]
+
+
+def test_a_model_is_deleted_by_the_server(both: Both, store: Store, jobs: dict[str, str]) -> None:
+    (_, here, _), (code, _, error) = both("models", "rm", jobs["model"], "--yes")
+    assert f"deleted model {jobs['model']}" in here
+    assert (code, store.models()) == (2, ())
+    assert f"there is no model '{jobs['model']}'" in " ".join(error.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jobs", "rm", "trained", "--yes"),
+        ("gc", "--yes"),
+        ("models", "export"),
+        ("api", "info"),
+        ("aggregators", "drain", "node-0"),
+        ("catalog", "refresh"),
+        ("plan", "{job_file}", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_what_does_not_go_by_a_server_says_what_to_do(
+    command: tuple[str, ...], both: Both, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCAVENGER_SERVER", "http://127.0.0.1:9")
+    monkeypatch.setenv("SCAVENGER_TOKEN", "scv_x")
+    code = main([word.format(job_file=world.job_file) for word in command])
+    assert code == 2
+
+
+def test_a_job_is_submitted_to_the_server(
+    both: Both, store: Store, world: World, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only with `--yes`, where nobody can be asked; with the options of the command line."""
+    both("status")  # names the server
+    assert main(["optimize", str(world.job_file), "--detach"]) == 2
+    options = ["--workers", "1", "--budget", "3", "--objective", "cost", "--audit"]
+    assert main(["optimize", str(world.job_file), "--detach", "--yes", *options]) == 0
+    made = store.submissions(1)[0]
+    assert (made.job.user, made.job.audit, made.job.reserved_usd) == ("root", True, 3.0)
+    assert made.job.spec["search"]["workers"] == [1]
+    assert main(["jobs", "launch", str(world.job_file), "-d", "--yes", "--priority", "5"]) == 0
+    assert store.submissions(1)[0].job.priority == 5
+
+
+def test_a_job_goes_on_by_the_server(both: Both, store: Store, world: World, jobs: dict[str, str]) -> None:
+    both("status")  # names the server
+    running = jobs["running"]
+    store.update_job(running, checkpoint="/jobs/checkpoint")
+    assert main(["resume", running, "--yes", "--detach"]) == 3
+    store.finish_job(running, state="stopped", report=None, exit_code=0)
+    end_runner(store, running)
+    assert main(["resume", running, "--yes", "--detach"]) == 0
+    assert store.submission(running).state == "queued"  # type: ignore[union-attr]
+
+
+class _Piped:
+    """Standard input that is no terminal."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def isatty(self) -> bool:
+        return False
+
+    def readline(self) -> str:
+        return self._text
+
+
+def test_a_token_is_kept_once_the_server_knows_it(
+    both: Both, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both("status")  # names the server
+    monkeypatch.delenv("SCAVENGER_TOKEN")
+    monkeypatch.setattr(sys, "stdin", _Piped("scv_unknown\n"))
+    assert main(["api", "login"]) == 2
+    assert main(["status"]) == 2
+    assert "scavenger api login" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", _Piped(world.tokens["eve"] + "\n"))
+    assert main(["api", "login"]) == 0
+    assert "eve (viewer) at http://127.0.0.1" in capsys.readouterr().out
+    assert main(["status"]) == 0
