@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from scavenger.domain.submission import Backlog, Submission
 
-__all__ = ["Admission", "QueueLimits", "admit"]
+__all__ = ["Admission", "QueueLimits", "admit", "budget_period"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class QueueLimits:
     def budget_of(self, user: str) -> float | None:
         """The budget of one user; None for no limit."""
         return self.user_budgets_usd.get(user, self.user_budget_usd)
+
+
+def budget_period(now: datetime) -> datetime:
+    """Begin of the period whose costs count for budgets: the calendar month, in UTC."""
+    return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 @dataclass(frozen=True, slots=True)

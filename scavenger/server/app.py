@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from scavenger import __version__
+from scavenger.policy.admission import QueueLimits
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
 from scavenger.server.callers import Callers
@@ -42,6 +43,7 @@ def create_app(
     *,
     is_ready: Callable[[], bool] = lambda: True,
     tracer_provider: TracerProvider | None = None,
+    limits: QueueLimits | None = None,
 ) -> FastAPI:
     """The ASGI application over a store, which stays open as long as the application runs.
 
@@ -50,8 +52,16 @@ def create_app(
         settings: Where it listens; decides which hosts it answers to.
         is_ready: Tells whether whoever runs submitted jobs works.
         tracer_provider: Makes the spans of requests; None: there are none.
+        limits: Under which those begin; None: those of the settings file.
     """
-    context = Context(store, Writer(store), settings or ServerSettings(), Callers(store), is_ready=is_ready)
+    context = Context(
+        store,
+        Writer(store),
+        settings or ServerSettings(),
+        Callers(store),
+        is_ready=is_ready,
+        limits=limits,
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

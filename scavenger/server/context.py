@@ -10,6 +10,8 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from scavenger.control.service.server import configured_limits
+from scavenger.policy.admission import QueueLimits
 from scavenger.server.callers import Callers
 from scavenger.server.metrics import Metrics
 from scavenger.server.settings import ServerSettings
@@ -25,6 +27,7 @@ class Context:
 
     Attributes:
         callers: Callers by their tokens; to be told when a user or token was changed.
+        limits: Those that whoever runs submitted jobs was given; None: those of the settings file.
         is_ready: Tells whether whoever runs submitted jobs works; asked by `/readyz`.
     """
 
@@ -34,6 +37,15 @@ class Context:
     callers: Callers
     metrics: Metrics = field(default_factory=Metrics)
     is_ready: Callable[[], bool] = lambda: True
+    limits: QueueLimits | None = None
+
+    def queue_limits(self) -> QueueLimits:
+        """Limits under which submitted jobs begin.
+
+        Raises:
+            JobFileError: Those of the settings file apply, and it is invalid.
+        """
+        return configured_limits() if self.limits is None else self.limits
 
 
 def _context(request: Request) -> Context:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from scavenger.errors import ConfigurationError, TransientError
+from scavenger.policy.admission import QueueLimits
 from scavenger.server.app import create_app
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
@@ -42,9 +43,13 @@ def first_token(store: Store) -> str | None:
 
 @contextmanager
 def serving(
-    store: Store, settings: ServerSettings, *, is_ready: Callable[[], bool] = lambda: True
+    store: Store,
+    settings: ServerSettings,
+    *,
+    is_ready: Callable[[], bool] = lambda: True,
+    limits: QueueLimits | None = None,
 ) -> Iterator[str]:
-    """Serve the API within the block; yields its address, as `http://127.0.0.1:8765`.
+    """Serve the API within the block; yields its address, as `http://127.0.0.1:8765`. See `create_app`.
 
     Raises:
         ConfigurationError: The address is in use, is not of this machine, or the certificate cannot be read.
@@ -54,7 +59,7 @@ def serving(
         address = settings.url(listening.getsockname()[1])
         try:
             config = uvicorn.Config(
-                create_app(store, settings, is_ready=is_ready, tracer_provider=provider),
+                create_app(store, settings, is_ready=is_ready, tracer_provider=provider, limits=limits),
                 log_config=None,
                 access_log=False,
                 server_header=False,

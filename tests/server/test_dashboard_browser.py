@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browsing import axe_source, browser, serving, why_no_browser
 from dashboard_samples import PREDICTED, curve_of
-from server_world import World
+from server_world import World, end_runner
 
 from scavenger.control.search.outcome import NOTHING_SEARCHED
 from scavenger.control.training.journal import Journal
@@ -134,6 +134,27 @@ def test_a_job_is_found_watched_and_scaled(page: Any, store: Store, running: str
     page.get_by_text("succeeded", exact=True).wait_for()
 
 
+def test_a_request_is_withdrawn_and_a_job_that_was_stopped_goes_on(
+    page: Any, store: Store, running: str
+) -> None:
+    page.goto(page.url.rstrip("/") + f"/jobs/{running}")
+    page.get_by_role("button", name="Migrate…").click()
+    page.get_by_role("button", name="Migrate the workers").click()
+    page.get_by_role("button", name="Withdraw the request…").click()
+    page.get_by_role("button", name="Withdraw the request").click()
+    page.get_by_text("withdrawn by ann").first.wait_for()
+    store.update_job(running, checkpoint="/jobs/checkpoint")
+    store.finish_job(running, state="stopped", report=None, exit_code=0)
+    end_runner(store, running)
+    page.reload()
+    page.get_by_role("button", name="Resume…").click()
+    page.get_by_role("button", name="Resume the job").click()
+    page.wait_for_url(f"**/jobs/{running}")
+    resumed = store.submission(running)
+    assert resumed is not None
+    assert resumed.state == "queued"
+
+
 def test_all_can_be_reached_by_the_keyboard_and_its_place_is_seen(page: Any, running: str) -> None:
     page.reload()
     page.keyboard.press("Tab")
@@ -161,7 +182,15 @@ def test_no_page_is_wider_than_its_window(
 ) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=theme)
-    for path in ("/", f"/jobs/{running}", "/models", "/vms", f"/jobs/{running}/confirm?what=stop"):
+    for path in (
+        "/",
+        f"/jobs/{running}",
+        "/models",
+        "/vms",
+        "/budgets",
+        "/submit",
+        f"/jobs/{running}/confirm?what=stop",
+    ):
         page.goto(address + path)
         if path == f"/jobs/{running}":
             drawn(page)
@@ -182,6 +211,8 @@ def test_axe_finds_no_barrier(page: Any, address: str, running: str, theme: str)
         f"/jobs/{running}",
         "/models",
         "/vms",
+        "/budgets",
+        "/submit",
         f"/jobs/{running}/confirm?what=stop",
         "/jobs/none",
     ):

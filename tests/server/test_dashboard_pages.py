@@ -12,7 +12,6 @@ from dashboard_samples import ACTUAL, HOSTILE, NOW, curve_of, job_of, sight_of_r
 
 from scavenger.control.training.run_course import RunCourse
 from scavenger.domain.curve import thinned
-from scavenger.domain.operation import ScaleTo, StopJob
 from scavenger.errors import ConfigurationError
 from scavenger.server.dashboard.confirming import confirmation_of, operation_of
 from scavenger.server.dashboard.figures import errors_figure, job_figures
@@ -156,12 +155,13 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 def test_the_question_before_scaling_tells_what_the_curve_predicts(tmp_path: Path) -> None:
     sight = sight_of_running(tmp_path)
-    question = confirmation_of(sight, ScaleTo(3))
+    question = confirmation_of(sight, {"what": "scale", "workers": "3"})
     assert "With 3 workers a whole run would take 9 min 37 s (90 %: 6.7-14 min)" in question.consequence
     assert "$1.40" in question.consequence
     assert dict(question.fields) == {"what": "scale", "workers": "3"}
-    assert "Nothing is predicted for 99 workers" in confirmation_of(sight, ScaleTo(99)).consequence
-    assert confirmation_of(sight, StopJob()).danger
+    many = confirmation_of(sight, {"what": "scale", "workers": "99"})
+    assert "Nothing is predicted for 99 workers" in many.consequence
+    assert confirmation_of(sight, {"what": "stop"}).danger
 
 
 @pytest.mark.parametrize("workers", ["", "0", "-1", "1.5", "²", "9" * 40, "x"])

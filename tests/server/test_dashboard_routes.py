@@ -11,10 +11,12 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from server_world import JOB, World, submission
+from server_world import JOB, World, end_runner, submission
 from starlette.testclient import TestClient
 
-from scavenger.domain.operation import ScaleTo, StopJob
+from scavenger.domain.operation import Migrate, ScaleTo, StopJob
+from scavenger.policy.admission import QueueLimits
+from scavenger.server.app import create_app
 from scavenger.server.dashboard import routes, submission_routes
 from scavenger.store import Store
 
@@ -99,6 +101,75 @@ def test_a_job_is_scaled_and_stopped_after_a_question(client: TestClient, world:
     store.end_operation(asked.id, "done", "")
     client.post(f"/jobs/{job}/operate", content="what=stop", headers=FORM)
     assert store.operations(job, limit=5)[-1].operation == StopJob()
+
+
+def test_a_job_is_migrated_and_a_request_is_withdrawn_after_a_question(
+    client: TestClient, world: World, store: Store
+) -> None:
+    login(client, world, "ann")
+    job = world.jobs["ann"]
+    path = f"/jobs/{job}"
+    assert "Withdraw the request" not in client.get(path).text
+    assert "Migrate every worker" in client.get(f"{path}/confirm", params={"what": "migrate"}).text
+    client.post(f"{path}/operate", content="what=migrate", headers=FORM)
+    (asked,) = store.operations(job, limit=5)
+    assert asked.operation == Migrate()
+    assert f'name="operation" value="{asked.id}"' in client.get(path).text
+    wanted = {"what": "withdraw", "operation": str(asked.id)}
+    assert "request to migrate every worker" in client.get(f"{path}/confirm", params=wanted).text
+    other = f"/jobs/{world.jobs['bob']}/operate"
+    assert client.post(other, content=urlencode(wanted), headers=FORM).status_code == 404
+    client.post(f"{path}/operate", content=urlencode(wanted), headers=FORM)
+    assert store.operation(asked.id).message == "withdrawn by ann before the job started it"
+    assert client.get(f"{path}/confirm", params=wanted).status_code == 409
+    for number in ("", "x", "9" * 30, "0"):
+        body = urlencode({"what": "withdraw", "operation": number})
+        assert client.post(f"{path}/operate", content=body, headers=FORM).status_code == 404
+
+
+def test_a_job_is_resumed_and_one_that_waits_is_withdrawn_after_a_question(
+    client: TestClient, world: World, store: Store
+) -> None:
+    login(client, world, "ann")
+    job = world.jobs["ann"]
+    assert client.post(f"/jobs/{job}/operate", content="what=resume", headers=FORM).status_code == 409
+    store.update_job(job, checkpoint="/jobs/checkpoint")
+    store.finish_job(job, state="stopped", report=None, exit_code=0)
+    assert "Resume…" not in client.get(f"/jobs/{job}").text  # its runner has not ended
+    end_runner(store, job)
+    assert "Resume…" in client.get(f"/jobs/{job}").text
+    assert "goes on from its last checkpoint" in client.get(f"/jobs/{job}/confirm?what=resume").text
+    client.post(f"/jobs/{job}/operate", content="what=resume", headers=FORM)
+    resumed = store.submission(job)
+    assert resumed is not None
+    assert resumed.state == "queued"
+    waiting = store.submit(submission("ann", world.job_file, "later"))
+    assert "Withdraw…" in client.get(f"/jobs/{waiting.id}").text
+    assert "Withdraw later from the queue" in client.get(f"/jobs/{waiting.id}/confirm?what=cancel").text
+    login(client, world, "bob")
+    body = {"content": "what=cancel", "headers": FORM}
+    assert client.post(f"/jobs/{waiting.id}/operate", **body).status_code == 404  # type: ignore[arg-type]
+    login(client, world, "eve")
+    assert "Withdraw…" not in client.get(f"/jobs/{waiting.id}").text
+    login(client, world, "ann")
+    client.post(f"/jobs/{waiting.id}/operate", **body)  # type: ignore[arg-type]
+    withdrawn = store.submission(waiting.id)
+    assert withdrawn is not None
+    assert withdrawn.state == "cancelled"
+
+
+def test_budgets_tell_what_is_used_and_set_aside(store: Store, world: World) -> None:
+    """A user sees their own; who sees all jobs also sees the total."""
+    limits = QueueLimits(budget_usd=10.0, user_budgets_usd={"ann": 0.5})
+    with TestClient(create_app(store, limits=limits), base_url="http://127.0.0.1:8765") as client:
+        mine = login(client, world, "ann").get("/budgets").text
+        assert "bob" not in mine
+        assert "all users" not in mine
+        assert "$0.50 of $0.50 (100 %)" in mine
+        everybody = login(client, world, "eve").get("/budgets/live").text
+        assert "bob" in everybody
+        assert "$1.00 of $10.00 (10 %)" in everybody
+        assert "no limit" in everybody
 
 
 @pytest.mark.parametrize(

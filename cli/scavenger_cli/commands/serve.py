@@ -85,7 +85,7 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
 
     limits = given.over(configured_limits())
     logs.set_up("server", logs.read_settings())
-    with Store.open(store_url) as store, _api(store, place) as address:
+    with Store.open(store_url) as store, _api(store, place, limits) as address:
         console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
         with notifying(store, address=address, within_s=_LAST_S):
             serve(Server(store, limits, address=address))
@@ -93,7 +93,7 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
 
 
 @contextmanager
-def _api(store: Store, place: Place | None) -> Iterator[str]:
+def _api(store: Store, place: Place | None, limits: QueueLimits) -> Iterator[str]:
     """Serve the API within the block, and say where, with a token if this is the first start; yields its address."""
     if place is None:
         yield ""
@@ -108,7 +108,7 @@ def _api(store: Store, place: Place | None) -> Iterator[str]:
         yield ""
         return
     settings = ServerSettings(place.host, place.port, place.allowed_hosts, place.certificate, place.key)
-    with serving(store, settings) as address:
+    with serving(store, settings, limits=limits) as address:
         console.note(f"the API is at {address}; `scavenger api token` makes a token")
         if (token := first_token(store)) is not None:
             # not through `note`, which masks tokens: this is the one time that it is shown

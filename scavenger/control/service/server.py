@@ -42,7 +42,7 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.logs import of_job
-from scavenger.policy.admission import QueueLimits, admit
+from scavenger.policy.admission import QueueLimits, admit, budget_period
 from scavenger.policy.runners import (
     STARTS_MAX,
     EndSubmission,
@@ -215,11 +215,8 @@ class Server:
 
     def backlog(self) -> Backlog:
         """What there is to do."""
-        now = datetime.now(UTC)
-        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        return self._store.backlog(
-            self.record.host, self.record.uid, month if self._limits.has_budgets else None
-        )
+        month = budget_period(datetime.now(UTC)) if self._limits.has_budgets else None
+        return self._store.backlog(self.record.host, self.record.uid, month)
 
     def has_work(self) -> bool:
         """Whether anything waits or runs."""

@@ -9,14 +9,14 @@ from pathlib import Path
 from scavenger.control.documents.preview import preview_rows
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.domain.document import report_from_document
-from scavenger.domain.operation import Operation, ScaleTo, StopJob, describe
+from scavenger.domain.operation import Migrate, Operation, ScaleTo, StopJob, describe
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.words import Fact
 
-__all__ = ["Confirmation", "confirmation_of", "operation_of", "plan_facts"]
+__all__ = ["Confirmation", "cancellation_of", "confirmation_of", "operation_of", "plan_facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ def operation_of(form: Mapping[str, str]) -> Operation:
     match form.get("what"):
         case "stop":
             return StopJob()
+        case "migrate":
+            return Migrate()
         case "scale":
             text = form.get("workers", "").strip()
             if not (
@@ -56,9 +58,32 @@ def operation_of(form: Mapping[str, str]) -> Operation:
     raise ConfigurationError("nothing was asked for; go back to the job")
 
 
-def confirmation_of(sight: JobSight, operation: Operation) -> Confirmation:
-    """The question before an operation on a job."""
+def confirmation_of(sight: JobSight, form: Mapping[str, str]) -> Confirmation:
+    """The question before what a form asks for is done to a job.
+
+    Raises:
+        ConfigurationError: If it asks for nothing, or for what the job cannot do now.
+    """
     name = clean(sight.job.name)
+    if form.get("what") == "resume":
+        return Confirmation(
+            what=f"Resume {name}",
+            consequence="It waits in the queue for its turn, and goes on from its last checkpoint. "
+            "What it has cost so far still counts.",
+            button="Resume the job",
+            fields={"what": "resume"},
+        )
+    if form.get("what") == "withdraw":
+        asked = next((one for one in sight.operations if str(one.id) == form.get("operation")), None)
+        if asked is None or asked.state != "pending":
+            raise ConfigurationError("the job has started it meanwhile, or nothing was asked for")
+        return Confirmation(
+            what=f"Withdraw the request to {clean(describe(asked.operation))}: {name}",
+            consequence="The job has not started it. Nothing is changed then.",
+            button="Withdraw the request",
+            fields={"what": "withdraw", "operation": str(asked.id)},
+        )
+    operation = operation_of(form)
     if isinstance(operation, ScaleTo):
         count = operation.workers
         return Confirmation(
@@ -67,12 +92,31 @@ def confirmation_of(sight: JobSight, operation: Operation) -> Confirmation:
             button=f"Scale to {count:,}",
             fields={"what": "scale", "workers": str(count)},
         )
+    if isinstance(operation, Migrate):
+        return Confirmation(
+            what=f"Migrate every worker: {name}",
+            consequence="New workers are started, on new VMs if it rents some, and take over within one step; the old "
+            "ones end then. Until then both cost money.",
+            button="Migrate the workers",
+            fields={"what": "migrate"},
+        )
     return Confirmation(
         what=f"Stop {name}",
         consequence="It ends after the step in progress, saves its model and a checkpoint, and ends its VMs. "
         "`scavenger resume` can go on from there.",
         button="Stop the job",
         fields={"what": "stop"},
+        danger=True,
+    )
+
+
+def cancellation_of(name: str) -> Confirmation:
+    """The question before a job that waits is withdrawn from the queue."""
+    return Confirmation(
+        what=f"Withdraw {clean(name)} from the queue",
+        consequence="It has not begun, and does not begin then. The job file stays; it can be submitted again.",
+        button="Withdraw the job",
+        fields={"what": "cancel"},
         danger=True,
     )
 

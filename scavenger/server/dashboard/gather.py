@@ -9,10 +9,11 @@ from datetime import datetime
 from pathlib import Path
 
 from scavenger.control.documents.costs import all_billed, billed, cost_of
-from scavenger.control.documents.jobs import progress_of
+from scavenger.control.documents.jobs import listed, progress_of
 from scavenger.control.documents.logs import log_folder
 from scavenger.control.training.run_course import CourseReader
 from scavenger.domain.progress import PROGRESS
+from scavenger.errors import ScavengerError
 from scavenger.server.dashboard.job_list import JobLine, job_line
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.store import Store
@@ -60,12 +61,22 @@ def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) ->
         course=journals.of(job).read(),
         reachable=job.owner.host == this_process().host,
         at=now,
+        resumable=_is_resumable(store, job),
     )
+
+
+def _is_resumable(store: Store, job: JobRecord) -> bool:
+    submission = store.submission(job.id)
+    try:
+        store.check_resumable(job)
+    except ScavengerError:
+        return False
+    return submission is None or not submission.is_open
 
 
 def lines_of(store: Store, jobs: Sequence[JobRecord], now: datetime) -> list[JobLine]:
     """The jobs of a list, with their progress and bills."""
     return [
-        job_line(job, progress_of(store, job), alive=store.is_alive(job), now=now)
-        for job in all_billed(store, jobs)
+        job_line(one.job, one.progress, alive=one.alive, now=now)
+        for one in listed(store, all_billed(store, jobs))
     ]

@@ -45,6 +45,7 @@ class JobSight:
         course: The course of its run; empty where its journal cannot be read.
         reachable: Whether its folder, with the journal, is on this machine.
         at: The moment, with a time zone.
+        resumable: Whether it can be submitted again, to go on from its checkpoint.
     """
 
     job: JobRecord
@@ -58,6 +59,7 @@ class JobSight:
     course: RunCourse
     reachable: bool
     at: datetime
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class JobPage:
         items: What was paid or counted, item by item.
         known: How the cost is known.
         can_operate: Whether it can be scaled and stopped now.
+        can_resume: Whether it can be resumed now.
+        pending: Number of the operation that it has not started, which can be withdrawn; None if there is none.
         workers: Workers in effect; 1 if unknown.
         no_journal: Why there are no pictures of the run; empty if there are, or may come.
     """
@@ -155,6 +159,8 @@ class JobPage:
     operations: tuple[OperationLine, ...]
     events: tuple[EventLine, ...]
     can_operate: bool
+    can_resume: bool
+    pending: int | None
     workers: int
     no_journal: str
     at: Moment
@@ -184,6 +190,10 @@ def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
             for one in reversed(sight.events)
         ),
         can_operate=line.live and may_change,
+        can_resume=sight.resumable and may_change,
+        pending=next((one.id for one in sight.operations if one.state == "pending"), None)
+        if may_change
+        else None,
         workers=1 if at is None else at.workers,
         no_journal=_no_journal(sight),
         at=moment(now, now),

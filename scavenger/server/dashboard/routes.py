@@ -14,12 +14,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from scavenger.control.documents.models import job_names
+from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
-from scavenger.errors import NotFoundError
+from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.policy.admission import budget_period
+from scavenger.presentation.formatting import clean
 from scavenger.server.access import CallerOf, Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, json_answer, page_answer, part_answer
-from scavenger.server.dashboard.confirming import confirmation_of, operation_of
+from scavenger.server.dashboard.budgets import BudgetsPage, budgets_page
+from scavenger.server.dashboard.confirming import cancellation_of, confirmation_of, operation_of
 from scavenger.server.dashboard.figures import errors_figure, job_figures
 from scavenger.server.dashboard.gather import Journals, lines_of, sight_of
 from scavenger.server.dashboard.job_list import PAGE_SIZE, JobsPage, jobs_page, waiting_line
@@ -30,6 +34,8 @@ from scavenger.server.dashboard.plots import figures_document
 from scavenger.server.paging import encode, job_place
 from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import find_submission
+from scavenger.server.routes.operations import withdrawn
+from scavenger.server.routes.submitting import cancelled, resumed
 
 __all__ = ["OPEN_PATHS", "router"]
 
@@ -106,7 +112,8 @@ def one_job(context: ContextOf, caller: CallerOf, job: str) -> Response:
         if waiting is None:
             raise
         line = waiting_line(waiting, datetime.now(UTC))
-        return page_answer("waiting.html", caller.user.name, waiting=line)
+        may_withdraw = waiting.state == "queued" and caller.user.changes_jobs
+        return page_answer("waiting.html", caller.user.name, waiting=line, may_withdraw=may_withdraw)
     page = job_page(sight, may_change=caller.user.changes_jobs)
     return page_answer("job.html", caller.user.name, page=page, figures=job_figures(sight))
 
@@ -146,19 +153,36 @@ def _sight(context: Context, job_id: str) -> JobSight:
 
 @router.get("/jobs/{job}/confirm")
 def confirm(request: Request, context: ContextOf, caller: Changer, job: str) -> Response:
-    """Ask before an operation."""
-    sight = _sight(context, find_job(context, caller, job).id)
-    question = confirmation_of(sight, operation_of(dict(request.query_params)))
-    name = job_page(sight).line.name
-    return page_answer("confirm.html", caller.user.name, id=sight.job.id, name=name, question=question)
+    """Ask before something is done to a job."""
+    asked = dict(request.query_params)
+    if asked.get("what") == "cancel":
+        waiting = find_submission(context.store, only_of(caller), job)
+        if waiting is None or waiting.state != "queued":
+            raise ConfigurationError("it waits no longer; go back to the job")
+        job_id, name, question = waiting.id, waiting.job.name, cancellation_of(waiting.job.name)
+    else:
+        sight = _sight(context, find_job(context, caller, job).id)
+        job_id, name, question = sight.job.id, sight.job.name, confirmation_of(sight, asked)
+    return page_answer("confirm.html", caller.user.name, id=job_id, name=clean(name), question=question)
 
 
 @router.post("/jobs/{job}/operate")
 def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Response:
-    """Request an operation of a running job, and go back to its page, which tells what became of it."""
-    found, operation = find_job(context, caller, job), operation_of(form)
-    by = f"{caller.user.name} (dashboard)"
-    context.writer.call(lambda: context.store.submit_operation(found.id, operation, by))
+    """Do what was confirmed, and go back to the job's page, which tells what became of it."""
+    if form.get("what") == "cancel":
+        return RedirectResponse(f"/jobs/{cancelled(context, caller, job).id}", status_code=303)
+    found = find_job(context, caller, job)
+    match form.get("what"):
+        case "resume":
+            resumed(context, found)
+        case "withdraw":
+            number = form.get("operation", "")
+            withdrawn(
+                context, caller, found.id, int(number) if number.isdecimal() and len(number) < 19 else 0
+            )
+        case _:
+            operation, by = operation_of(form), f"{caller.user.name} (dashboard)"
+            context.writer.call(lambda: context.store.submit_operation(found.id, operation, by))
     return RedirectResponse(f"/jobs/{found.id}", status_code=303)
 
 
@@ -212,6 +236,28 @@ def models_figures(request: Request, context: ContextOf, caller: CallerOf) -> Re
 
 def _compared(context: Context, user: str | None) -> Any:
     return context.store.jobs(COMPARED_MAX, states=("succeeded", "target_missed"), user=user)
+
+
+@router.get("/budgets")
+def budgets(context: ContextOf, caller: CallerOf) -> Response:
+    """What users may spend this month, and what is used and set aside."""
+    page = _budgets(context, caller)
+    return page_answer("budgets.html", caller.user.name, here="/budgets", page=page)
+
+
+@router.get("/budgets/live")
+def budgets_live(request: Request, context: ContextOf, caller: CallerOf) -> Response:
+    """The live part of the page of budgets."""
+    return part_answer(request, "budgets_live.html", page=_budgets(context, caller))
+
+
+def _budgets(context: Context, caller: Caller) -> BudgetsPage:
+    store, now = context.store, datetime.now(UTC)
+    since = budget_period(now)
+    names = [user.name for user in store.users()]
+    return budgets_page(
+        store.spending(since), context.queue_limits(), names, only=only_of(caller), since=since, now=now
+    )
 
 
 @router.get("/static/{version}/{name}")
