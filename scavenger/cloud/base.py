@@ -24,7 +24,7 @@ from typing import Protocol
 from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 
-__all__ = ["CONSOLE_CHARACTERS", "Cloud", "Inspection", "Provider"]
+__all__ = ["CONSOLE_CHARACTERS", "AdmittingProvider", "Cloud", "Inspection", "Provider"]
 
 CONSOLE_CHARACTERS = 32_000
 """Longest console output that a provider returns: its end, which shows what went wrong last."""
@@ -122,6 +122,20 @@ class Provider(Protocol):
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """Remove shared resources (security groups, keys) that no VM of the owner needs; returns what was removed.
+
+        Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
+
+class AdmittingProvider(Provider, Protocol):
+    """A provider whose VMs can be logged in to, by SSH and from the networks in `VmSettings.logins_from` alone."""
+
+    def let_in(self, request: VmRequest) -> None:
+        """Let SSH reach the VM of this launch from other networks than at its launch, and from these alone.
+
+        Args:
+            request: As at the launch, with the other networks in its settings.
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.

@@ -52,6 +52,7 @@ class VmSettings:
         identity: Instance profile (AWS) or service account (Google Cloud).
         kms_key: Key that encrypts the disks.
         proxy: URL of an HTTP proxy for what VMs load.
+        logins_from: Networks from which alone SSH reaches them, as CIDR; empty for VMs that nobody logs in to.
     """
 
     network: str = ""
@@ -61,6 +62,7 @@ class VmSettings:
     identity: str = ""
     kms_key: str = ""
     proxy: str = ""
+    logins_from: tuple[str, ...] = ()
 
 
 DEFAULT_SETTINGS = VmSettings()
@@ -135,6 +137,7 @@ class VmSeen:
     Attributes:
         instance_id: The cloud's id, never reused.
         address: Address of its first network interface; empty if it has none yet.
+        public_address: Its address in the internet; empty if it has none, or the cloud's adapter does not read it.
         launched_at, ended_at: Start and end, by the cloud's clock; None if it does not report them.
         reason: Why it is stopping or gone, in the cloud's words; empty if it does not report one.
     """
@@ -146,6 +149,7 @@ class VmSeen:
     state: VmState
     tags: VmTags = VmTags()
     address: str = ""
+    public_address: str = ""
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     reason: str = ""

@@ -163,6 +163,10 @@ class AwsSettings(CloudSettings):
     instance_profile: _InstanceProfile = Field(
         default="", description="Instance profile of VMs, whose role may read data and write checkpoints."
     )
+    leader_profile: _InstanceProfile = Field(
+        default="",
+        description="Instance profile of a leader's VM, whose role may do what who runs scavenger may do.",
+    )
     kms_key: _AwsKey = Field(default="", description="KMS key that encrypts the VMs' disks.")
     tags: _Pairs = Field(default={}, description="Tags of VMs and disks.")
     identity_certificate: Path = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from email.message import Message
 
 from metadata_server import Answer, MetadataServer
@@ -12,6 +12,7 @@ from metadata_server import Answer, MetadataServer
 __all__ = ["Imds"]
 
 TEXT = {"Content-Type": "text/plain"}
+_ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
 class Imds(MetadataServer):
@@ -23,6 +24,7 @@ class Imds(MetadataServer):
         rebalance_at: When a rebalance was recommended; None before.
         host: This machine's address that it is reached by.
         document: The VM's signed identity document; None where there is no such page.
+        role: Of the instance profile; empty for a VM without one.
     """
 
     def __init__(
@@ -32,8 +34,9 @@ class Imds(MetadataServer):
         rebalance_at: Callable[[], datetime | None],
         host: str = "127.0.0.1",
         document: Callable[[], str] | None = None,
+        role: str = "",
     ) -> None:
-        self._document = document
+        self._document, self._role = document, role
         self._now, self._interrupted_at, self._rebalance_at = now, interrupted_at, rebalance_at
         self._tokens: dict[str, float] = {}
         self.requests: list[str] = []
@@ -62,6 +65,10 @@ class Imds(MetadataServer):
             return 200, TEXT, json.dumps({"action": "terminate", "time": _zulu(interrupted)})
         if path == "/latest/dynamic/instance-identity/rsa2048" and self._document:
             return 200, TEXT, self._document()
+        if path == _ROLES and self._role:
+            return 200, TEXT, self._role
+        if path == f"{_ROLES}{self._role}" and self._role:
+            return 200, TEXT, json.dumps(_credentials(self._now()))
         if path == "/latest/meta-data/events/recommendations/rebalance" and rebalance:
             return 200, TEXT, json.dumps({"noticeTime": _zulu(rebalance)})
         return 404, TEXT, "<html>Not Found</html>"
@@ -79,3 +86,16 @@ class Imds(MetadataServer):
 
 def _zulu(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _credentials(now: datetime) -> dict[str, str]:
+    """Credentials of a VM's role, as they are for an hour."""
+    return {
+        "Code": "Success",
+        "LastUpdated": _zulu(now),
+        "Type": "AWS-HMAC",
+        "AccessKeyId": "ASIAROLEOFTHEVM",
+        "SecretAccessKey": "secret",
+        "Token": "session",
+        "Expiration": _zulu(now + timedelta(hours=6)),
+    }

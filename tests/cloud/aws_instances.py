@@ -53,6 +53,7 @@ class Instances:
         self._lock = threading.RLock()
         self._lives: dict[str, Life] = {}
         self._forgotten: dict[str, Any] = {}
+        self._roles: dict[str, str] = {}  # of VMs with an instance profile, which has the name of its role
         self.clear()
 
     def clear(self) -> None:
@@ -129,6 +130,7 @@ class Instances:
             lambda: at(life.rebalance_s),
             host,
             lambda: identity_document(Signer.of_tests(), self._identity(instance_id)),
+            self._roles.get(instance_id, ""),
         )
 
     def _identity(self, instance_id: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class LiveAws(AwsServer):
         self._ending: set[str] = set()
         self._services: list[Imds] = []
         self._closed = threading.Event()
-        super().__init__()
+        super().__init__(machines.address)
         self._ticker = threading.Thread(target=self._tick, daemon=True)
         self._ticker.start()
 
@@ -96,6 +96,7 @@ class LiveAws(AwsServer):
         )
         self._vms[instance.id] = vm
         instance.nics[0].private_ip_address = vm.address
+        instance.nics[0].public_ip = vm.address  # there is one net
 
     def _powered_off(self, instance_id: str) -> None:
         with self._lock:

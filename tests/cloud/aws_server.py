@@ -115,15 +115,15 @@ class AwsServer(Instances):
         consoles: What VMs have written, by instance id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         super().__init__()
-        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
+        self._server = make_server(host, 0, self, threaded=True, request_handler=_Quiet)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{host}:{self._server.server_port}"
         self.reset()
 
     def reset(self) -> None:
@@ -167,6 +167,8 @@ class AwsServer(Instances):
     # Requests
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if "/s3/aws4_request" in environ.get("HTTP_AUTHORIZATION", ""):
+            return self._moto(environ, start_response)  # type: ignore[no-any-return]
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         target = environ.get("HTTP_X_AMZ_TARGET", "")
         form = dict(parse_qsl(body.decode(), keep_blank_values=True)) if not target else json.loads(body)
@@ -355,6 +357,7 @@ class AwsServer(Instances):
             instance = self._known()[instance_id.decode()]
             instance.launch_time = self._at(self.now_s)
             address = str(instance.private_ip)
+            self._roles[instance.id] = form.get("IamInstanceProfile.Name", "")
             self._begin(instance, form.get("UserData", ""))
             answer = answer.replace(address.encode(), str(instance.private_ip).encode())
             if key[1]:

@@ -230,6 +230,7 @@ class Machines:
 
     Attributes:
         address: Of this machine on the VMs' net: where a leader is reached.
+        programs: Of VMs that boot from now on, by their paths.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class Machines:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{self.mark}-"))
         self._net = _Net(self.mark)
         self.address = self._net.address
-        self._programs = {**({"/usr/local/bin/scavenger-vm": agent} if agent else {}), **(programs or {})}
+        self.programs = {**({"/usr/local/bin/scavenger-vm": agent} if agent else {}), **(programs or {})}
         self._boot_s, self._stop_s = boot_s, stop_s
         self._threads: list[tuple[Machine, threading.Thread]] = []
 
@@ -280,7 +281,7 @@ class Machines:
             "name": name,
             "gateway": self.address,
             "user_data": user_data,
-            "files": self._programs,
+            "files": self.programs,
             "metadata": [self.address, metadata_port] if metadata_port else None,
             "boot_s": self._boot_s,
             "stop_s": self._stop_s,

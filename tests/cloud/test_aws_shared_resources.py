@@ -38,6 +38,40 @@ def test_an_owners_vms_reach_each_other_and_nobody_else_reaches_them(aws: AwsWor
         assert rule["IpRanges"] == []
 
 
+def test_ssh_is_let_in_from_the_present_address_alone_and_nowhere_else_but_for_a_leader(
+    aws: AwsWorld,
+) -> None:
+    first, second = (make_request(aws, 1, logins_from=(f"203.0.113.{n}/32",)) for n in (7, 8))
+    seen = aws.provider.launch(first)
+    (group,) = {form["SecurityGroupId.1"] for form in aws.server.launches}
+
+    def let_in() -> list[tuple[int, list[str]]]:
+        rules = aws.client.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+        return [
+            (rule["FromPort"], [one["CidrIp"] for one in rule["IpRanges"]])
+            for rule in rules
+            if rule["IpRanges"]
+        ]
+
+    assert let_in() == [(22, ["203.0.113.7/32"])]
+    aws.provider.let_in(second)
+    aws.provider.let_in(second)
+    assert let_in() == [(22, ["203.0.113.8/32"])]
+    aws.provider.terminate(seen.instance_id, seen.zone)
+    aws.advance(200.0)
+    assert f"security group {group}" in aws.provider.remove_leftovers(OWNER)
+
+
+def test_a_leader_is_in_the_users_groups_and_in_one_that_lets_its_command_in(aws: AwsWorld) -> None:
+    own = aws.client.create_security_group(GroupName="mine", Description="mine")["GroupId"]
+
+    aws.provider.launch(make_request(aws, 1, firewalls=(own,), logins_from=("203.0.113.7/32",)))
+
+    (form,) = aws.server.launches
+    assert form["SecurityGroupId.1"] == own
+    assert form["SecurityGroupId.2"] != own
+
+
 def test_a_group_that_another_service_made_or_removed_is_no_hindrance(
     aws: AwsWorld, server: AwsServer, session: Session
 ) -> None:

@@ -48,6 +48,8 @@ def test_the_aws_policy_has_nothing_that_no_call_needs(aws: AwsWorld, session: S
     seen = provider.launch(make_request(aws, spot=True))
     provider.describe(seen.instance_id, seen.zone)
     provider.quotas()
+    for address in ("203.0.113.7/32", "203.0.113.8/32"):
+        provider.let_in(make_request(aws, logins_from=(address,)))
     provider.terminate(seen.instance_id, seen.zone)
     aws.advance(200.0)
     provider.remove_leftovers(OWNER)

@@ -216,6 +216,10 @@ class AwsProvider:
         vcpus = {vm: int(self._types[vm]["VCpuInfo"]["DefaultVCpus"]) for vm, _ in running}
         return quotas_of(limits, running, vcpus, region=self.region)
 
+    def let_in(self, request: VmRequest) -> None:
+        """See `AdmittingProvider.let_in`."""
+        self._network(request)
+
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: security group, key pair, and disks whose VM is gone."""
         if any(seen.state != "gone" for seen in self.list_owned(owner)):
@@ -277,14 +281,16 @@ class AwsProvider:
     def _network(self, request: VmRequest) -> dict[str, Any]:
         """Parameters of the subnet, the security groups and the key pair."""
         settings, owner = request.template.settings, request.tags.owner
+        shared_by = partial(
+            self._shared_resources.of, owner, groups=settings.firewalls, logins_from=settings.logins_from
+        )
         if not (settings.network or settings.subnets):
-            return network_parameters(settings, self._shared_resources.of(owner, groups=settings.firewalls))
+            return network_parameters(settings, shared_by())
         subnets = self._subnets_of(settings)
         if request.zone not in subnets:
             raise ConfigurationError(f"aws {request.zone}: {no_subnet(request.vm, settings, subnets)}")
         subnet = subnets[request.zone]
-        shared = self._shared_resources.of(owner, vpc=subnet["VpcId"], groups=settings.firewalls)
-        return network_parameters(settings, shared, subnet["SubnetId"])
+        return network_parameters(settings, shared_by(vpc=subnet["VpcId"]), subnet["SubnetId"])
 
     def _subnets_of(self, settings: VmSettings) -> dict[str, dict[str, Any]]:
         """The subnet for VMs in each zone; looked up once in a process where the settings name subnets or a VPC."""

@@ -11,8 +11,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from scavenger.cloud.aws.errors import error_code
 from scavenger.cloud.aws.values import OWNER_TAG
 from scavenger.errors import CloudUnavailableError
+from scavenger.policy.leaders import ingress_changes
 
 __all__ = ["SharedResources"]
+
+SSH_PORT = 22
 
 
 class SharedResources:
@@ -29,19 +32,27 @@ class SharedResources:
         self._groups: dict[tuple[str, str], str] = {}
         self._keys: set[str] = set()
 
-    def of(self, owner: str, *, vpc: str = "", groups: tuple[str, ...] = ()) -> dict[str, Any]:
+    def of(
+        self, owner: str, *, vpc: str = "", groups: tuple[str, ...] = (), logins_from: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         """Launch parameters for the security group, whose members reach each other, and for the key.
 
         Args:
             owner: Of the VMs.
             vpc: Of the security group; empty for the default VPC.
-            groups: Security groups to use instead; none is made then.
+            groups: Security groups to use instead; none is made then, unless somebody may log in.
+            logins_from: Networks from which SSH is let in, and from no others.
 
         Raises:
             ConfigurationError: If there is no default VPC, or the public key is none.
             CredentialsError, QuotaError, ThrottledError, CloudUnavailableError: As the cloud says.
         """
-        parameters: dict[str, Any] = {"SecurityGroupIds": list(groups) or [self._group_id(owner, vpc)]}
+        used = list(groups)
+        if logins_from or not groups:
+            used.append(self._group_id(owner, vpc))
+        if logins_from:
+            self._let_in(used[-1], logins_from)
+        parameters: dict[str, Any] = {"SecurityGroupIds": used}
         if self._public_key:
             parameters["KeyName"] = self._key_name(owner)
         return parameters
@@ -97,6 +108,25 @@ class SharedResources:
             )
             self._groups[owner, vpc] = group
         return self._groups[owner, vpc]
+
+    def _let_in(self, group: str, networks: tuple[str, ...]) -> None:
+        """Let SSH in from these networks alone: rules of others, which an earlier address has left, are removed."""
+        found = self._call(partial(self._ec2.describe_security_groups, GroupIds=[group]))["SecurityGroups"]
+        present = {
+            str(one["CidrIp"])
+            for rule in found[0]["IpPermissions"]
+            if rule.get("FromPort") == SSH_PORT
+            for one in rule.get("IpRanges", ())
+        }
+        changes = ingress_changes(present, networks)
+        for networks_of, call, code in (
+            (changes.add, self._ec2.authorize_security_group_ingress, "InvalidPermission.Duplicate"),
+            (changes.remove, self._ec2.revoke_security_group_ingress, "InvalidPermission.NotFound"),
+        ):
+            for network in networks_of:
+                ranges = [{"CidrIp": network, "Description": "the command of a job, by SSH"}]
+                rule = {"IpProtocol": "tcp", "FromPort": SSH_PORT, "ToPort": SSH_PORT, "IpRanges": ranges}
+                self._idempotent(partial(call, GroupId=group, IpPermissions=[rule]), code)
 
     def _key_name(self, owner: str) -> str:
         name = _name(owner)

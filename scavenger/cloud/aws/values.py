@@ -64,6 +64,7 @@ def vm_seen(instance: Mapping[str, Any]) -> VmSeen:
             generation=_number(tags.get(_GENERATION_TAG)),
         ),
         address=str(instance.get("PrivateIpAddress") or ""),
+        public_address=str(instance.get("PublicIpAddress") or ""),
         launched_at=launched.astimezone(UTC) if launched else None,
         ended_at=_time(transition) if state == "gone" else None,
         reason=(str(instance.get("StateReason", {}).get("Message") or "") or transition) if leaving else "",

@@ -1,0 +1,107 @@
+"""Where a job is led, what that costs, and who may reach a leader's VM: values in, decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from scavenger.domain.configuration import Offer
+
+__all__ = [
+    "LEADER_CLOUDS",
+    "IngressChanges",
+    "LeaderChoice",
+    "LeaderPlan",
+    "choose_leader",
+    "ingress_changes",
+    "what_is_lost",
+]
+
+LEADER_CLOUDS = ("aws",)
+"""Clouds on which a leader's VM can be rented."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChoice:
+    """Where the process that leads a job runs, and why.
+
+    Attributes:
+        at: `here`, where the command runs; `vm`, on a VM of its own.
+        reason: Completes the sentence "it runs there, since ...".
+    """
+
+    at: Literal["here", "vm"]
+    reason: str
+
+
+def choose_leader(
+    asked: Literal["here", "vm"] | None, provider: str, *, address: str, address_variable: str
+) -> LeaderChoice:
+    """Choose where a job is led.
+
+    VMs must reach the process that leads their job. Whether they reach this machine cannot be tried before there is
+    one, so it is taken from the address that the user has set: none set means that nothing is known to lead here.
+
+    Args:
+        asked: `leader` of the job file.
+        provider: Of the job's VMs; `local` for none.
+        address: At which VMs reach this machine, as set by the user; empty for none.
+        address_variable: What the user sets it with.
+    """
+    if asked is not None:
+        return LeaderChoice(asked, "the job file says so")
+    if provider not in LEADER_CLOUDS:
+        return LeaderChoice("here", "this is the only place for jobs there")
+    if address:
+        return LeaderChoice("here", f"{address_variable} is set, so VMs reach this machine")
+    return LeaderChoice("vm", f"{address_variable} is not set, so VMs may not reach this machine")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderPlan:
+    """The VM that will lead a job.
+
+    Attributes:
+        reason: Why it is rented, see `LeaderChoice`.
+        offer: Its type and price, on demand.
+        disk_usd_per_hour: Price of its disk; 0 if unknown.
+    """
+
+    reason: str
+    offer: Offer
+    disk_usd_per_hour: float
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of the VM with its disk."""
+        return self.offer.price_usd_per_hour + self.disk_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class IngressChanges:
+    """Rules to add and to remove, each in sorted order, so that exactly the wanted ones are left."""
+
+    add: tuple[str, ...]
+    remove: tuple[str, ...]
+
+
+def ingress_changes(present: Collection[str], wanted: Iterable[str]) -> IngressChanges:
+    """What turns the networks that are let in into those that shall be."""
+    now, then = set(present), set(wanted)
+    return IngressChanges(tuple(sorted(then - now)), tuple(sorted(now - then)))
+
+
+def what_is_lost(checkpoints: str, every_s: float) -> str:
+    """Name what a job loses with its leader's VM.
+
+    Args:
+        checkpoints: Where they are written, as in the job file; empty for the leader's own disk.
+        every_s: Time between two of them, seconds.
+    """
+    if "://" in checkpoints:
+        return f"what was trained since the last checkpoint, at most {every_s / 60:g} min"
+    return (
+        "everything that was trained, as its checkpoints are on its own disk; name an object store "
+        "(checkpoint.path: s3://...) to keep them"
+    )
