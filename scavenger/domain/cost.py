@@ -15,6 +15,7 @@ __all__ = [
     "CostEstimate",
     "CostItem",
     "CostTerms",
+    "LeaderUse",
     "Ledger",
     "Price",
     "PricedPoint",
@@ -96,24 +97,29 @@ class SpotRisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCosts:
-    """The VMs that hold the master copy of the model, and the disk of every VM; none by default.
+    """The VMs that hold the master copy of the model or lead the job, and the disk of every VM; none by default.
 
     Attributes:
         aggregators: VMs that hold the master copy; on demand, all the time.
         usd_per_aggregator_hour: Price of one aggregator VM; None only if there are no aggregators.
         disk_gib: Size of each VM's boot disk.
         usd_per_gib_hour: Price of disk; None if unknown, which the estimate then notes.
+        usd_per_leader_hour: Price of the leader's VM with its disk; 0 if the job is led where it costs nothing.
     """
 
     aggregators: int = 0
     usd_per_aggregator_hour: float | None = None
     disk_gib: float = 0.0
     usd_per_gib_hour: float | None = None
+    usd_per_leader_hour: float = 0.0
 
     def __post_init__(self) -> None:
         if self.aggregators and self.usd_per_aggregator_hour is None:
             raise ValueError("aggregators need a price: unknown is not 0")
-        for name in ("aggregators", "usd_per_aggregator_hour", "disk_gib", "usd_per_gib_hour"):
+        for name in (
+            *("aggregators", "usd_per_aggregator_hour", "disk_gib", "usd_per_gib_hour"),
+            "usd_per_leader_hour",
+        ):
             if (value := getattr(self, name)) is not None:
                 _require(name, value)
 
@@ -124,8 +130,9 @@ class SharedCosts:
 
     @property
     def usd_per_hour(self) -> float:
-        """Hourly cost that does not depend on the number of workers: the aggregators and their disks."""
-        return self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.disk_usd_per_hour)
+        """Hourly cost that does not depend on the number of workers: aggregators and leader, with their disks."""
+        aggregators = self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.disk_usd_per_hour)
+        return aggregators + self.usd_per_leader_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +331,30 @@ class Traffic:
         """This and more."""
         shown = f"${price.usd_per_gib:.6g} per GiB ({price})"
         return Traffic(self.gib + gib, self.usd + gib * price.usd_per_gib, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderUse:
+    """The VM on which a job is led, and for how long.
+
+    Attributes:
+        vm: VM type.
+        seconds: Since its launch.
+        usd_per_hour: Price of the VM with its disk.
+    """
+
+    vm: str
+    seconds: float
+    usd_per_hour: float
+
+    def __post_init__(self) -> None:
+        _require("the price of the leader's VM", self.usd_per_hour, above=True)
+        _require("seconds", self.seconds)
+
+    @property
+    def usd(self) -> float:
+        """Its cost."""
+        return self.seconds / 3600.0 * self.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)

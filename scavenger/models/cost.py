@@ -166,6 +166,8 @@ def estimate(rental: Rental) -> CostEstimate:
     if shared.aggregators and shared.usd_per_aggregator_hour is not None:
         hourly = shared.usd_per_aggregator_hour
         items.append(item("aggregators", shared.aggregators, time_s, hourly, "VM", " on demand"))
+    if shared.usd_per_leader_hour:
+        items.append(item("leader", 1, time_s, shared.usd_per_leader_hour, "VM", " on demand with its disk"))
     disks = vms + shared.aggregators
     if rental.traffic_usd_per_hour:
         usd = time_s / _HOUR_S * rental.traffic_usd_per_hour
@@ -231,6 +233,8 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         vms = "VM" if shared.aggregators == 1 else "VMs"
         hourly = f"${shared.usd_per_aggregator_hour:.6g} per hour"
         counted.append(f"{shared.aggregators} aggregator {vms} on demand ({hourly})")
+    if shared.usd_per_leader_hour:
+        counted.append(f"the leader's VM (${shared.usd_per_leader_hour:.6g} per hour)")
     if shared.disk_gib and shared.usd_per_gib_hour is not None:
         counted.append(f"boot disks ({shared.disk_gib:g} GiB)")
     if terms.elsewhere and terms.traffic_usd_per_step:

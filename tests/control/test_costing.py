@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from nested import built
 
 from scavenger.control.provisioning.bill import job_cost, paid_for
-from scavenger.domain.cost import AggregationShare, CostItem, Traffic
+from scavenger.domain.cost import AggregationShare, CostItem, LeaderUse, Rental, SharedCosts, Traffic
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Actual
 from scavenger.domain.vm import VmRequest
-from scavenger.models.cost import NEVER_COUNTED
+from scavenger.models.cost import NEVER_COUNTED, estimate
 from scavenger.store.records import JobRecord, Owner
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
@@ -201,3 +201,18 @@ def test_traffic_between_zones_is_an_item_of_the_bill_with_the_source_of_its_pri
     assert found.items[-1] == CostItem(
         "traffic between zones", 0.25, "12.5 GiB at $0.02 per GiB (a list, 2026-06-25)"
     )
+
+
+def test_the_vm_that_leads_a_job_is_an_item_of_its_bill_and_of_its_estimate() -> None:
+    bare = job_cost(job(), [intent()], at=NOW)
+    found = job_cost(job(), [intent()], at=NOW, leader=LeaderUse("c6a.large", 7200.0, 0.08))
+
+    assert bare.actual_usd is not None
+    assert found.actual_usd == pytest.approx(bare.actual_usd + 0.16)
+    assert found.items[-1].name == "leader, on demand"
+    assert "the leader's VM after the end of the job" in found.not_counted
+
+    without = Rental(workers=2, train_s=3600.0, usd_per_vm_hour=0.1, setup_s=1800.0)
+    led = replace(without, shared=SharedCosts(usd_per_leader_hour=0.08))
+    assert estimate(led).total_usd == pytest.approx(estimate(without).total_usd + 0.12)
+    assert "leader" in [item.name for item in estimate(led).items]

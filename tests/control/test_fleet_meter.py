@@ -102,3 +102,18 @@ def test_a_resumed_job_costs_what_its_vms_did_also_if_earlier_ones_are_settled_a
     assert found.spent_usd() == 0.0  # what is shown while it runs never shrinks
     found.look((settled, own), final=True)
     assert before_usd + found.spent_usd() == pytest.approx(0.04 * 1.1)
+
+
+def test_the_leaders_vm_is_paid_for_while_the_job_lasts_and_before_its_vms_run() -> None:
+    now = [0.0]
+    found = VmCostMeter(replace(meter()._inputs, leader_usd_per_hour=0.36), clock=lambda: now[0])
+    found.look((intent(0.0, state="UP"),))
+    assert found.usd_per_hour() == pytest.approx(0.36 + DISK_USD_PER_HOUR + 0.36)
+    assert found.shared_usd_per_hour() == pytest.approx(0.36)
+
+    found.leader_usd, now[0] = 0.01, 100.0
+
+    # the leader is counted elsewhere, and not again by the rate since the last charge
+    assert found.spent_usd() == pytest.approx(0.01 + (0.36 + DISK_USD_PER_HOUR) * 100.0 / 3600.0)
+    found.look((), final=True)
+    assert found.spent_usd() == pytest.approx(0.01)

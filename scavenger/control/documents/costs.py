@@ -25,14 +25,16 @@ log = logging.getLogger(__name__)
 def cost_of(store: Store, job: JobRecord, at: datetime) -> JobCost:
     """Predicted and actual cost of a job up to a time, with its VMs; the job comes with its report."""
     from scavenger.control.provisioning.bill import job_cost
+    from scavenger.control.provisioning.leader_meter import recorded_leader
     from scavenger.control.provisioning.traffic_counter import recorded_traffic
     from scavenger.control.training.aggregation_share import recorded_share
 
     intents = store.intents(job.id)
     traffic = recorded_traffic(store, job.id) if intents else None
     share = None if intents else recorded_share(store, job.id)
+    leader = recorded_leader(store, job.id) if intents else None
     prices = _disk_prices(intents)
-    return job_cost(job, intents, at=at, disk_prices=prices, traffic=traffic, share=share)
+    return job_cost(job, intents, at=at, disk_prices=prices, traffic=traffic, share=share, leader=leader)
 
 
 def billed(store: Store, job: JobRecord) -> JobRecord:

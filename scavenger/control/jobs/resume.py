@@ -8,6 +8,7 @@ from pathlib import Path
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.provisioning.leader_meter import recorded_leader
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
@@ -39,6 +40,8 @@ def resume_job(
     # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
     if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
         spent_usd += recorded_traffic(store, record.id).usd
+        leader = recorded_leader(store, record.id)
+        spent_usd += 0.0 if leader is None else leader.usd
         resumed = replace(resumed, before=replace(resumed.before, cost_usd=spent_usd))
     return JobRun(
         prepared,

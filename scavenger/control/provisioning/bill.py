@@ -10,14 +10,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scavenger.domain.cost import AggregationShare, CostEstimate, CostItem, ResourceRates, Traffic
+from scavenger.domain.cost import (
+    AggregationShare,
+    CostEstimate,
+    CostItem,
+    LeaderUse,
+    ResourceRates,
+    Traffic,
+)
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import estimate_from_document
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import NEVER_COUNTED, ledger, pricing_curves
-from scavenger.policy.provisioning.slots import is_for_aggregators
+from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 from scavenger.search.curve import repriced
 from scavenger.store.records import LIVE_STATES, JobRecord
 
@@ -34,7 +41,7 @@ class VmCost:
 
     Attributes:
         instance_id: Id of the VM; empty if its launch was never answered.
-        role: `aggregator` or `worker`.
+        role: `aggregator`, `worker` or `leader`.
         billed_s: Billed time; at least a minute if the VM ran.
         usd: Cost without the disk.
         disk_usd: Cost of the disk; None if the price of disks is unknown.
@@ -71,9 +78,9 @@ class Paid:
 
     @property
     def items(self) -> tuple[CostItem, ...]:
-        """Items for aggregators and workers, on demand and spot, and for disks."""
+        """Items for aggregators, workers and leaders, on demand and spot, and for disks."""
         items = []
-        for role in ("worker", "aggregator"):
+        for role in ("worker", "aggregator", "leader"):
             for spot in (False, True):
                 vms = [vm for vm in self.vms if (vm.role, vm.spot) == (role, spot)]
                 if vms:
@@ -191,7 +198,7 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
         vm=request.vm,
         zone=request.zone,
         spot=request.spot,
-        role="aggregator" if is_for_aggregators(intent.slot) else "worker",
+        role=_role(intent.slot),
         billed_s=seconds,
         usd=usd,
         disk_usd=None
@@ -201,6 +208,12 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
         ended=intent.state == "GONE",
         ending=intent.ending.replace("_", " "),
     )
+
+
+def _role(slot: int) -> str:
+    if slot == LEADER_SLOT:
+        return "leader"
+    return "aggregator" if is_for_aggregators(slot) else "worker"
 
 
 def priced_both(
@@ -248,6 +261,7 @@ def job_cost(
     disk_prices: DiskPrices | None = None,
     traffic: Traffic | None = None,
     share: AggregationShare | None = None,
+    leader: LeaderUse | None = None,
 ) -> JobCost:
     """Compute the predicted and actual cost of a job.
 
@@ -258,6 +272,7 @@ def job_cost(
         disk_prices: Prices of boot disks.
         traffic: Traffic between zones; None if there was none.
         share: What a job on this machine has used of the pool of aggregators; None if it used none.
+        leader: The VM on which the job was led; None if it was led where that costs nothing.
 
     Raises:
         ConfigurationError: As `paid_for`.
@@ -274,6 +289,12 @@ def job_cost(
         if traffic is not None and traffic.gib:
             how_much = f"{traffic.gib:.4g} GiB at {traffic.price}"
             items = (*items, CostItem("traffic between zones", traffic.usd, how_much))
+        if leader is not None:
+            how_long = (
+                f"{leader.vm}, {leader.seconds / 3600:.4g} VM-hours at ${leader.usd_per_hour:.6g} per hour"
+            )
+            items = (*items, CostItem("leader, on demand", leader.usd, how_long))
+            not_counted = (*not_counted, "the leader's VM after the end of the job")
         actual = math.fsum(item.usd for item in items)
     else:
         actual = job.cost_usd if job.actual is None else job.actual.cost_usd

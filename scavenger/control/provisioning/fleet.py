@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from scavenger.control.provisioning.fleet_agents import FleetAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
+from scavenger.control.provisioning.leader_meter import LeaderMeter, recorded_leader
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
@@ -131,6 +133,7 @@ class Fleet:
         self._looked_at = -LOOK_S
         self._is_clean = False
         self._traffic = TrafficCounter(inputs.traffic_price, Traffic())
+        self._leader = LeaderMeter({})
 
     # ---- interface to the job ---------------------------------------------------------------------------------
 
@@ -139,6 +142,8 @@ class Fleet:
         self._plan = first_plan(self._store.intents(self._inputs.spec.job_id), self._inputs.spec.attempt)
         before = recorded_traffic(self._store, self._inputs.spec.job_id)
         self._traffic = TrafficCounter(self._inputs.traffic_price, before)
+        led = recorded_leader(self._store, self._inputs.spec.job_id)
+        self._leader = LeaderMeter(os.environ, 0.0 if led is None else led.usd)
         server = self._agent_server
         boot = boot_document(server.endpoint, server.server_key, self._provider.name, self._inputs.package)
         self._spec = replace(
@@ -245,6 +250,8 @@ class Fleet:
         self._traffic.count(step, workers=self.workers_elsewhere, weights_bytes=weights_bytes)
         self.meter.traffic_usd = self._traffic.attempt_usd
         self._traffic.record(self._store, self._inputs.spec.job_id, now)
+        self.meter.leader_usd = self._leader.attempt_usd
+        self._leader.record(self._store, self._inputs.spec.job_id, now)
 
     def _seen(self, engine: VmEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
         needs = engine.needs()
@@ -344,6 +351,8 @@ class Fleet:
             self._reconciler.stop(self._config.look.actions_s)
         with contextlib.suppress(ScavengerError):
             self._traffic.record(self._store, self._inputs.spec.job_id, self._clock(), at_once=True)
+            self._leader.record(self._store, self._inputs.spec.job_id, self._clock(), at_once=True)
+        self.meter.leader_usd = self._leader.attempt_usd
         with contextlib.suppress(ScavengerError):
             self._intents = self._store.intents(self._inputs.spec.job_id)
         self.meter.look(self._intents, final=True)

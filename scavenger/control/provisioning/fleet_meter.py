@@ -23,6 +23,7 @@ class VmCostMeter(CostMeter):
 
     Attributes:
         traffic_usd: Cost of this attempt's traffic between zones, counted elsewhere.
+        leader_usd: The same of the leader's VM.
     """
 
     def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +31,7 @@ class VmCostMeter(CostMeter):
         self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
         self._charged_usd, self._charged_at_s = 0.0, clock()
-        self._spent_usd = self.traffic_usd = 0.0
+        self._spent_usd = self.traffic_usd = self.leader_usd = 0.0
         self._is_final = False
 
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
@@ -44,21 +45,23 @@ class VmCostMeter(CostMeter):
 
     def spent_usd(self) -> float:
         """See `CostMeter.spent_usd`; it never decreases before the last VM has ended."""
+        counted_usd = self._charged_usd + self.traffic_usd + self.leader_usd
         if self._is_final:
-            return self._charged_usd + self.traffic_usd
+            return counted_usd
         since_s = max(0.0, self._clock() - self._charged_at_s)
-        now_usd = self._charged_usd + self.traffic_usd + self.usd_per_hour() * since_s / 3600.0
+        now_usd = counted_usd + sum(map(self._rate, self._paid_for())) * since_s / 3600.0
         self._spent_usd = max(self._spent_usd, now_usd)
         return self._spent_usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         """See `CostMeter.usd_per_hour`."""
-        living = sum(map(self._rate, self._paid_for()))
+        living = sum(map(self._rate, self._paid_for())) + self._inputs.leader_usd_per_hour
         return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
 
     def shared_usd_per_hour(self) -> float:
-        """See `CostMeter.shared_usd_per_hour`: the aggregator VMs."""
-        return sum(self._rate(one) for one in self._paid_for() if is_for_aggregators(one.slot))
+        """See `CostMeter.shared_usd_per_hour`: the aggregator VMs and the leader's."""
+        aggregators = sum(self._rate(one) for one in self._paid_for() if is_for_aggregators(one.slot))
+        return aggregators + self._inputs.leader_usd_per_hour
 
     def reserved_usd(self) -> float:
         """See `CostMeter.reserved_usd`."""

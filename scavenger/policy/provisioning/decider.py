@@ -53,6 +53,7 @@ from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
 from scavenger.policy.provisioning.silence import are_most
+from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.policy.provisioning.zones import near_first
 
 __all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
@@ -260,6 +261,8 @@ class Decider:
         for vm in self._vms.values():
             if vm.tags.owner != self._owner or vm.state == "gone":
                 continue
+            if vm.tags.slot == LEADER_SLOT and vm.tags.token not in living:
+                continue  # the one that this runs on, which is on the record of the command that has rented it
             age_s, intent = self._memory.age_s("vm", vm.instance_id), living.get(vm.tags.token)
             if intent is not None and intent.instance_id in ("", vm.instance_id):
                 continue

@@ -87,6 +87,7 @@ class FleetInputs:
         before_usd: Known cost of the VMs of earlier attempts.
         disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
         traffic_price: Price of traffic between zones; None if unknown.
+        leader_usd_per_hour: Price of the leader's VM with its disk; 0 if the job is led where that costs nothing.
     """
 
     spec: FleetSpec
@@ -100,6 +101,7 @@ class FleetInputs:
     before_usd: float = 0.0
     disk_usd_per_hour: float = 0.0
     traffic_price: TrafficPrice | None = None
+    leader_usd_per_hour: float = 0.0
 
     @property
     def room(self) -> dict[str, int]:

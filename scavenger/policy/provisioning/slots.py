@@ -15,6 +15,7 @@ __all__ = [
     "AGGREGATOR_SLOT",
     "FURTHER_AGGREGATORS",
     "IDLE_S",
+    "LEADER_SLOT",
     "Slot",
     "SlotSeen",
     "aggregator_index",
@@ -29,6 +30,9 @@ AGGREGATOR_SLOT = 0
 
 FURTHER_AGGREGATORS = 1_000_000
 """The slots above are those of further aggregator VMs; those between are workers', more than a job ever rents."""
+
+LEADER_SLOT = FURTHER_AGGREGATORS
+"""The slot of a leader's VM, in the record of the command that has rented it; no other VM has it."""
 
 AGGREGATORS = ""
 """Key of the aggregator VMs in mappings by VM type."""
