@@ -21,6 +21,7 @@ from scavenger_cli import (
     clearing,
     costing,
     imaging,
+    leading,
     listing,
     modelling,
     operating,
@@ -85,6 +86,7 @@ app.add_typer(pooling.app, name="aggregators")
 app.add_typer(schema, name="schema")
 app.add_typer(storing.app, name="store")
 app.add_typer(serving_api.app, name="api")
+app.add_typer(leading.app, name="leader")
 
 
 def _version(wanted: bool) -> None:

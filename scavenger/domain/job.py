@@ -282,6 +282,10 @@ class LimitsSpec(FrozenModel):
         default=600.0,
         description="Longest time that the store may be out of service before the job ends, with a checkpoint.",
     )
+    leader: Duration = Field(
+        default=3600.0,
+        description="How long the leader's VM stays after the end of its job, unless its result is fetched before.",
+    )
 
 
 class JobSpec(FrozenModel):
@@ -304,6 +308,12 @@ class JobSpec(FrozenModel):
         description="What runs the job's processes: process, on this machine, or ray[/HOST:PORT], on the hosts of a "
         "Ray cluster (without an address, the one that this machine belongs to).",
         examples=["ray"],
+    )
+    leader: Literal["here", "vm"] | None = Field(
+        default=None,
+        description="Where the process that leads the job runs: here, with the command, or vm, on a small on-demand VM "
+        "of its own; without it, vm if no address is set at which VMs reach this machine (aws/ only).",
+        examples=["vm"],
     )
     aggregation: Literal["own", "shared"] = Field(
         default="own",

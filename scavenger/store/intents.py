@@ -65,6 +65,19 @@ class Intents(Part):
                 session.add(InstallationRow(id=found))
             return found
 
+    def adopt_installation(self, owner: str) -> None:
+        """Let a new store tag its VMs as those of another installation.
+
+        Raises:
+            StoreError: It has a tag of its own already.
+        """
+        with self._database.writing() as session:
+            found = session.scalar(select(InstallationRow.id))
+            if found is None:
+                session.add(InstallationRow(id=owner))
+            elif found != owner:
+                raise StoreError(f"this store's VMs have the tag {found}, not {owner}")
+
     # ---- who acts ------------------------------------------------------------------------------------------
 
     def lease(self, name: str) -> Lease | None:

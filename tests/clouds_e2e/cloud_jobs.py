@@ -20,7 +20,14 @@ from ruamel.yaml import YAML
 from scavenger.domain.intent import Intent
 from scavenger.store import Store
 
-__all__ = ["CloudJob", "CloudOutcome", "assert_nothing_left", "eventually", "paid_usd"]
+__all__ = [
+    "CloudJob",
+    "CloudOutcome",
+    "assert_nothing_left",
+    "assert_nothing_left_at",
+    "eventually",
+    "paid_usd",
+]
 
 WITHIN_S = 200.0
 EXAMPLE = ROOT / "examples" / "digits"
@@ -175,12 +182,18 @@ def paid_usd(job: CloudJob, token: str = "") -> float:
     )
 
 
+def assert_nothing_left_at(cloud: Rented) -> None:
+    """Neither at the cloud nor on this machine."""
+    vms = cloud.vms()
+    assert [vm for vm in vms if vm.alive] == []
+    assert cloud.leftovers() == ()
+    eventually(lambda: not [vm.id for vm in vms if not cloud.machine(vm.id).over.is_set()], within_s=10.0)
+
+
 def assert_nothing_left(job: CloudJob) -> None:
     """Neither at the cloud, nor on this machine, nor in the store, and no launch came to two VMs."""
+    assert_nothing_left_at(job.cloud)
     vms = job.cloud.vms()
-    assert [vm for vm in vms if vm.alive] == []
-    assert job.cloud.leftovers() == ()
-    eventually(lambda: not [vm.id for vm in vms if not job.cloud.machine(vm.id).over.is_set()], within_s=10.0)
     intents = job.intents()
     assert {one.state for one in intents} <= {"GONE"}
     tokens = [vm.token for vm in vms]

@@ -16,7 +16,11 @@ import pytest
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
+from scavenger.control.documents.preview import preview_rows
+from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
+from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
+from scavenger.control.settings import SETTINGS_VARIABLE
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota, VmPackage
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
@@ -242,3 +246,38 @@ def test_what_a_quota_leaves(
 ) -> None:
     found = vms_left(provider, [Quota("NETWORKS", "r", 0, 0), quota], vm, cpus, spot=spot)
     assert (None if found is None else found[0]) == left
+
+
+def test_a_leaders_vm_is_in_the_table_with_its_price_and_in_the_curve_of_its_job(tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text("")
+    found = renting((), environment={SETTINGS_VARIABLE: str(settings)})
+    assert found.leader is not None
+    assert found.leader.offer.cpus == 2
+    assert found.leader.usd_per_hour == pytest.approx(
+        found.leader.offer.price_usd_per_hour + found.disk_usd_per_hour
+    )
+    prepared = PreparedJob(found._job, Path("job.yaml"), tmp_path, RentedVms(found._job, found))
+    rows = dict(preview_rows(prepared, run=True, yes=True))
+    assert found.leader.offer.vm in rows["leader"]
+    assert f"${found.leader.usd_per_hour:.2g}" in rows["leader"]
+    assert ADDRESS_VARIABLE in rows["leader"]
+
+    with pytest.raises(ConfigurationError, match="leader_profile"):
+        _ = found.leader_placement
+    settings.write_text('[aws]\nleader_profile = "scavenger-leader"\ninstance_profile = "scavenger-vms"\n')
+    found = renting((), environment={SETTINGS_VARIABLE: str(settings)})
+    assert found.leader is not None
+    found.__dict__["provider"] = FakeProvider(name="aws", types=(found.leader.offer.vm,))
+    options, template = found.leader_placement
+    assert {(one.vm, one.spot) for one in options} == {(found.leader.offer.vm, False)}
+    assert template.settings.identity == "scavenger-leader"
+
+
+def test_with_an_address_nothing_more_is_rented_and_on_a_leaders_vm_its_price_is_known() -> None:
+    assert renting((), environment={ADDRESS_VARIABLE: "10.0.0.4"}).leader is None
+    assert renting((), leader="here").leader is None
+    there = renting((), environment={ADDRESS_VARIABLE: "10.0.0.4", LEADER_VARIABLE: "c5.large 0.25 0"})
+    terms = there.terms(SimpleNamespace(setup_s=[1.0], ready_on=lambda vm: 0))  # type: ignore[arg-type]
+    assert terms.shared.usd_per_leader_hour == 0.25
+    assert terms.shared.usd_per_hour > 0.25

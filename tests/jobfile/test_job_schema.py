@@ -28,6 +28,7 @@ TEXTS = """
     $20 $0.50 $ 20 $-1 digits-cnn -digits Digits val_accuracy val/x e2-standard-4 e2_standard ./x /x/y
 """
 POOL: list[Any] = [
+    "vm",
     *TEXTS.split(),
     *("x" * 63, "x" * 64, "x" * 129, "", " ", "a b", "\x00", "s3://bucket/x"),
     *(

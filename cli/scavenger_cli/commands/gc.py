@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from rich.text import Text
 
+from scavenger.cloud.base import AdmittingProvider
+from scavenger.control.leading.record import Leaders
+from scavenger.control.leading.renting import LeaderVm
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.errors import CleanupError, CloudError, ConfigurationError
@@ -38,7 +43,7 @@ def collect(
     Raises:
         ConfigurationError: There are VMs to end, and neither `yes` nor a terminal to ask on.
     """
-    with Store.open(store_url) as store:
+    with Store.open(store_url) as store, ExitStack() as opened:
         wanted = sorted({*store.vm_regions(), *map(_region, regions)})
         found: list[Leftover] = []
         left: list[str] = []
@@ -53,6 +58,9 @@ def collect(
                 continue
             checked.append((provider, region))
             found += clearings[-1][1]
+        for clearing, leftovers in _of_leaders(store, opened, left):
+            clearings.append((clearing, leftovers))
+            found += leftovers
         if found:
             _tell(store, found)
         if not as_json:
@@ -99,6 +107,21 @@ def _tell(store: Store, found: list[Leftover]) -> None:
         for one in found
     ]
     tell(store, leftover_notification(vms, datetime.now(UTC)))
+
+
+def _of_leaders(
+    store: Store, opened: ExitStack, left: list[str]
+) -> Iterator[tuple[CleanUp, tuple[Leftover, ...]]]:
+    """What leaders' VMs have left that lead no job any more, or never did."""
+    leaders = Leaders.beside(store)
+    for record in leaders.all():
+        try:
+            provider = cast(AdmittingProvider, providers.open_provider(record.provider, record.region))
+            vm = LeaderVm(opened.enter_context(leaders.open_store(record)), provider, inform=console.note)
+            if (found := vm.leftovers(used=bool(record.job_id))) is not None:
+                yield found
+        except (CloudError, ConfigurationError) as error:
+            left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")
 
 
 def _region(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.detaching import show_submission
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+from scavenger_cli.commands.leader import is_led, resume_led
 from scavenger_cli.commands.remote import resume_remotely
 from scavenger_cli.ui import console
 
@@ -75,6 +76,11 @@ def _resume_here(
     from scavenger.store import Store
     from scavenger.store.owner import this_process
 
+    with Store.open(store_url) as store:
+        led = is_led(key, store)
+    if led:
+        refuse_to_ask_nobody(yes=yes)
+        return resume_led(key, yes=yes, follow=not detach, audit=audit, store_url=store_url, as_json=as_json)
     with Store.open(store_url) as store:
         store.reap_dead_jobs()
         job = store.job(key)

@@ -15,6 +15,8 @@ from scavenger_cli.ui import console
 
 __all__ = ["Detach", "Overrides", "execute"]
 
+_PROFILE = "Rent VMs to profile on?"
+
 
 def execute(
     job_file: Path,
@@ -73,13 +75,22 @@ def execute(
     if dry_run:
         show_preview(preview_of(prepared, run=run, yes=yes), as_json=as_json)
         return 0
-    rents = prepared.platform.rents
+    rents, on_vm = prepared.platform.rents, run and prepared.platform.leader is not None
     if run or rents:
         refuse_to_ask_nobody(yes=yes)
+    if on_vm:
+        from scavenger.control.leading.starting import Start, check_start
+
+        check_start(Start(prepared))
     if rents and not yes:
         show_preview(preview_of(prepared, run=run, yes=yes), stream=sys.stderr)
-        if not console.ask("Rent VMs to profile on?"):
+        question = "Rent VMs, and run the job there without another question?" if on_vm else _PROFILE
+        if not console.ask(question):
             return 0
+    if on_vm:
+        from scavenger_cli.commands.leader import lead_on_vm
+
+        return lead_on_vm(prepared, detach=detach, audit=audit, store_url=store_url, as_json=as_json)
     from scavenger.control.jobs.job_run import JobRun
 
     if detach is not None:

@@ -23,7 +23,7 @@ from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 
-__all__ = ["GPU_REQUIREMENT", "PACKAGE_VARIABLE", "Join", "boot_script", "image_script"]
+__all__ = ["GPU_REQUIREMENT", "PACKAGE_VARIABLE", "Join", "boot_script", "image_script", "proxy_variables"]
 
 PACKAGE_VARIABLE = "SCAVENGER_PACKAGE"
 """Environment variable with what VMs install instead of the leader's own wheel: one pip requirement, such as a URL."""
@@ -237,8 +237,7 @@ def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
             "@INSTALL@": f"pip install {shlex.join(package.tools)} &&\n"
             f"        /opt/scavenger/bin/python {fetch} &&\n        {_install(package)} -r gpus.txt",
         }
-    variables = [f"{name}={proxy}" for name in _PROXY_VARIABLES] if proxy else []
-    variables += [f"{name}={_PROXY_NOT_FOR}" for name in _NO_PROXY_VARIABLES] if proxy else []
+    variables = proxy_variables(proxy)
     host, _, port = join.endpoint.removeprefix("tcp://").rpartition(":")
     values |= {
         "@MARK@": boot.MARK,
@@ -263,6 +262,14 @@ def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
         "@GPUS@": GPU_REQUIREMENT,
     }
     return _filled(_SCRIPT, values)
+
+
+def proxy_variables(proxy: str) -> list[str]:
+    """Environment variables, as NAME=VALUE, by which programs use a proxy; none without one."""
+    if not proxy:
+        return []
+    variables = [f"{name}={proxy}" for name in _PROXY_VARIABLES]
+    return variables + [f"{name}={_PROXY_NOT_FOR}" for name in _NO_PROXY_VARIABLES]
 
 
 def image_script(package: VmPackage) -> str:

@@ -4,7 +4,8 @@ Nothing is built and no index is asked: the files of the package are stored in a
 Equal code gives the identical bytes, from a checkout, from an installation, and on a VM that has installed this very
 wheel. So a VM can tell by one digest whether its image has the leader's code.
 
-The wheel has what a VM runs: neither the commands nor the store's migrations. Of secrets there are none in a package.
+The wheel has what a VM runs, a leader's included: the store's migrations, but not the commands. Of secrets there are
+none in a package.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ CONSTRAINTS = "scavenger/cloud/boot/constraints.txt"
 """Path in the wheel of the versions that the project is tested with; a VM installs no others."""
 
 _PACKAGE = Path(scavenger.__file__).parent
-_LEFT_OUT = ("store/migrations/", "cloud/boot/constraints.txt")
+_MIGRATIONS = "store/migrations/"
+_LEFT_OUT = (_MIGRATIONS, "cloud/boot/constraints.txt")
 """Where a checkout and an installation differ, relative to the package."""
 _FETCHED_WITH = ("msgspec", "pyzmq")
 _SOURCES = (".py", ".yaml", ".yml", ".json", ".toml")
@@ -95,6 +97,7 @@ def own_wheel() -> Wheel:
         ConfigurationError: If this installation lacks its metadata or its list of tested versions.
     """
     files = {f"scavenger/{name}": data for name, data in _files()}
+    files |= {f"scavenger/{_MIGRATIONS}{name}": data for name, data in _migrations()}
     files[CONSTRAINTS] = _constraints()
     metadata = [
         *(
@@ -118,7 +121,9 @@ def own_wheel() -> Wheel:
     files[f"{info}/METADATA"] = _lines(*head, *metadata)
     files[f"{info}/WHEEL"] = _lines("Wheel-Version: 1.0", "Root-Is-Purelib: true", "Tag: py3-none-any")
     files[f"{info}/entry_points.txt"] = _lines(
-        "[console_scripts]", "scavenger-vm = scavenger.control.provisioning.on_vm:main"
+        "[console_scripts]",
+        "scavenger-leader = scavenger.server.on_leader_vm:main",
+        "scavenger-vm = scavenger.control.provisioning.on_vm:main",
     )
     files[f"{info}/RECORD"] = _lines(
         *(_record(name, files[name]) for name in sorted(files)), f"{info}/RECORD,,"
@@ -159,10 +164,24 @@ def _sources(folder: Path) -> Iterator[str]:
 
 
 def _files() -> Iterator[tuple[str, bytes]]:
-    for path in sorted(_PACKAGE.rglob("*")):
-        name = path.relative_to(_PACKAGE)
+    for name, data in _below(_PACKAGE):
+        if not name.startswith(_LEFT_OUT):
+            yield name, data
+
+
+def _migrations() -> Iterator[tuple[str, bytes]]:
+    for folder in (_PACKAGE / _MIGRATIONS, _PACKAGE.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            yield from _below(folder)
+            return
+    raise ConfigurationError(f"this installation lacks {_PACKAGE / _MIGRATIONS}; install Scavenger again")
+
+
+def _below(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
         unwanted = any(part.startswith((".", "__pycache__")) for part in name.parts)
-        if path.is_file() and not unwanted and not name.as_posix().startswith(_LEFT_OUT):
+        if path.is_file() and not unwanted:
             yield name.as_posix(), path.read_bytes()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.policy.leaders import what_is_lost
 from scavenger.presentation.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         vms = job.elastic.aggregator_vms
         hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
         yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
+    if platform.leader is not None:
+        leader = platform.leader
+        hourly = f"{money(leader.usd_per_hour)} an hour with its disk"
+        yield "leader", f"1 {clean(leader.offer.vm)} on demand, {hourly}, since {leader.reason}"
+        for line in leader_lines(job):
+            yield "", line
     for note in platform.notes:
         yield "", clean(note)
     limits = _limits(job.profile.max_time, job.profile.max_cost)
@@ -63,6 +70,17 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         question = "without asking" if yes else "after asking, with the predicted time and cost"
         yield "run", f"{question}, until {_goal(job)}"
     yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
+
+
+def leader_lines(job: JobSpec) -> Iterator[str]:
+    """What a user should know of a job that is led by a VM of its own."""
+    checkpoint = job.checkpoint
+    every_s = 600.0 if checkpoint is None else checkpoint.every
+    yield f"if it is lost, so is {what_is_lost('' if checkpoint is None else checkpoint.path, every_s)}"
+    yield (
+        f"its result is fetched by this command, or `scavenger leader follow {job.name}` within "
+        f"{duration(job.limits.leader)} of its end"
+    )
 
 
 def _goal(job: JobSpec) -> str:
@@ -106,6 +124,7 @@ def preview_answer(preview: Preview) -> dict[str, Any]:
 
 def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, object]:
     job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
+    leader = platform.leader
     return {
         "schema_version": SCHEMA_VERSION,
         "dry_run": True,
@@ -129,6 +148,14 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
             "count": job.elastic.aggregator_vms,
             "price_usd_per_hour": aggregators.price_usd_per_hour,
             "price_source": aggregators.price_source,
+        },
+        "leader": None
+        if leader is None
+        else {
+            "vm": leader.offer.vm,
+            "price_usd_per_hour": leader.usd_per_hour,
+            "price_source": leader.offer.price_source,
+            "reason": leader.reason,
         },
         "notes": list(platform.notes),
         "profile": {

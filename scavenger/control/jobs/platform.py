@@ -35,6 +35,7 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.errors import ConfigurationError, JobFileError, TransientError
 from scavenger.models.aggregation import AggregatorVms
+from scavenger.policy.leaders import LeaderPlan
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
@@ -112,6 +113,7 @@ class Platform(Protocol):
         aggregators: The VM type that is rented for the aggregators; None if none is rented.
         notes: Messages for the user.
         rents: Whether running there rents VMs.
+        leader: The VM that is rented to lead the job; None if it is led where the command runs.
     """
 
     cloud: Cloud
@@ -119,6 +121,7 @@ class Platform(Protocol):
     aggregators: Offer | None
     notes: tuple[str, ...]
     rents: bool
+    leader: LeaderPlan | None
 
     def spent_usd(self, intents: Sequence[Intent]) -> float | None:
         """Cost of the VMs that earlier attempts rented here, US dollars; None if this platform rents none."""
@@ -245,6 +248,7 @@ class ThisMachine:
             cpus, memory_bytes = machine.capacity()
             self.notes += check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)
         self.rents = False
+        self.leader: LeaderPlan | None = None
 
     def spent_usd(self, intents: Sequence[Intent]) -> float | None:
         """See `Platform.spent_usd`."""
@@ -295,6 +299,7 @@ class RentedVms:
         self.aggregators: Offer | None = cloud_resources.aggregators
         self.notes = (*notes, *cloud_resources.offered.notes)
         self.rents = True
+        self.leader = cloud_resources.leader
 
     def spent_usd(self, intents: Sequence[Intent]) -> float | None:
         """See `Platform.spent_usd`."""
@@ -302,7 +307,16 @@ class RentedVms:
 
     def check(self) -> None:
         """See `Platform.check`: VMs need an address at which they reach this machine."""
+        if self._job.leader == "vm":
+            raise ConfigurationError(
+                "leader: vm is for `scavenger optimize`; what runs here needs leader: here", key="leader"
+            )
         address_of(os.environ)
+
+    @property
+    def resources(self) -> CloudResources:
+        """What is needed to rent the VM that leads the job."""
+        return self._cloud_resources
 
     def allocate(
         self,

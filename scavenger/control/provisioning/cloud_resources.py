@@ -21,18 +21,21 @@ from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
+from scavenger.control.provisioning.leader_meter import leader_of, recorded_leader
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
-from scavenger.control.settings import settings_of
+from scavenger.control.settings import settings_of, settings_path
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
+from scavenger.domain.vm_settings import AwsSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 from scavenger.models.aggregation import AggregatorVms, optimizer_copies
+from scavenger.policy.leaders import LeaderPlan, choose_leader
 from scavenger.policy.provisioning.config import Backoff
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import evenly
@@ -154,6 +157,63 @@ class CloudResources:
         """The offer for an aggregator VM."""
         return self.cloud.on_demand_offer(self.offered.offers[0].vm)
 
+    @cached_property
+    def leader(self) -> LeaderPlan | None:
+        """The VM that will lead the job; None if it is led where the command runs.
+
+        Raises:
+            ConfigurationError: If no price is known.
+        """
+        choice = choose_leader(
+            self._job.leader,
+            self._job.infra.provider,
+            address=self._environment.get(ADDRESS_VARIABLE, ""),
+            address_variable=ADDRESS_VARIABLE,
+        )
+        if choice.at == "here":
+            return None
+        return LeaderPlan(choice.reason, self.cloud.small_offer(), self.disk_usd_per_hour)
+
+    @property
+    def leader_identity(self) -> str:
+        """The identity of the leader's VM, by the cloud's own name.
+
+        Raises:
+            ConfigurationError: If the settings name none.
+        """
+        profile = self.settings.leader_profile if isinstance(self.settings, AwsSettings) else ""
+        if not profile:
+            raise ConfigurationError(
+                "leader: vm needs an identity by which it rents the job's VMs: name an instance profile as "
+                f"aws.leader_profile in {settings_path(self._environment)}, whose role may do what the policy aws.json "
+                f"allows; or set {ADDRESS_VARIABLE} to an address at which VMs reach this machine",
+                key="leader",
+            )
+        return profile
+
+    @property
+    def leader_placement(self) -> tuple[tuple[PlacementOption, ...], LaunchTemplate]:
+        """Where the leader's VM can be, in the order to try, and how it is launched; without user data.
+
+        Raises:
+            ConfigurationError: If its type is not available, or the settings give it no identity.
+            CloudError: If the cloud does not answer.
+        """
+        assert self.leader is not None
+        offer, identity = self.leader.offer, self.leader_identity
+        settings = replace(self.settings.launch_settings(), identity=identity)
+        zones = _zones(self._job, self._answer(partial(self.provider.zones, offer.vm, settings)), offer.vm)
+        limits, deadline_s = self._job.limits, self._job.constraints.deadline
+        template = LaunchTemplate(
+            run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S + limits.leader,
+            image=self._environment.get(IMAGE_VARIABLE, ""),
+            disk_gib=self._disk_gib,
+            labels=self.settings.vm_tags(),
+            settings=settings,
+        )
+        price = offer.price_usd_per_hour
+        return tuple(PlacementOption(offer.vm, zone, False, price) for zone in zones), template
+
     def aggregator_vms(self, manifest: Manifest) -> AggregatorVms:
         """The aggregator VMs with a model; the one with most of it is taken to have the largest shares."""
         elastic, offer = self._job.elastic, self.aggregators
@@ -175,6 +235,12 @@ class CloudResources:
     def space(self) -> SearchSpace:
         """The search space of the job, before the size of its data is known."""
         return SearchSpace(self.offered.offers, self._job.worker_counts, self._job.batch_sizes)
+
+    @property
+    def _leader_usd_per_hour(self) -> float:
+        """Price of the VM on which this process leads the job; 0 if it does so elsewhere."""
+        use = leader_of(self._environment, time.time())
+        return 0.0 if use is None else use.usd_per_hour
 
     @property
     def disk_usd_per_hour(self) -> float:
@@ -271,7 +337,8 @@ class CloudResources:
         ready = {
             offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
         }
-        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=setup_s, ready=ready)
+        terms = self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=setup_s, ready=ready)
+        return replace(terms, shared=replace(terms.shared, usd_per_leader_hour=self._leader_usd_per_hour))
 
     def fleet(
         self,
@@ -337,9 +404,10 @@ class CloudResources:
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
             aggregators_on=evenly(job.elastic.aggregators, job.elastic.aggregator_vms),
             wait_max_s=job.limits.vms,
-            before_usd=max(0.0, before_usd - recorded_traffic(store, record.id).usd),
+            before_usd=max(0.0, before_usd - _counted_elsewhere_usd(store, record.id)),
             disk_usd_per_hour=self.disk_usd_per_hour,
             traffic_price=traffic_price(provider.name),
+            leader_usd_per_hour=self._leader_usd_per_hour,
         )
         host, port = address_of(self._environment)
         verifier = open_verifier(job.infra, self.settings, self._environment)
@@ -370,6 +438,12 @@ class CloudResources:
             price = self.cloud.price_usd_per_hour(offer.vm, spot=False)
             options += [PlacementOption(offer.vm, zone, False, price) for zone in zones]
         return tuple(options)
+
+
+def _counted_elsewhere_usd(store: Store, job_id: str) -> float:
+    """What of a job's earlier cost is not that of its intents: traffic, and the leader's VM."""
+    leader = recorded_leader(store, job_id)
+    return recorded_traffic(store, job_id).usd + (0.0 if leader is None else leader.usd)
 
 
 def _zones(job: JobSpec, zones: tuple[str, ...], vm: str) -> tuple[str, ...]:

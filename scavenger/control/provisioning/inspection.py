@@ -147,7 +147,9 @@ def _address(environment: Mapping[str, str]) -> Check:
     try:
         address, port = address_of(environment)
     except ConfigurationError as error:
-        return Check("address", "fail", str(error), f"set {ADDRESS_VARIABLE}")
+        return Check(
+            "address", "fail", str(error), f"set {ADDRESS_VARIABLE}, or see `leader: vm` in docs/clouds.md"
+        )
     ports = f"ports {port} and {port + 1}" if port else "any two free ports"
     found = f"VMs join at {address}, {ports}"
     if ipaddress.ip_address(address).is_loopback:

@@ -165,6 +165,14 @@ class CatalogCloud:
         enough = machine.cpus >= AGGREGATOR_CPUS_MIN and machine.memory_gib >= AGGREGATOR_GIB_MIN
         if enough and not machine.accelerators and machine.cpus <= AGGREGATOR_CPUS_MAX:
             return self._offer(vm, spot=False)
+        return self.small_offer()
+
+    def small_offer(self) -> Offer:
+        """The cheapest on-demand offer without accelerators that has 2 vCPUs and 4 GiB.
+
+        Raises:
+            ConfigurationError: If no price is known.
+        """
         wanted = Wanted(
             cpus=Amount(AGGREGATOR_CPUS_MIN, or_more=True), memory=Amount(AGGREGATOR_GIB_MIN, or_more=True)
         )

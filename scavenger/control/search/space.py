@@ -12,6 +12,7 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.policy.leaders import LEADER_CLOUDS
 
 __all__ = [
     "check_keras_backend",
@@ -46,6 +47,11 @@ def check_supported(job: JobSpec) -> None:
             job.infra.provider != "local" and job.engine != "process",
             "engine",
             f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
+        ),
+        (
+            job.leader == "vm" and job.infra.provider not in LEADER_CLOUDS,
+            "leader",
+            f"leader: vm is for jobs on VMs of aws/; with infra: {job.infra}, write here",
         ),
         (
             job.aggregation == "shared" and (job.infra.provider != "local" or job.engine != "process"),

@@ -1,0 +1,240 @@
+"""Jobs that are led by VMs of their own: started by `optimize`, followed and ended by `leader`, resumed by `resume`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from scavenger.control.documents.plain import plain
+from scavenger.errors import CleanupError, ConfigurationError, NotFoundError
+from scavenger.presentation.formatting import clean, when
+from scavenger_cli.ui import console, render
+
+if TYPE_CHECKING:
+    from scavenger.control.jobs.platform import PreparedJob
+    from scavenger.control.leading.following import LeaderSession
+    from scavenger.control.leading.record import LeaderRecord, Leaders
+    from scavenger.control.leading.starting import Start
+    from scavenger.store import Store
+    from scavenger_cli.commands.detaching import Detach
+
+__all__ = ["connect_to", "end_leader", "follow_job", "is_led", "lead_on_vm", "list_leaders", "resume_led"]
+
+
+def lead_on_vm(
+    prepared: PreparedJob, *, detach: Detach | None, audit: bool, store_url: str | None, as_json: bool
+) -> int:
+    """Rent a VM that leads the job; follow it there to its end, unless it is detached. Returns the exit code.
+
+    Raises:
+        ScavengerError: The job cannot be led there.
+    """
+    from scavenger.control.leading.starting import Start
+
+    start = Start(prepared, audit=audit, priority=0 if detach is None else detach.priority)
+    return _led(start, follow=detach is None or detach.follow, store_url=store_url, as_json=as_json)
+
+
+def _led(
+    start: Start, *, follow: bool, store_url: str | None, as_json: bool, lost: LeaderRecord | None = None
+) -> int:
+    """Start a leader, in place of a lost one."""
+    from scavenger.control.leading.starting import start_leader
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        leaders = _leaders(store)
+        record = start_leader(start, leaders, inform=console.note)
+        if lost is not None:  # only now: its record is what the job could go on from, had this failed
+            _ended(_session(leaders, lost))
+        if follow:
+            return _followed(leaders, record, store, as_json=as_json)
+    if as_json:
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "leader": plain(record)})
+    else:
+        console.emit(Text(f"  scavenger leader follow {record.job_id[:8]}  shows it, and fetches its result"))
+    return 0
+
+
+def list_leaders(*, store_url: str | None, as_json: bool) -> int:
+    """Print the leaders' VMs, and whether they are there."""
+    with _opened(store_url) as (leaders, _):
+        rows = [(one, _session(leaders, one).state()) for one in leaders.all()]
+    if as_json:
+        shown = [{**plain(one), "state": state} for one, state in rows]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "leaders": shown})
+    elif not rows:
+        console.emit(Text("No job is led by a VM of its own."))
+    else:
+        names = ("job", "id", "where", "address", "its VM is")
+        grid = render.table(*((name, "left") for name in names))
+        for one, state in rows:
+            job_id = one.job_id[:8] or "not submitted"
+            grid.add_row(clean(one.name), job_id, f"{one.provider}/{one.region}", one.address or "-", state)
+        console.emit(grid)
+    return 0
+
+
+def follow_job(key: str, *, store_url: str | None, as_json: bool) -> int:
+    """Show a job's events until its end, fetch its result, and end its leader's VM; returns the job's exit code.
+
+    Raises:
+        NotFoundError: There is no such job.
+        GoneError: The leader's VM is gone.
+    """
+    with _opened(store_url) as (leaders, store):
+        return _followed(leaders, leaders.find(key), store, as_json=as_json)
+
+
+def connect_to(key: str, *, store_url: str | None) -> int:
+    """Forward the API until Ctrl-C.
+
+    Raises:
+        NotFoundError: There is no such job.
+        TransientError: The leader's VM cannot be reached.
+    """
+    from scavenger.control.leading.ssh import forwarded
+    from scavenger.control.leading.starting import API_PORT
+
+    with _opened(store_url) as (leaders, _):
+        record = leaders.find(key)
+        leaders.token(record)
+        token = shlex.quote(str(leaders.folder / record.id / "token"))
+        _session(leaders, record).readmit()
+        with forwarded(leaders.target(record), API_PORT) as port:
+            url = f"http://127.0.0.1:{port}"
+            console.emit(Text(f"export SCAVENGER_SERVER={url}", no_wrap=True))
+            console.emit(Text(f"export SCAVENGER_TOKEN=$(cat {token})", no_wrap=True))
+            console.note(
+                f"until Ctrl-C; with these two, other commands work there; the dashboard is at {url}"
+            )
+            while True:
+                time.sleep(3600.0)
+
+
+def end_leader(key: str, *, yes: bool, store_url: str | None) -> int:
+    """End a leader's VM and those of its job.
+
+    Raises:
+        NotFoundError: There is no such job.
+        ConfigurationError: There is no terminal to ask on.
+    """
+    with _opened(store_url) as (leaders, _):
+        record = leaders.find(key)
+        if not yes and not console.is_interactive():
+            raise ConfigurationError("there is no terminal to ask on: use --yes to end the VMs")
+        if not yes and not console.ask(
+            f"End the leader's VM of job {clean(record.name)}, and the job's VMs?"
+        ):
+            return 0
+        return _ended(_session(leaders, record))
+
+
+def is_led(key: str, store: Store) -> bool:
+    """Whether a job is led by a VM that this machine has rented, or was until that was lost."""
+    try:
+        _leaders(store).find(key)
+    except NotFoundError:
+        return False
+    return True
+
+
+def resume_led(
+    key: str, *, yes: bool, follow: bool, audit: bool, store_url: str | None, as_json: bool
+) -> int:
+    """Rent a new leader for a job whose leader was lost, and follow the job there; returns the exit code.
+
+    Raises:
+        NotFoundError: There is no such job.
+        ConfigurationError: The leader is there, or the job has no checkpoints in an object store.
+    """
+    from scavenger.control.jobs.platform import prepare_job
+    from scavenger.control.leading.starting import Start
+    from scavenger.domain.job import JobSpec
+
+    with _opened(store_url) as (leaders, _):
+        record = leaders.find(key)
+        if (state := _session(leaders, record).state()) != "gone":
+            raise ConfigurationError(
+                f"the leader's VM of job {record.name} is {state}: `scavenger leader follow {record.name}` shows it"
+            )
+        with leaders.open_store(record) as own:
+            spec = own.job(record.id).spec
+        prepared = prepare_job(JobSpec.model_validate(spec), Path(record.job_file))
+        if "://" not in record.checkpoints or not record.job_id:
+            raise ConfigurationError(
+                f"job {record.name} has left no checkpoints: name an object store as checkpoint.path, and run it again "
+                "with `scavenger optimize`"
+            )
+        leader = prepared.platform.leader
+        if leader is None:
+            raise ConfigurationError(
+                "this machine leads the job now: unset SCAVENGER_ADDRESS, or write leader: vm"
+            )
+        price = f"{clean(leader.offer.vm)}, ${leader.usd_per_hour:.4f} an hour"
+        if not yes and not console.ask(f"Rent another leader's VM ({price}), and the job's VMs?"):
+            return 0
+    url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
+    start = Start(prepared, audit=audit, recover=url, job_id=record.job_id)
+    return _led(start, follow=follow, store_url=store_url, as_json=as_json, lost=record)
+
+
+def _followed(leaders: Leaders, record: LeaderRecord, store: Store, *, as_json: bool) -> int:
+    session = _session(leaders, record)
+    outcome = session.outcome(session.follow(_note if as_json else _show), store)
+    if as_json:
+        folder = None if outcome.folder is None else str(outcome.folder)
+        document = {"job_id": record.job_id, "state": outcome.state, "error": outcome.error, "folder": folder}
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, **document})
+    else:
+        error = f": {clean(outcome.error)}" if outcome.error else ""
+        console.emit(Text(f"job {clean(record.name)} ({record.job_id[:8]}): {outcome.state}{error}"))
+        if outcome.folder is not None:
+            console.emit(Text(f"its result: {outcome.folder}", no_wrap=True))
+    return _ended(session) or outcome.exit_code
+
+
+def _ended(session: LeaderSession) -> int:
+    left = session.end()
+    for line in left:
+        console.note(f"left behind: {line}")
+    return CleanupError.exit_code if left else 0
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    return f"{when(datetime.fromisoformat(event['at']))[5:]}  {clean(event['message'])}"
+
+
+def _show(event: Mapping[str, Any]) -> None:
+    console.emit(Text(_line(event)))
+
+
+def _note(event: Mapping[str, Any]) -> None:
+    console.note(_line(event))
+
+
+def _session(leaders: Leaders, record: LeaderRecord) -> LeaderSession:
+    from scavenger.control.leading.following import LeaderSession
+
+    return LeaderSession(leaders, record, inform=console.note)
+
+
+def _leaders(store: Store) -> Leaders:
+    from scavenger.control.leading.record import Leaders
+
+    return Leaders.beside(store)
+
+
+@contextmanager
+def _opened(store_url: str | None) -> Iterator[tuple[Leaders, Store]]:
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        yield _leaders(store), store

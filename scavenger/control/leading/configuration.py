@@ -1,0 +1,81 @@
+"""What a leader's VM is told by its command: `leader.json`, the job file for that machine, and its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
+from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
+from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
+from scavenger.domain.job import JobSpec
+from scavenger.domain.vm_settings import CloudSettings
+
+__all__ = ["CERTIFICATE", "PRICES", "LeaderConfiguration", "environment_there", "job_there"]
+
+PASSED_ON = (
+    PACKAGE_VARIABLE,
+    IMAGE_VARIABLE,
+    UNPROVEN_VARIABLE,
+    *(f"AWS_ENDPOINT_URL{service}" for service in ("", "_EC2", "_SSM", "_SERVICE_QUOTAS", "_S3")),
+)
+"""Environment variables that a leader has from its command; none of them is a secret."""
+CERTIFICATE, PRICES = "identity_certificate.pem", "prices.yaml"
+"""Files of the user's that a leader needs, beside `leader.json`."""
+
+
+class LeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the leader is told.
+
+    Attributes:
+        owner: Tag of the VMs that it rents, which its own VM has, too.
+        port: Of the API, on the loopback.
+        idle_s: Ends after so long without anything to do.
+        environment: Variables of itself and its jobs.
+        recover: URL of the checkpoints of a job that goes on; empty for none.
+    """
+
+    owner: str
+    port: int
+    idle_s: float
+    environment: dict[str, str]
+    recover: str = ""
+
+
+def environment_there(
+    environment: Mapping[str, str], *, address: str, leader: str, folder: str, prices: bool
+) -> dict[str, str]:
+    """Environment variables of a leader.
+
+    Args:
+        environment: The command's.
+        address: Of the leader's VM among VMs.
+        leader: Its type, price and time of launch, see `leader_text`.
+        folder: Where its files are.
+        prices: Whether the user's prices are among them.
+    """
+    passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
+    own = {ADDRESS_VARIABLE: address, LEADER_VARIABLE: leader}
+    return {**passed, **own, **({"SCAVENGER_PRICES": f"{folder}/{PRICES}"} if prices else {})}
+
+
+def job_there(job: JobSpec, settings: CloudSettings, *, folder: str) -> dict[str, Any]:
+    """The job file on a leader's VM, which holds all settings, has no other place to write to, and leads there.
+
+    Args:
+        job: As the command has it, with the options of the command line.
+        settings: Those of its VMs: the job's own over those of the settings file.
+        folder: Where the leader's files are.
+    """
+    document = {key: value for key, value in job.written().items() if key not in ("leader", "output")}
+    given = settings.model_dump(mode="json", exclude_unset=True)
+    given.pop("leader_profile", None)
+    if given.get("identity_certificate"):
+        given["identity_certificate"] = f"{folder}/{CERTIFICATE}"
+    place = str(job.infra)
+    checkpoint = document.get("checkpoint")
+    if checkpoint and "://" not in str(checkpoint.get("path", "")):
+        document["checkpoint"] = {**checkpoint, "path": "./checkpoints"}
+    return {**document, "infra": {"at": place, **given} if given else place, "leader": "here"}

@@ -1,0 +1,241 @@
+"""Follows a job that a VM leads, over whatever networks this machine is in; fetches its result, and ends the VM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from scavenger.client import Client
+from scavenger.cloud.base import AdmittingProvider
+from scavenger.cloud.boot.leader import FOLDER
+from scavenger.control.leading.caller import caller_networks
+from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.renting import LeaderVm
+from scavenger.control.leading.ssh import run_there
+from scavenger.control.leading.starting import api_of
+from scavenger.control.provisioning.providers import open_provider
+from scavenger.errors import ConfigurationError, GoneError, ScavengerError, TransientError
+from scavenger.policy.leaders import what_is_lost
+from scavenger.private_files import make_private_folder, private_opener
+from scavenger.store import Store
+from scavenger.store.record_file import read_record
+
+__all__ = ["LeaderSession", "Outcome"]
+
+_OUTPUTS = f"{FOLDER}/job/.scavenger"
+_FETCH_S = 3600.0
+_AGAIN_S, _AGAIN_MAX_S = 1.0, 30.0
+_BREAK_S = 5.0
+"""How long events may stay away before the port is forwarded anew."""
+_QUIET = ("progress", "leader")
+"""Kinds of events that are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        state: See `JobState`, or that of its submission if it never began.
+        exit_code: Of the command.
+        error: One line; empty unless it failed.
+        folder: The job's outputs on this machine; None if it has none.
+    """
+
+    state: str
+    exit_code: int
+    error: str
+    folder: Path | None
+
+
+class LeaderSession:
+    """What a command has to do with one leader.
+
+    Args:
+        leaders: Records of leaders.
+        record: The leader.
+        inform: Shows progress to the user.
+        environment: Environment variables of the command.
+        sleep: How to wait, seconds.
+    """
+
+    def __init__(
+        self,
+        leaders: Leaders,
+        record: LeaderRecord,
+        *,
+        inform: Callable[[str], None],
+        environment: Mapping[str, str] = os.environ,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._leaders, self.record, self._inform = leaders, record, inform
+        self._environment, self._sleep = environment, sleep
+        self._told = 0
+
+    # ---- while the job runs --------------------------------------------------------------------------------
+
+    def follow(self, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+        """Show events until the job has ended, through every failure of the network; returns the job's document.
+
+        Args:
+            show: Receives the events.
+
+        Raises:
+            GoneError: The leader's VM is gone.
+            ConfigurationError: The leader refuses.
+        """
+        times = 0
+        while True:
+            try:
+                with api_of(self._leaders, self.record) as client:
+                    document = self._followed(client, show)
+                    if document is not None:
+                        return document
+                    times = 0
+            except TransientError as error:
+                times += 1
+                if times == 1:
+                    self._inform(f"the leader is not reached, and its job goes on: {error}")
+                self.readmit()
+            self._sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
+
+    def _followed(self, client: Client, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
+        document = client.job(self.record.job_id)
+        submission = document.get("submission") or {}
+        if document.get("job") is None:
+            return document if submission.get("state") not in ("queued", "running") else None
+        for event in client.follow_events(self.record.job_id, self._told, patience_s=_BREAK_S):
+            self._told = int(event["id"])
+            if event["kind"] not in _QUIET:
+                show(event)
+        document = client.job(self.record.job_id)
+        # a job whose runner died is resumed by the leader: its submission tells
+        open_still = (document.get("submission") or {}).get("state") in ("queued", "running")
+        return None if open_still else document
+
+    def readmit(self) -> None:
+        """Let this machine in from its present address, if the VM is there.
+
+        Raises:
+            GoneError: The leader's VM is gone.
+        """
+        try:
+            with self._leaders.open_store(self.record) as store:
+                vm = self._vm(store)
+                intent = vm.living()
+                seen = None if intent is None else vm.seen(intent)
+                if intent is None or (seen is not None and seen.state in ("stopping", "gone")):
+                    raise GoneError(self._lost())
+                vm.let_in(intent, caller_networks(self._environment))
+        except GoneError:
+            raise
+        except ScavengerError as error:
+            # without a network, the cloud is not reached either: the next attempt asks again
+            self._inform(f"the leader's VM cannot be looked at now: {error}")
+
+    def _lost(self) -> str:
+        """Say what a lost leader means."""
+        record = self.record
+        return (
+            f"the leader's VM of job {record.name} is gone, and with it "
+            f"{what_is_lost(record.checkpoints, record.checkpoint_every_s)}; "
+            f"`scavenger resume {record.name}` lets it go on under a new one"
+        )
+
+    # ---- afterwards ----------------------------------------------------------------------------------------
+
+    def outcome(self, document: Mapping[str, Any], store: Store) -> Outcome:
+        """Fetch the job's outputs and its record, for commands on this machine.
+
+        Args:
+            document: What `follow` has returned.
+            store: This machine's.
+
+        Raises:
+            TransientError, ConfigurationError: They cannot be fetched.
+        """
+        job = document.get("job")
+        if job is None:
+            submission = document["submission"]
+            return Outcome(submission["state"], ConfigurationError.exit_code, str(submission["reason"]), None)
+        folder = self._fetched(str(job["id"]))
+        record = read_record(folder)
+        there, here = f"{_OUTPUTS}/{record.id}", str(folder)
+
+        def moved(path: str | None) -> str | None:
+            return None if path is None else path.replace(there, here)
+
+        store.recover_job(
+            replace(
+                record,
+                job_file=self.record.job_file,
+                model_path=moved(record.model_path),
+                measurements_path=moved(record.measurements_path),
+                checkpoint=moved(record.checkpoint),
+            )
+        )
+        code = job["exit_code"]
+        return Outcome(
+            str(job["state"]),
+            TransientError.exit_code if code is None else int(code),
+            str(job["error"]),
+            folder,
+        )
+
+    def _fetched(self, job_id: str) -> Path:
+        output = Path(self.record.output)
+        make_private_folder(output)
+        with tempfile.TemporaryFile(prefix="scavenger-") as file:
+            command = f"tar -c -C {_OUTPUTS} -f - {job_id}"
+            run_there(self._leaders.target(self.record), command, sink=file, timeout_s=_FETCH_S)
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                for member in tar:
+                    inside = member.name == job_id or member.name.startswith(f"{job_id}/")
+                    if not inside or ".." in member.name.split("/"):
+                        continue
+                    if member.isdir():
+                        make_private_folder(output / member.name)
+                    elif (content := tar.extractfile(member)) is not None and member.isfile():
+                        make_private_folder((output / member.name).parent)
+                        with open(output / member.name, "wb", opener=private_opener) as written:
+                            shutil.copyfileobj(content, written)
+        return output / job_id
+
+    def end(self) -> tuple[str, ...]:
+        """End the leader's VM and what it rented; returns a line for each that may be left.
+
+        Raises:
+            ScavengerError: The cloud does not answer.
+        """
+        with self._leaders.open_store(self.record) as store:
+            left = self._vm(store).end(self.record.id)
+        if not left:
+            self._leaders.remove(self.record)
+        return left
+
+    def state(self) -> Literal["there", "gone", "unknown"]:
+        """Whether the leader's VM is there, as far as the cloud tells."""
+        try:
+            with self._leaders.open_store(self.record) as store:
+                vm = self._vm(store)
+                intent = vm.living()
+                seen = None if intent is None else vm.seen(intent)
+        except ScavengerError:
+            return "unknown"
+        if intent is None:
+            return "gone"
+        if seen is None:
+            return "unknown"
+        return "gone" if seen.state in ("stopping", "gone") else "there"
+
+    def _vm(self, store: Store) -> LeaderVm:
+        provider = open_provider(self.record.provider, self.record.region, self._environment)
+        return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform)

@@ -1,0 +1,301 @@
+"""Rents the VM that leads a job, makes it a leader, and submits the job there."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import tarfile
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+
+from scavenger.client import Client, ServerAddress, SubmitOptions
+from scavenger.cloud.base import AdmittingProvider
+from scavenger.cloud.boot.boot import image_script
+from scavenger.cloud.boot.leader import FOLDER, LeaderAccess, leader_boot_script, leader_set_up_script
+from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
+from scavenger.control.jobs.platform import PreparedJob, RentedVms
+from scavenger.control.leading.caller import caller_networks
+from scavenger.control.leading.configuration import (
+    CERTIFICATE,
+    PRICES,
+    LeaderConfiguration,
+    environment_there,
+    job_there,
+)
+from scavenger.control.leading.keys import login_key, new_host_key
+from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
+from scavenger.control.leading.ssh import SshTarget, forwarded, run_there
+from scavenger.control.provisioning.cloud_resources import CloudResources
+from scavenger.control.provisioning.leader_meter import leader_text
+from scavenger.control.provisioning.prices import PRICES_VARIABLE
+from scavenger.domain.intent import Intent
+from scavenger.domain.vm import VmPackage, VmSeen
+from scavenger.domain.vm_settings import AwsSettings
+from scavenger.errors import ConfigurationError, TransientError
+from scavenger.store import Store
+from scavenger.train.engines.vm.job_archive import Archive
+
+__all__ = ["API_PORT", "Start", "api_of", "check_start", "start_leader"]
+
+API_PORT = 8765
+"""Of the leader's API, on the loopback of its VM."""
+_TRY_S = 15.0
+_UPLOAD_S, _SET_UP_S, _READY_S = 1800.0, 840.0, 120.0
+"""Longest times; the VM ends itself 900 s after its launch unless the leader has begun."""
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A job that is to be led by a VM of its own.
+
+    Attributes:
+        prepared: The job, whose platform has a `leader`.
+        audit, priority: See `NewSubmission`.
+        recover: URL of the job's checkpoints, with which it goes on; empty for a new job.
+        job_id: The job that goes on; empty for a new one.
+    """
+
+    prepared: PreparedJob
+    audit: bool = False
+    priority: int = 0
+    recover: str = ""
+    job_id: str = ""
+
+    @property
+    def resources(self) -> CloudResources:
+        """Of the cloud."""
+        assert isinstance(self.prepared.platform, RentedVms)
+        return self.prepared.platform.resources
+
+
+def check_start(start: Start) -> None:
+    """Check what can be checked before anybody is asked and anything is rented.
+
+    Raises:
+        ConfigurationError: The settings name no identity for the leader's VM, or OpenSSH is not installed.
+    """
+    _ = start.resources.leader_identity
+    if shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
+        raise ConfigurationError(
+            "a leader's VM is reached by OpenSSH: install its client (ssh)", key="leader"
+        )
+
+
+def start_leader(
+    start: Start,
+    leaders: Leaders,
+    *,
+    inform: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> LeaderRecord:
+    """Rent the VM, make it the leader, and submit the job to it; if that fails, everything is ended again.
+
+    Args:
+        start: The job.
+        leaders: Records of leaders on this machine.
+        inform: Shows progress to the user.
+        environment: Environment variables of the command.
+
+    Returns:
+        The record of the leader, which needs this machine no more.
+
+    Raises:
+        ScavengerError: The job cannot be led there; nothing is left, or a line says what is.
+    """
+    prepared, resources = start.prepared, start.resources
+    key = login_key(leaders.folder)
+    options, template = resources.leader_placement
+    settings = replace(template.settings, logins_from=caller_networks(environment))
+    host = new_host_key(leaders.folder)
+    access = LeaderAccess(key.with_suffix(".pub").read_text().strip(), host.secret, API_PORT)
+    spec = LeaderVmSpec(
+        options, replace(template, settings=settings), leader_boot_script(access), prepared.job.limits.vms
+    )
+    checkpoint = prepared.job.checkpoint
+    record = LeaderRecord(
+        id=str(uuid.uuid4()),
+        name=prepared.job.name,
+        job_file=os.path.realpath(prepared.job_file),
+        provider=resources.provider.name,
+        region=resources.provider.region,
+        host_key=host.public,
+        output=str((prepared.folder / prepared.job.output).resolve()),
+        checkpoints="" if checkpoint is None else checkpoint.path,
+        checkpoint_every_s=600.0 if checkpoint is None else checkpoint.every,
+    )
+    archive = Archive(prepared.folder, leave_out=(prepared.folder / prepared.job.output,))
+    leaders.put(record)
+    with leaders.open_store(record) as store:
+        vm = LeaderVm(store, cast(AdmittingProvider, resources.provider), inform=inform)
+        store.create_job(record.name, spec=prepared.job.written(), job_file=record.job_file, job_id=record.id)
+        try:
+            return _Starting(start, leaders, store, archive, environment, inform).run(vm, spec, record)
+        except BaseException:
+            inform("the leader's VM is ended, as its job could not be started")
+            left = vm.end(record.id)
+            if not left:
+                leaders.remove(record)
+            for line in left:
+                inform(f"left behind: {line}; `scavenger gc` ends it")
+            raise
+        finally:
+            archive.close()
+
+
+@contextmanager
+def api_of(leaders: Leaders, record: LeaderRecord) -> Iterator[Client]:
+    """The API of a leader, through a port that is forwarded within the block.
+
+    Raises:
+        TransientError: The VM cannot be reached.
+        NotFoundError: It was never set up.
+    """
+    token = leaders.token(record)
+    with (
+        forwarded(leaders.target(record), API_PORT) as port,
+        Client(ServerAddress(f"http://127.0.0.1:{port}", token)) as client,
+    ):
+        yield client
+
+
+class _Starting:
+    """From the launch to the submission."""
+
+    def __init__(
+        self,
+        start: Start,
+        leaders: Leaders,
+        store: Store,
+        archive: Archive,
+        environment: Mapping[str, str],
+        inform: Callable[[str], None],
+    ) -> None:
+        self._start, self._leaders, self._store, self._archive = start, leaders, store, archive
+        self._environment, self._inform = environment, inform
+        checkpoint, folder = start.prepared.job.checkpoint, start.prepared.folder
+        # also what the job's workers would install: its code reads data and checkpoints there, too
+        extras = extras_of(folder, checkpoint.path if checkpoint else "")
+        self._package: VmPackage = own_package({*extras, "server", start.prepared.job.infra.provider})
+
+    def run(self, vm: LeaderVm, spec: LeaderVmSpec, record: LeaderRecord) -> LeaderRecord:
+        """Rent the VM, set it up, and submit the job."""
+        self._inform("renting the leader's VM")
+        intent, seen = vm.rent(record.id, spec, lambda one: _lets_in(self._leaders, record, one))
+        record = self._leaders.change(record, address=_address(seen))
+        target = self._leaders.target(record)
+        self._inform(f"the leader's VM is reached at {record.address}, and is set up")
+        self._send(target, intent, seen)
+        run_there(target, f"sh {FOLDER}/set_up.sh", timeout_s=_SET_UP_S)
+        token = _token(target)
+        self._leaders.put_token(record, token)
+        with api_of(self._leaders, record) as client:
+            job_id = self._submitted(client, record)
+        self._inform(f"job {record.name} ({job_id[:8]}) is led there, and goes on without this machine")
+        return self._leaders.change(record, job_id=job_id)
+
+    def _submitted(self, client: Client, record: LeaderRecord) -> str:
+        """Submit the job, or let it go on; returns its id."""
+        until_s, start = time.monotonic() + _READY_S, self._start
+        options = SubmitOptions(audit=start.audit, priority=start.priority)
+        while True:
+            try:
+                if start.job_id:
+                    answer = client.resume(start.job_id, audit=start.audit)
+                else:
+                    answer = client.submit(f"{FOLDER}/job/job.yaml", options, key=record.id)
+                return str(answer["submission"]["id"])
+            except TransientError:  # it has its token, and does not serve yet
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_LOOK_S)
+
+    def _send(self, target: SshTarget, intent: Intent, seen: VmSeen) -> None:
+        """Send the job's folder, then what is ours, which its files must not replace."""
+        run_there(target, f"umask 077; mkdir -p {FOLDER}/job {FOLDER}/package")
+        self._inform(f"the job's folder is sent to it: {self._archive.bytes / 2**20:.1f} MiB of at most 512")
+        with tempfile.TemporaryFile(prefix="scavenger-") as file:
+            while chunk := self._archive.read(file.tell(), 1 << 20):
+                file.write(chunk)
+            file.seek(0)
+            run_there(target, f"tar -x -C {FOLDER}/job -f -", source=file, timeout_s=_UPLOAD_S)
+        with tempfile.TemporaryFile(prefix="scavenger-") as file:
+            _pack(file, self._files(intent, seen))
+            file.seek(0)
+            run_there(target, f"umask 077; tar -x -C {FOLDER} -f -", source=file, timeout_s=_UPLOAD_S)
+
+    def _files(self, intent: Intent, seen: VmSeen) -> dict[str, bytes]:
+        """What is ours, by the path in `FOLDER`."""
+        wheel, resources, job = own_wheel(), self._start.resources, self._start.prepared.job
+        settings, leader = resources.settings, resources.leader
+        assert leader is not None
+        launched = seen.launched_at or intent.times.created_at or datetime.now(UTC)
+        prices = self._environment.get(PRICES_VARIABLE)
+        configuration = LeaderConfiguration(
+            owner=self._store.installation(),
+            port=API_PORT,
+            idle_s=job.limits.leader,
+            environment=environment_there(
+                self._environment,
+                address=seen.address,
+                leader=leader_text(seen.vm, leader.usd_per_hour, launched.timestamp()),
+                folder=FOLDER,
+                prices=bool(prices),
+            ),
+            recover=self._start.recover,
+        )
+        files = {
+            "leader.json": msgspec.json.encode(configuration),
+            "job/job.yaml": msgspec.json.encode(job_there(job, settings, folder=FOLDER)),
+            "set_up.sh": leader_set_up_script(self._package, proxy=settings.proxy).encode(),
+            f"package/{wheel.name}": wheel.data,
+            "package/constraints.txt": wheel.constraints.encode(),
+            "package/install.sh": image_script(self._package).encode(),
+        }
+        if prices:
+            files[PRICES] = Path(prices).read_bytes()
+        if isinstance(settings, AwsSettings) and settings.identity_certificate:
+            files[CERTIFICATE] = Path(settings.identity_certificate).expanduser().read_bytes()
+        return files
+
+
+def _pack(file: IO[bytes], files: Mapping[str, bytes]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o600
+            tar.addfile(info, io.BytesIO(data))
+
+
+def _address(seen: VmSeen) -> str:
+    return seen.public_address or seen.address
+
+
+def _lets_in(leaders: Leaders, record: LeaderRecord, seen: VmSeen) -> bool:
+    if not _address(seen):
+        return False
+    try:
+        run_there(leaders.target(replace(record, address=_address(seen))), "true", timeout_s=_TRY_S)
+    except TransientError:
+        return False
+    return True
+
+
+def _token(target: SshTarget) -> str:
+    """The command's token, which the leader writes before it serves."""
+    tries = (
+        f"for i in $(seq {int(_READY_S)}); do [ -s {FOLDER}/token ] && exec cat {FOLDER}/token; sleep 1; done"
+    )
+    return run_there(target, f"sh -c {shlex.quote(f'{tries}; exit 1')}", timeout_s=2 * _READY_S).strip()

@@ -1,0 +1,191 @@
+"""A job that is led by a VM of its own, which the command reaches through a real SSH server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from caller_net import CallerNet
+from cloud_jobs import CloudJob, assert_nothing_left_at, eventually
+from machines import AGENT, Machine, unavailable
+from rented import AwsRented, rented
+
+from scavenger.control.leading.caller import CALLER_VARIABLE
+from scavenger.policy.provisioning.slots import LEADER_SLOT
+from scavenger.store import Store
+
+LEADER = AGENT.replace("scavenger.control.provisioning.on_vm", "scavenger.server.on_leader_vm")
+PROFILES = '\ninstance_profile = "scavenger-vms"\nleader_profile = "scavenger-leader"\n'
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+WITHIN_S = 300.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.root, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def aws(tmp_path: Path) -> Iterator[AwsRented]:
+    """Amazon's cloud, whose image has the leader's program and an SSH server."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    if not (shutil.which("ssh") and Path("/usr/sbin/sshd").is_file()):
+        pytest.skip("needs OpenSSH's client and server (apt-get install openssh-server)")
+    with rented("aws", programs={"/usr/local/bin/scavenger-leader": LEADER}) as cloud:
+        assert isinstance(cloud, AwsRented)
+        agent = AGENT.replace("export ", f"export AWS_ENDPOINT_URL={cloud.server.url} ", 1)
+        cloud.machines.programs["/usr/local/bin/scavenger-vm"] = agent
+        cloud.server.profiles = {"scavenger-vms", "scavenger-leader"}
+        yield cloud
+
+
+@dataclass
+class Laptop:
+    """A machine that VMs do not reach, with a job."""
+
+    job: CloudJob
+    net: CallerNet
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command; both its outputs are one."""
+        environment = self.job.whole_environment()
+        settings = Path(environment["SCAVENGER_CONFIG"])
+        settings.write_text(settings.read_text() + PROFILES)
+        environment[CALLER_VARIABLE] = "203.0.113.7/32"
+        del environment["SCAVENGER_ADDRESS"]
+        command = [sys.executable, "-m", "scavenger_cli", *arguments, "--store", self.job.store]
+        return subprocess.Popen(
+            self.net.command(*command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ask(self, *arguments: str) -> tuple[int, str]:
+        """A command, to its end."""
+        process = self.begin(*arguments)
+        said, _ = process.communicate(timeout=WITHIN_S)
+        return process.returncode, said
+
+
+@pytest.fixture
+def laptop(aws: AwsRented, tmp_path: Path) -> Iterator[Laptop]:
+    prices = {"c5.large": (0.02, 0.01), "c5.xlarge": (0.17, 0.068)}
+    job = CloudJob(tmp_path / "job", f"sqlite:///{tmp_path / 'store' / 'scavenger.db'}", aws, "", prices)
+    job.write(
+        infra=f"aws/{aws.region}",
+        resources={"vm": "c5.large"},
+        search={"workers": [1], "batch_size": [32]},
+        goal={"metric": "val_accuracy", "target": 0.9, "max_epochs": 12},
+    )
+    net = CallerNet(aws.machines.address, (22, urlsplit(aws.server.url).port or 0), tmp_path)
+    yield Laptop(job, net)
+    net.close()
+
+
+class Said:
+    """What a command has written so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.text = process, ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.text += line
+
+    def awaits(self, words: str) -> None:
+        """Wait until it has written something."""
+        eventually(lambda: words in self.text or self.process.poll() is not None, within_s=WITHIN_S)
+        assert words in self.text, self.text
+
+
+def slot_of(aws: AwsRented, instance_id: str) -> str:
+    tags = aws.server.instances()[instance_id].get_tags()
+    return next(str(tag["value"]) for tag in tags if tag["key"] == "scavenger-slot")
+
+
+def leader_of(aws: AwsRented) -> Machine:
+    (vm,) = (one for one in aws.vms() if slot_of(aws, one.id) == str(LEADER_SLOT))
+    return aws.machine(vm.id)
+
+
+def test_a_job_reaches_its_target_while_command_server_and_network_are_lost(
+    aws: AwsRented, laptop: Laptop
+) -> None:
+    assert laptop.net.interfaces() == ["lo"]
+    submitting = Said(laptop.begin("optimize", str(laptop.job.file), "--yes"))
+    submitting.awaits("goes on without this machine")
+
+    os.killpg(submitting.process.pid, signal.SIGKILL)
+    laptop.net.cut()
+    leader = leader_of(aws)
+    (server,) = leader.run("pgrep", "-f", "on_leader_vm").stdout.split()
+    told = leader.run("cat", f"/proc/{server}/environ").stdout
+    assert not [name for name in KEYS if name in told]
+    leader.run("kill", "-9", server)
+    following = Said(laptop.begin("leader", "follow", "digits-cnn"))
+    following.awaits("the leader is not reached")
+    laptop.net.mend()
+    following.awaits("val_accuracy")
+    os.killpg(following.process.pid, signal.SIGINT)
+    following.process.wait(60)
+
+    code, said = laptop.ask("leader", "follow", "digits-cnn", "-o", "json")
+
+    assert code == 0, said
+    with Store.open(laptop.job.store) as store:
+        (job,) = store.jobs(10)
+        job = store.job(job.id)
+    assert job.state == "succeeded"
+    folder = laptop.job.folder / ".scavenger" / job.id
+    assert (folder / "model.keras").is_file()
+    assert job.report is not None
+    assert "leader" in [item["name"] for item in job.report["estimate"]["items"]]
+    assert job.cost_usd is not None
+    assert_nothing_left_at(aws)
+    assert laptop.ask("leader", "list")[1].strip() == "No job is led by a VM of its own."
+
+
+def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
+    aws: AwsRented, laptop: Laptop
+) -> None:
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    s3 = boto3.client("s3", endpoint_url=aws.server.url, region_name="us-east-1", **keys)
+    s3.create_bucket(Bucket="training")
+    laptop.job.change(
+        checkpoint={"path": "s3://training/checkpoints", "every_steps": 25},
+        goal={"metric": "val_accuracy", "target": 0.97, "max_epochs": 40},
+    )
+    submitting = Said(laptop.begin("optimize", str(laptop.job.file), "--yes"))
+
+    def manifests() -> list[str]:
+        found = s3.list_objects_v2(Bucket="training").get("Contents", [])
+        return [one["Key"] for one in found if one["Key"].endswith("manifest.json")]
+
+    eventually(lambda: len(manifests()) > 1 or submitting.process.poll() is not None, within_s=WITHIN_S)
+    leader_of(aws).kill()
+    submitting.process.wait(WITHIN_S)
+    assert "leader's VM of job digits-cnn is gone" in submitting.text
+    code, said = laptop.ask("gc", "--yes")
+    assert code == 0, said
+
+    code, said = laptop.ask("resume", "digits-cnn", "--yes")
+
+    assert code == 0, said
+    with Store.open(laptop.job.store) as store:
+        (job,) = store.jobs(10)
+    assert (job.state, job.attempts) == ("succeeded", 2)
+    assert_nothing_left_at(aws)

@@ -1,0 +1,368 @@
+"""Renting a leader's VM and speaking to it: keys, command lines, records, the boot, the job file there."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scavenger.cloud.boot.leader import LeaderAccess, leader_boot_script, leader_set_up_script
+from scavenger.cloud.boot.package import own_package
+from scavenger.control.leading.caller import CALLER_VARIABLE, caller_networks
+from scavenger.control.leading.configuration import environment_there, job_there
+from scavenger.control.leading.keys import login_key, new_host_key
+from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
+from scavenger.control.leading.ssh import SshTarget, ssh_command
+from scavenger.control.provisioning.leader_meter import (
+    LEADER_VARIABLE,
+    LeaderMeter,
+    leader_of,
+    leader_text,
+    recorded_leader,
+)
+from scavenger.domain.intent import PlacementOption
+from scavenger.domain.job import JobSpec
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmSettings, VmTags
+from scavenger.domain.vm_settings import AwsSettings
+from scavenger.errors import ConfigurationError, NotFoundError, TransientError
+from scavenger.policy.provisioning.actions import Listing, Sweep
+from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
+from scavenger.policy.provisioning.decider import decide
+from scavenger.policy.provisioning.memory import Memory
+from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
+from scavenger.store import Store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from fake import FakeProvider
+
+PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk"
+RECORD = LeaderRecord(
+    "0a1b2c3d", "digits", "/jobs/digits.yaml", "aws", "us-east-1", PUBLIC, "/jobs/.scavenger"
+)
+
+
+# Keys and the command line
+
+
+def test_an_installation_has_one_key_that_nobody_else_reads(tmp_path: Path) -> None:
+    key = login_key(tmp_path / "leaders")
+
+    assert login_key(tmp_path / "leaders") == key
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.with_suffix(".pub").read_text().startswith("ssh-ed25519 ")
+    assert sorted(path.name for path in key.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
+
+
+def test_a_vms_key_is_kept_nowhere_but_in_its_user_data(tmp_path: Path) -> None:
+    first, second = new_host_key(tmp_path / "leaders"), new_host_key(tmp_path / "leaders")
+
+    assert list((tmp_path / "leaders").iterdir()) == []
+    assert first.public != second.public
+    access = LeaderAccess(PUBLIC, first.secret, 8765)
+    assert first.secret in leader_boot_script(access)
+    assert first.secret not in repr(access)
+    assert first.secret not in repr(first)
+
+
+def test_a_host_is_known_by_the_pinned_key_alone(tmp_path: Path) -> None:
+    target = SshTarget("203.0.113.9", "0a1b2c3d", tmp_path / "key", tmp_path / "known")
+
+    command = ssh_command(target, "true", forward=(40000, 8765))
+    # the client itself says what it makes of the options
+    told = subprocess.run([command[0], "-G", *command[1:]], capture_output=True, text=True, check=True).stdout
+    options = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+
+    assert options["stricthostkeychecking"] in ("yes", "true")
+    assert options["userknownhostsfile"] == str(target.known_hosts)
+    assert options["globalknownhostsfile"] == "/dev/null"
+    assert options["hostkeyalias"] == "0a1b2c3d"
+    assert options["identityfile"] == str(target.key)
+    assert options["identitiesonly"] == "yes"
+    assert options["forwardagent"] == "no"
+    assert options["batchmode"] == "yes"
+    assert options["user"] == "root"
+    assert options["localforward"] == "[127.0.0.1]:40000 [127.0.0.1]:8765"
+
+
+def test_the_boot_lets_one_key_in_and_forwards_one_port(tmp_path: Path) -> None:
+    script = leader_boot_script(LeaderAccess(PUBLIC, new_host_key(tmp_path).secret, 8765))
+
+    assert f'restrict,port-forwarding,permitopen="127.0.0.1:8765" {PUBLIC}\n' in script
+    assert "PasswordAuthentication no" in script
+    assert "GatewayPorts no" in script
+    assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
+    assert len(script) < 12_000  # beside the time limits, within EC2's user data
+    with pytest.raises(ConfigurationError, match="keys"):
+        leader_boot_script(LeaderAccess("ssh-rsa AAAA", "no key", 8765))
+
+
+def test_the_set_up_takes_an_image_that_has_this_very_package() -> None:
+    package = own_package(("server",))
+    script = leader_set_up_script(package, proxy="http://proxy.example:3128")
+
+    assert f"scavenger-vm --has {package.sha256} server" in script
+    assert "https_proxy=http://proxy.example:3128" in script
+    assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
+
+
+# Who may log in
+
+
+def test_the_callers_networks_are_what_is_set() -> None:
+    assert caller_networks({CALLER_VARIABLE: "203.0.113.7/32, 198.51.100.0/24"}) == (
+        "203.0.113.7/32",
+        "198.51.100.0/24",
+    )
+    for wrong in ("0.0.0.0/0", "somewhere", "203.0.113.7/24"):
+        with pytest.raises(ConfigurationError, match=CALLER_VARIABLE):
+            caller_networks({CALLER_VARIABLE: wrong})
+
+
+def test_an_address_that_nobody_tells_is_asked_of_the_user(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.write_text("203.0.113.7\n")
+    assert caller_networks({}, page=page.as_uri()) == ("203.0.113.7/32",)
+    page.write_text("<html>")
+    with pytest.raises(ConfigurationError, match=CALLER_VARIABLE):
+        caller_networks({}, page=page.as_uri())
+
+
+# What it is told
+
+
+def job(**sections: Any) -> JobSpec:
+    required = {"version": 1, "name": "digits", "train": "train:job", "goal": {"max_epochs": 2}}
+    return JobSpec.model_validate({**required, "infra": "aws/us-east-1", **sections})
+
+
+def test_the_job_there_has_all_settings_and_leads_there() -> None:
+    settings = AwsSettings(
+        instance_profile="scavenger-vms",
+        leader_profile="scavenger-leader",
+        identity_certificate="/home/ann/region.pem",
+    )
+    document = job_there(
+        job(leader="vm", output="/data/out", checkpoint={"path": "/data/c", "every": "2m"}),
+        settings,
+        folder="/var/lib/scavenger",
+    )
+    there = JobSpec.model_validate(json.loads(json.dumps(document)))
+
+    assert there.leader == "here"
+    assert there.output == "./.scavenger"
+    assert there.checkpoint is not None
+    assert (there.checkpoint.path, there.checkpoint.every) == ("./checkpoints", 120.0)
+    assert there.infra.settings == AwsSettings(
+        instance_profile="scavenger-vms",
+        identity_certificate="/var/lib/scavenger/identity_certificate.pem",
+    )
+
+
+def test_checkpoints_in_an_object_store_stay_where_they_are() -> None:
+    document = job_there(
+        job(checkpoint={"path": "s3://bucket/c"}), AwsSettings(), folder="/var/lib/scavenger"
+    )
+
+    assert document["checkpoint"]["path"] == "s3://bucket/c"
+    assert document["infra"] == "aws/us-east-1"
+
+
+def test_no_credentials_are_passed_on() -> None:
+    mine = {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_SESSION_TOKEN": "session",
+        "AWS_PROFILE": "work",
+        "AWS_ENDPOINT_URL": "http://endpoint",
+        "SCAVENGER_IMAGE": "ami-1",
+    }
+
+    there = environment_there(mine, address="10.0.0.4", leader="c5.large 0.1 0", folder="/f", prices=False)
+
+    assert there == {
+        "AWS_ENDPOINT_URL": "http://endpoint",
+        "SCAVENGER_IMAGE": "ami-1",
+        "SCAVENGER_ADDRESS": "10.0.0.4",
+        LEADER_VARIABLE: "c5.large 0.1 0",
+    }
+
+
+# What it costs
+
+
+def test_a_leaders_cost_counts_from_its_launch_and_survives_attempts(tmp_path: Path) -> None:
+    environment = {LEADER_VARIABLE: leader_text("c5.large", 0.36, 1000.0)}
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        job_id = store.create_job("digits", spec={}, job_file="job.yaml").id
+        assert recorded_leader(store, job_id) is None
+        first = LeaderMeter(environment, clock=lambda: 1100.0)
+        assert first.attempt_usd == pytest.approx(0.01)
+        first.record(store, job_id, 0.0, at_once=True)
+        led = recorded_leader(store, job_id)
+        assert led is not None
+        assert (led.vm, led.seconds) == ("c5.large", pytest.approx(100.0))
+        second = LeaderMeter(environment, led.usd, clock=lambda: 1150.0)
+        assert second.attempt_usd == pytest.approx(0.005)
+    assert leader_of({}, 0.0) is None
+    with pytest.raises(ConfigurationError, match=LEADER_VARIABLE):
+        leader_of({LEADER_VARIABLE: "c5.large"}, 0.0)
+
+
+# The record
+
+
+def test_leaders_are_found_by_job_and_name_in_private_files(tmp_path: Path) -> None:
+    leaders = Leaders(tmp_path / "leaders")
+    leaders.put(RECORD)
+    changed = leaders.change(RECORD, job_id="ffff-1", address="203.0.113.9")
+
+    assert leaders.find("digits") == leaders.find("ffff") == changed
+    assert leaders.target(changed).known_hosts.read_text() == f"0a1b2c3d {PUBLIC}\n"
+    for path in (tmp_path / "leaders" / "0a1b2c3d").iterdir():
+        assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(NotFoundError, match="never set up"):
+        leaders.token(changed)
+    leaders.put(replace(changed, id="second"))
+    with pytest.raises(NotFoundError, match="2 leaders"):
+        leaders.find("digits")
+
+
+# Its VM
+
+
+class Admitting(FakeProvider):
+    """A cloud that keeps what it was told of logins."""
+
+    def __init__(self) -> None:
+        super().__init__(name="aws", region="us-east-1")
+        self.requests: list[VmRequest] = []
+        self.let: list[tuple[str, ...]] = []
+
+    def launch(self, request: VmRequest) -> VmSeen:
+        self.requests.append(request)
+        return super().launch(request)
+
+    def let_in(self, request: VmRequest) -> None:
+        self.let.append(request.template.settings.logins_from)
+
+
+def spec_of(provider: FakeProvider, wait_max_s: float = 60.0) -> LeaderVmSpec:
+    kind = "small"
+    options = tuple(PlacementOption(kind, zone, False, 0.1) for zone in provider.zones(kind))
+    settings = VmSettings(logins_from=("203.0.113.7/32",), identity="scavenger-leader")
+    return LeaderVmSpec(options, LaunchTemplate(3600.0, settings=settings), "#!/bin/sh\nsecret", wait_max_s)
+
+
+@pytest.fixture
+def leader_store(tmp_path: Path) -> Any:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        yield store
+
+
+def test_a_leaders_vm_is_on_record_before_it_is_launched_and_its_secret_is_not(leader_store: Store) -> None:
+    provider, said = Admitting(), list[str]()
+    job_id = leader_store.create_job("digits", spec={}, job_file="job.yaml").id
+    config = ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05))
+    vm = LeaderVm(
+        leader_store, provider, inform=said.append, config=config, sleep=lambda s: provider.advance(s)
+    )
+
+    intent, seen = vm.rent(job_id, spec_of(provider), lambda one: True)
+
+    (request,) = provider.requests
+    assert request.tags.token == intent.id
+    assert request.tags.slot == LEADER_SLOT
+    assert not is_for_aggregators(LEADER_SLOT)
+    assert request.template.user_data == "#!/bin/sh\nsecret"
+    assert intent.request.template.user_data == ""
+    assert seen.state == "running"
+    vm.let_in(intent, ("198.51.100.1/32",))
+    assert provider.let == [("198.51.100.1/32",)]
+    found = vm.living()
+    assert found is not None
+    assert found.acks == 1
+
+    assert vm.leftovers(used=True) is None
+    assert vm.leftovers(used=False) is None, "its command still starts it"
+
+    assert vm.end(job_id) == ()
+    assert vm.living() is None
+    assert {one.state for one in leader_store.intents()} == {"GONE"}
+
+
+def test_a_vm_that_never_lets_its_command_in_is_replaced_and_the_wait_has_an_end(leader_store: Store) -> None:
+    provider = Admitting()
+    job_id = leader_store.create_job("digits", spec={}, job_file="job.yaml").id
+    clock = iter(range(10_000))
+    vm = LeaderVm(
+        leader_store,
+        provider,
+        inform=lambda line: None,
+        config=ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05)),
+        clock=lambda: float(next(clock)),
+        sleep=lambda seconds: provider.advance(seconds),
+    )
+
+    with pytest.raises(TransientError, match="no leader's VM"):
+        vm.rent(job_id, spec_of(provider, wait_max_s=20.0), lambda one: False)
+    assert vm.end(job_id) == ()
+
+
+def test_vms_of_a_leader_that_is_gone_are_left_over(leader_store: Store) -> None:
+    provider = Admitting()
+    job_id = leader_store.create_job("digits", spec={}, job_file="job.yaml").id
+    config = ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05))
+    vm = LeaderVm(leader_store, provider, inform=lambda line: None, config=config, sleep=provider.advance)
+    intent, seen = vm.rent(job_id, spec_of(provider), lambda one: True)
+    worker = replace(
+        intent.request, tags=replace(intent.request.tags, token=str(uuid.uuid4()), job_id="there", slot=1)
+    )
+    rented = provider.launch(worker)
+    leader_store.finish_job(job_id, state="stopped", report=None, exit_code=None)
+    assert vm.leftovers(used=True) is None
+
+    provider.terminate(seen.instance_id, seen.zone)
+    provider.advance(60.0)
+    found = vm.leftovers(used=True)
+
+    assert found is not None
+    clean_up, leftovers = found
+    assert [one.vm.instance_id for one in leftovers] == [rented.instance_id]
+    assert clean_up.end(leftovers) == ()
+
+
+def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(leader_store: Store) -> None:
+    provider = Admitting()
+    owner = leader_store.installation()
+    zone = provider.zones("small")[0]
+    template = LaunchTemplate(3600.0)
+    seen = {
+        slot: provider.launch(
+            VmRequest(VmTags(owner, str(uuid.uuid4()), "job", slot, 0), "small", zone, False, template)
+        )
+        for slot in (LEADER_SLOT, 1)
+    }
+    provider.advance(60.0)
+    situation = leader_store.situation("aws", "us-east-1")
+    memory = Memory()
+    config = ProvisioningConfig(provider.visibility_s)
+    swept = set[str]()
+    for now_s in range(0, 2000, 10):
+        memory.attend(float(now_s), 60.0)
+        listing = Listing(provider.list_owned(owner), float(now_s))
+        memory.note(situation, listing)
+        actions = decide(
+            situation, listing, memory, config, owner=owner, now_s=float(now_s), rng=random.Random(1)
+        )
+        swept |= {one.vm.instance_id for one in actions if isinstance(one, Sweep)}
+
+    assert swept == {seen[1].instance_id}
