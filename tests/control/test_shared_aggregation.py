@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pools import end_pool
 
 from scavenger.control.jobs.local_resources import PooledResources
 from scavenger.control.jobs.platform import ThisMachine, check_room
@@ -18,7 +17,7 @@ from scavenger.domain.cost import AggregationShare
 from scavenger.domain.job import JobSpec
 from scavenger.errors import TransientError
 from scavenger.store import Store
-from scavenger.train.pool.connection import load_of, wait_for_load
+from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.protocol import PoolLoad
 
@@ -35,8 +34,7 @@ def job(**sections: Any) -> JobSpec:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SCAVENGER_POOL", str(tmp_path / "pool"))
     yield tmp_path / "pool"
-    if (load := load_of(tmp_path / "pool")) is not None:
-        os.kill(load.pid, signal.SIGTERM)
+    end_pool(tmp_path / "pool")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, running
+from pools import end_pool
 from processes import alive, eventually
 
 from scavenger.train.engines.fork_server import Forked, Reap, decode_reply
@@ -31,16 +32,6 @@ class Tenants(PooledEngine):
 
     def launch(self, config: ProcessConfiguration, **options: object) -> int:
         return super().launch(msgspec.structs.replace(config, role="aggregator"), **options)
-
-
-def end_pool(folder: Path) -> None:
-    """End the manager, also one that has been started and does not serve yet."""
-    if folder.exists():
-        assert eventually(lambda: load_of(folder) is not None, within_s=60.0)
-        load = load_of(folder)
-        assert load is not None
-        os.kill(load.pid, signal.SIGTERM)
-        assert eventually(lambda: not alive(load.pid), within_s=60.0)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from driving import Run, assert_same_weights, plain_keras
+from pools import end_pool
 from processes import eventually
 
 from scavenger.errors import TransientError
@@ -41,9 +42,7 @@ def served(folder: Path, nodes: int) -> Iterator[Path]:
         assert eventually(lambda: load_of(folder) is not None, within_s=60.0)
         yield folder
     finally:
-        if (load := load_of(folder)) is not None:  # it, or the one that jobs have started after its death
-            os.kill(load.pid, signal.SIGTERM)
-            assert eventually(lambda: load_of(folder) is None, within_s=60.0)
+        end_pool(folder)  # with what jobs have started after its death
         manager.wait()
 
 
