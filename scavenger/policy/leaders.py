@@ -77,6 +77,10 @@ class LeaderPlan:
         """Price of the VM with its disk."""
         return self.offer.price_usd_per_hour + self.disk_usd_per_hour
 
+    def usd_afterwards(self, stays_s: float) -> float:
+        """The most that the VM costs after the end of its job, if it stays for so many seconds."""
+        return self.usd_per_hour * stays_s / 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class IngressChanges:

@@ -18,6 +18,7 @@ from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.documents.preview import preview_rows
 from scavenger.control.jobs.platform import PreparedJob, RentedVms
+from scavenger.control.leading.starting import Start, check_start
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.settings import SETTINGS_VARIABLE
@@ -272,6 +273,29 @@ def test_a_leaders_vm_is_in_the_table_with_its_price_and_in_the_curve_of_its_job
     options, template = found.leader_placement
     assert {(one.vm, one.spot) for one in options} == {(found.leader.offer.vm, False)}
     assert template.settings.identity == "scavenger-leader"
+
+
+def test_a_budget_that_the_leader_may_use_up_after_the_job_is_refused(tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text('[aws]\nleader_profile = "scavenger-leader"\ninstance_profile = "scavenger-vms"\n')
+
+    def start(budget: str) -> Start:
+        found = renting(
+            (),
+            environment={SETTINGS_VARIABLE: str(settings)},
+            constraints={"budget": budget},
+            limits={"leader": "10h"},
+        )
+        platform = RentedVms(found._job, found)
+        return Start(PreparedJob(found._job, Path("job.yaml"), tmp_path, platform))
+
+    enough = start("$20")
+    assert enough.prepared.platform.leader is not None
+    assert enough.aside_usd == pytest.approx(10.0 * enough.prepared.platform.leader.usd_per_hour)
+    rows = list(preview_rows(enough.prepared, run=True, yes=True))
+    assert any("set aside" in words for _, words in rows)
+    with pytest.raises(ConfigurationError, match="leaves nothing"):
+        check_start(start("$0.5"))
 
 
 def test_with_an_address_nothing_more_is_rented_and_on_a_leaders_vm_its_price_is_known() -> None:

@@ -176,6 +176,16 @@ def test_checkpoints_in_an_object_store_stay_where_they_are() -> None:
     assert document["infra"] == "aws/us-east-1"
 
 
+def test_what_the_leader_costs_after_the_job_is_set_aside() -> None:
+    document = job_there(
+        job(constraints={"budget": "$20", "deadline": "2h"}), AwsSettings(), folder="/f", aside_usd=0.5
+    )
+
+    there = JobSpec.model_validate(json.loads(json.dumps(document)))
+
+    assert (there.constraints.budget, there.constraints.deadline) == (19.5, 7200.0)
+
+
 def test_no_credentials_are_passed_on() -> None:
     mine = {
         "AWS_ACCESS_KEY_ID": "id",

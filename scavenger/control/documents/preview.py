@@ -13,6 +13,7 @@ from scavenger.presentation.formatting import clean, duration, money, plural
 if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob
     from scavenger.domain.job import JobSpec
+    from scavenger.policy.leaders import LeaderPlan
 
 __all__ = ["Preview", "preview_answer", "preview_of", "preview_rows"]
 
@@ -58,7 +59,7 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         leader = platform.leader
         hourly = f"{money(leader.usd_per_hour)} an hour with its disk"
         yield "leader", f"1 {clean(leader.offer.vm)} on demand, {hourly}, since {leader.reason}"
-        for line in leader_lines(job):
+        for line in leader_lines(job, leader):
             yield "", line
     for note in platform.notes:
         yield "", clean(note)
@@ -72,7 +73,7 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
     yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
 
 
-def leader_lines(job: JobSpec) -> Iterator[str]:
+def leader_lines(job: JobSpec, leader: LeaderPlan) -> Iterator[str]:
     """What a user should know of a job that is led by a VM of its own."""
     checkpoint = job.checkpoint
     every_s = 600.0 if checkpoint is None else checkpoint.every
@@ -81,6 +82,8 @@ def leader_lines(job: JobSpec) -> Iterator[str]:
         f"its result is fetched by this command, or `scavenger leader follow {job.name}` within "
         f"{duration(job.limits.leader)} of its end"
     )
+    if job.constraints.budget is not None:
+        yield f"{money(leader.usd_afterwards(job.limits.leader))} of the budget are set aside for that time"
 
 
 def _goal(job: JobSpec) -> str:

@@ -61,13 +61,16 @@ def environment_there(
     return {**passed, **own, **({"SCAVENGER_PRICES": f"{folder}/{PRICES}"} if prices else {})}
 
 
-def job_there(job: JobSpec, settings: CloudSettings, *, folder: str) -> dict[str, Any]:
+def job_there(
+    job: JobSpec, settings: CloudSettings, *, folder: str, aside_usd: float = 0.0
+) -> dict[str, Any]:
     """The job file on a leader's VM, which holds all settings, has no other place to write to, and leads there.
 
     Args:
         job: As the command has it, with the options of the command line.
         settings: Those of its VMs: the job's own over those of the settings file.
         folder: Where the leader's files are.
+        aside_usd: What of the budget is set aside for the time after the end of the job, which no bill there counts.
     """
     document = {key: value for key, value in job.written().items() if key not in ("leader", "output")}
     given = settings.model_dump(mode="json", exclude_unset=True)
@@ -78,4 +81,7 @@ def job_there(job: JobSpec, settings: CloudSettings, *, folder: str) -> dict[str
     checkpoint = document.get("checkpoint")
     if checkpoint and "://" not in str(checkpoint.get("path", "")):
         document["checkpoint"] = {**checkpoint, "path": "./checkpoints"}
+    if job.constraints.budget is not None:
+        budget = job.constraints.budget - aside_usd
+        document["constraints"] = {**document["constraints"], "budget": budget}
     return {**document, "infra": {"at": place, **given} if given else place, "leader": "here"}

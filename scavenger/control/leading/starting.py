@@ -44,6 +44,7 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmPackage, VmSeen
 from scavenger.domain.vm_settings import AwsSettings
 from scavenger.errors import ConfigurationError, TransientError
+from scavenger.presentation.formatting import money
 from scavenger.store import Store
 from scavenger.train.engines.vm.job_archive import Archive
 
@@ -80,14 +81,28 @@ class Start:
         assert isinstance(self.prepared.platform, RentedVms)
         return self.prepared.platform.resources
 
+    @property
+    def aside_usd(self) -> float:
+        """What of the budget is set aside for the leader's VM after the end of the job."""
+        leader = self.prepared.platform.leader
+        return 0.0 if leader is None else leader.usd_afterwards(self.prepared.job.limits.leader)
+
 
 def check_start(start: Start) -> None:
     """Check what can be checked before anybody is asked and anything is rented.
 
     Raises:
-        ConfigurationError: The settings name no identity for the leader's VM, or OpenSSH is not installed.
+        ConfigurationError: The settings name no identity for the leader's VM, OpenSSH is not installed, or the budget
+            is less than what the VM may cost after the end of the job.
     """
     _ = start.resources.leader_identity
+    budget, aside_usd = start.prepared.job.constraints.budget, start.aside_usd
+    if budget is not None and budget <= aside_usd:
+        raise ConfigurationError(
+            f"the leader's VM may cost {money(aside_usd)} after the end of the job (limits.leader), which leaves "
+            f"nothing of {money(budget)}",
+            key="constraints.budget",
+        )
     if shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         raise ConfigurationError(
             "a leader's VM is reached by OpenSSH: install its client (ssh)", key="leader"
@@ -258,7 +273,9 @@ class _Starting:
         )
         files = {
             "leader.json": msgspec.json.encode(configuration),
-            "job/job.yaml": msgspec.json.encode(job_there(job, settings, folder=FOLDER)),
+            "job/job.yaml": msgspec.json.encode(
+                job_there(job, settings, folder=FOLDER, aside_usd=self._start.aside_usd)
+            ),
             "set_up.sh": leader_set_up_script(self._package, proxy=settings.proxy).encode(),
             f"package/{wheel.name}": wheel.data,
             "package/constraints.txt": wheel.constraints.encode(),
