@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from scavenger.control.leading.configuration import environment_there, job_there
 from scavenger.control.leading.keys import login_key, new_host_key
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
-from scavenger.control.leading.ssh import SshTarget, ssh_command
+from scavenger.control.leading.ssh import SshTarget, forwarded, ssh_command
 from scavenger.control.provisioning.leader_meter import (
     LEADER_VARIABLE,
     LeaderMeter,
@@ -376,3 +377,24 @@ def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(lea
         swept |= {one.vm.instance_id for one in actions if isinstance(one, Sweep)}
 
     assert swept == {seen[1].instance_id}
+
+
+def test_a_tunnel_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits at a prompt for it would not hear of it otherwise."""
+    client = tmp_path / "ssh"
+    client.write_text(f"#!{sys.executable}\n{_CLIENT_THAT_GIVES_UP}")
+    client.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    target = SshTarget("192.0.2.1", "leader", tmp_path / "key", tmp_path / "known")
+
+    with forwarded(target, 8765) as tunnel, pytest.raises(TransientError, match="ended: not responding"):
+        tunnel.wait()
+
+
+_CLIENT_THAT_GIVES_UP = """
+import socket, sys
+port = int(sys.argv[sys.argv.index("-L") + 1].split(":")[1])
+with socket.create_server(("127.0.0.1", port)) as forwarding:
+    forwarding.accept()
+sys.exit("not responding")
+"""

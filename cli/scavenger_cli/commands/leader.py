@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -108,15 +107,14 @@ def connect_to(key: str, *, store_url: str | None) -> int:
         leaders.token(record)
         token = shlex.quote(str(leaders.folder / record.id / "token"))
         _session(leaders, record).readmit()
-        with forwarded(leaders.target(record), API_PORT) as port:
-            url = f"http://127.0.0.1:{port}"
+        with forwarded(leaders.target(record), API_PORT) as tunnel:
+            url = f"http://127.0.0.1:{tunnel.port}"
             console.emit(Text(f"export SCAVENGER_SERVER={url}", no_wrap=True))
             console.emit(Text(f"export SCAVENGER_TOKEN=$(cat {token})", no_wrap=True))
             console.note(
                 f"until Ctrl-C; with these two, other commands work there; the dashboard is at {url}"
             )
-            while True:
-                time.sleep(3600.0)
+            tunnel.wait()
 
 
 def end_leader(key: str, *, yes: bool, store_url: str | None) -> int:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from scavenger.errors import TransientError
 
-__all__ = ["SshTarget", "forwarded", "known_host", "run_there", "ssh_command"]
+__all__ = ["SshTarget", "Tunnel", "forwarded", "known_host", "run_there", "ssh_command"]
 
 CONNECT_S = 10
 ALIVE_S, ALIVE_TIMES = 15, 4
@@ -121,9 +121,31 @@ def run_there(
     raise TransientError(f"{target.address}: {what}: {said or done.returncode}")
 
 
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A port that is forwarded.
+
+    Attributes:
+        port: The one here, on the loopback.
+    """
+
+    port: int
+    _target: SshTarget
+    _process: subprocess.Popen[bytes]
+
+    def wait(self) -> NoReturn:
+        """Wait as long as it is open.
+
+        Raises:
+            TransientError: It has ended.
+        """
+        self._process.wait()
+        raise TransientError(f"{self._target.address}: the connection has ended: {_said(self._process)}")
+
+
 @contextmanager
-def forwarded(target: SshTarget, port: int) -> Iterator[int]:
-    """Forward a port of the VM's loopback within the block; yields the port here.
+def forwarded(target: SshTarget, port: int) -> Iterator[Tunnel]:
+    """Forward a port of the VM's loopback within the block.
 
     Raises:
         TransientError: It cannot be forwarded now.
@@ -139,7 +161,7 @@ def forwarded(target: SshTarget, port: int) -> Iterator[int]:
     )
     try:
         _await_port(process, here, target)
-        yield here
+        yield Tunnel(here, target, process)
     finally:
         process.kill()
         process.wait()
@@ -153,7 +175,11 @@ def _await_port(process: subprocess.Popen[bytes], port: int, target: SshTarget) 
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.05)
-    said = ""
-    if process.poll() is not None and process.stderr is not None:
-        said = " ".join(process.stderr.read().decode(errors="replace").split())[-500:]
-    raise TransientError(f"{target.address}: cannot be reached by SSH: {said or 'no answer'}")
+    said = "no answer" if process.poll() is None else _said(process)
+    raise TransientError(f"{target.address}: cannot be reached by SSH: {said}")
+
+
+def _said(process: subprocess.Popen[bytes]) -> str:
+    """The end of what a client that has ended said."""
+    assert process.stderr is not None
+    return " ".join(process.stderr.read().decode(errors="replace").split())[-500:] or "without a word"

@@ -180,8 +180,8 @@ def api_of(leaders: Leaders, record: LeaderRecord) -> Iterator[Client]:
     """
     token = leaders.token(record)
     with (
-        forwarded(leaders.target(record), API_PORT) as port,
-        Client(ServerAddress(f"http://127.0.0.1:{port}", token)) as client,
+        forwarded(leaders.target(record), API_PORT) as tunnel,
+        Client(ServerAddress(f"http://127.0.0.1:{tunnel.port}", token)) as client,
     ):
         yield client
 
