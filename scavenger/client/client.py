@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from scavenger.domain.operation import (
     ScaleTo,
     StopJob,
 )
+from scavenger.domain.overrides import Overrides
 from scavenger.errors import NotFoundError, NotSupportedError, TransientError
 
 __all__ = ["Client", "Document", "SubmitOptions"]
@@ -39,14 +40,15 @@ _AGAIN_S = (0.5, 1.0, 2.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """How a job is submitted; None where the job file decides. See `scavenger optimize`."""
+    """How a job is submitted; see `scavenger optimize`.
 
-    objective: str | None = None
-    strategy: str | None = None
-    budget: str | None = None
-    deadline: str | None = None
-    workers: str | None = None
-    batch_size: str | None = None
+    Attributes:
+        overrides: Values that replace those of the job file.
+        audit: Record which worker trains on which samples.
+        priority: Jobs of a higher one begin first.
+    """
+
+    overrides: Overrides = field(default_factory=Overrides)
     audit: bool = False
     priority: int = 0
 
@@ -213,7 +215,8 @@ class Client(Connection):
 
 def _submission(job_file: str, options: SubmitOptions | None) -> Document:
     given = asdict(options or SubmitOptions())
-    return {"job_file": job_file, **{name: value for name, value in given.items() if value is not None}}
+    replaced = {name: value for name, value in given.pop("overrides").items() if value is not None}
+    return {"job_file": job_file, **replaced, **given}
 
 
 def _word(value: bool) -> str:

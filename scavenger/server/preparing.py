@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from scavenger.control.job_file.load import load_job, override_job
-from scavenger.control.job_file.overrides import Overrides
 from scavenger.control.jobs.platform import PreparedJob, prepare_job
+from scavenger.domain.overrides import Overrides
 from scavenger.errors import ConfigurationError
 
 __all__ = ["job_file_path", "prepared"]

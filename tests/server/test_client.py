@@ -28,6 +28,7 @@ from scavenger.domain.operation import (
     ScaleTo,
     StopJob,
 )
+from scavenger.domain.overrides import Overrides
 from scavenger.server.problems import RefusedError, problem_of
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
@@ -124,7 +125,7 @@ class TestErrors:
 
 
 def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: World) -> None:
-    options = SubmitOptions(objective="cost", budget="$3", priority=2)
+    options = SubmitOptions(Overrides(objective="cost", budget="$3"), priority=2)
     first = ann.submit(str(world.job_file), options, key="once")["submission"]
     assert ann.submit(str(world.job_file), options, key="once")["submission"]["id"] == first["id"]
     made = store.submission(first["id"])

@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from scavenger.control.job_file.load import load_job, override_job
-from scavenger.control.job_file.overrides import sizes
 from scavenger.control.job_file.yaml_loader import read_scalar
 from scavenger.domain.job import JobSpec
+from scavenger.domain.overrides import sizes
 from scavenger.domain.ranges import workers_of_text
 from scavenger.errors import ConfigurationError, Interrupted
 from scavenger.presentation.formatting import clean

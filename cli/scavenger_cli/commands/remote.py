@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,8 @@ from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
     from scavenger.control.documents.submissions import SubmittedJob
-    from scavenger.control.job_file.overrides import Overrides
     from scavenger.control.sources.of_server import ServerSource
+    from scavenger.domain.overrides import Overrides
     from scavenger.store.records import JobRecord
 
 __all__ = ["RemoteRun", "resume_remotely"]
@@ -43,7 +42,7 @@ class RemoteRun:
 
         self._source, self._as_json = source, as_json
         self._path = os.path.abspath(job_file)
-        self._options = SubmitOptions(**asdict(overrides))
+        self._options = SubmitOptions(overrides)
 
     def preview(self, *, run: bool, yes: bool) -> int:
         """Show what would be done, and do nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scavenger.control.job_file.overrides import Overrides
+from scavenger.domain.overrides import Overrides
 from scavenger.errors import NotSupportedError
 from scavenger_cli.commands.detaching import Detach, Questions, detach_job
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody

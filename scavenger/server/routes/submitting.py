@@ -14,10 +14,10 @@ from scavenger.control.documents.submissions import (
     submitted,
     submitted_jobs,
 )
-from scavenger.control.job_file.overrides import Overrides
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.domain.access import Caller
+from scavenger.domain.overrides import Overrides
 from scavenger.domain.submission import not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.server import schemas
@@ -31,6 +31,7 @@ __all__ = ["cancelled", "resumed", "router"]
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
+_OVERRIDES = set(Overrides.__dataclass_fields__)
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -62,16 +63,8 @@ def submit(
 
 
 def _prepared(request: schemas.SubmitRequest) -> PreparedJob:
-    path = job_file_path(request.job_file)
-    overrides = Overrides(
-        request.objective,
-        request.strategy,
-        request.budget,
-        request.deadline,
-        request.workers,
-        request.batch_size,
-    )
-    return prepared(path, overrides)
+    overrides = Overrides(**request.model_dump(include=_OVERRIDES))
+    return prepared(job_file_path(request.job_file), overrides)
 
 
 @router.post("/preview", response_model=schemas.PreviewAnswer, summary="What a job would do")
