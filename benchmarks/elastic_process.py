@@ -4,8 +4,7 @@ Writes `FOLDER/NAME.json` when it ends: of a worker the time of each step's grad
 each step and of what it does to watch it (norms, records, report, the state machine of its pieces). With WINDOW above
 0, what a job could train without (norms, records, reports, heartbeats) is left out of every other so many steps, so
 that steps with and without it can be compared within one run. PAYLOADS tells how gradients and weights travel between
-hosts: `sealed`, as in every job, `curve`, by ZeroMQ, or `plain`, by ZeroMQ without encryption, which tells what CURVE
-takes.
+hosts: `sealed`, as in every job, or `curve`, by ZeroMQ.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import zmq
 
 from scavenger.train import process
 from scavenger.train.transport import messages as m
@@ -139,49 +136,12 @@ def _arm_aggregator(clocks: _Clocks) -> None:
     StepInProgress.report = report  # type: ignore[method-assign]
 
 
-class _PlainSocket:
-    """A socket that takes no keys."""
-
-    def __init__(self, socket: Any) -> None:
-        object.__setattr__(self, "_socket", socket)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("curve_"):
-            setattr(self._socket, name, value)
-
-
-class _PlainContext(zmq.Context[Any]):
-    """Creates such sockets."""
-
-    def socket(self, *args: Any, **options: Any) -> Any:
-        return _PlainSocket(super().socket(*args, **options))
-
-
-def _without_keys(module: Any, *names: str) -> None:
-    """Have a module's sockets between workers and aggregators take no keys."""
-    for name in names:
-        original = getattr(module, name)
-
-        def make(context: Any, *rest: Any, original: Any = original, **options: Any) -> Any:
-            made = original(
-                _PlainContext.shadow(context), *rest, **dict.fromkeys(options)
-            )  # no authenticator
-            made.socket = made.socket._socket  # pollers want the real one
-            return made
-
-        setattr(module, name, make)
-
-
 def _start_without_streams(router: Any, poller: Any) -> None:
     """Offer no streams."""
 
 
 def main() -> int:
     folder, window, payloads = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    plain = payloads == "plain"
     clocks = _Clocks(window)
     serve = process._serve
 
@@ -194,15 +154,6 @@ def main() -> int:
             from scavenger.train.transport.data_router import DataRouter
 
             setattr(DataRouter, "start", _start_without_streams)  # noqa: B010 - mypy
-        if plain and config.role == "worker":
-            from scavenger.train.worker import connections
-
-            _without_keys(connections, "Dealer")
-        if plain and config.role == "aggregator":
-            from scavenger.train.aggregation import aggregator, upstream
-
-            _without_keys(aggregator, "DataRouter")
-            _without_keys(upstream, "Dealer")
         clocks.skips(wire.Dealer, "send", None, _Unneeded())
         try:
             serve(config, context, hub)
