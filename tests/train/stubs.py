@@ -103,7 +103,7 @@ def stub_supervisor(
     try:
         supervisor.start(workers)
         hello = m.Hello(manifest())
-        supervisor._from_process("w0", hello)
+        supervisor._incoming.from_process("w0", hello)
         yield supervisor, engine
     finally:
         supervisor.close()

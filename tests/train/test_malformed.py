@@ -244,14 +244,14 @@ def test_the_hub_goes_on_whatever_processes_say(
 
 def test_a_model_that_is_none_is_refused_and_the_next_is_heard(tmp_path: Path) -> None:
     with stub_supervisor(tmp_path, workers=1) as (supervisor, _):
-        supervisor.manifest = None
+        supervisor._incoming.manifest = None
         spec = m.TensorSpec("x", (1,), "no-dtype", "trainable")
         hello = m.Hello(msgspec.structs.replace(manifest(), tensors=(spec,)))
-        supervisor._from_process("w0", hello)
+        supervisor._incoming.from_process("w0", hello)
         assert supervisor.manifest is None
         assert supervisor._processes.hub.malformed.count == 1
         hello = m.Hello(manifest())
-        supervisor._from_process("w0", hello)
+        supervisor._incoming.from_process("w0", hello)
         assert supervisor.manifest == manifest()
 
 
@@ -259,9 +259,9 @@ def test_a_model_that_is_none_is_refused_and_the_next_is_heard(tmp_path: Path) -
 def test_steps_and_epochs_are_believed_of_the_one_that_sequences_alone(tmp_path: Path, peer: str) -> None:
     epoch = m.EpochReport(0, 10, {"val_loss": 0.0}, 0.1)
     with stub_supervisor(tmp_path, workers=1, aggregators=2) as (supervisor, _):
-        supervisor._from_process(peer, epoch)
+        supervisor._incoming.from_process(peer, epoch)
         assert epoch not in supervisor.poll(0.0)
-        supervisor._from_process("aggregator-0", epoch)
+        supervisor._incoming.from_process("aggregator-0", epoch)
         assert epoch in supervisor.poll(0.0)
 
 

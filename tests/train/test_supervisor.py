@@ -35,7 +35,7 @@ def roster(
 ) -> None:
     """Receive a roster in which views without these workers have taken effect."""
     known = dict.fromkeys((*supervisor.alive, *states), "training")
-    supervisor._take_roster(m.Roster(0, known, settled, 1, forgotten))
+    supervisor._incoming.take_roster(m.Roster(0, known, settled, 1, forgotten))
 
 
 def test_a_job_may_have_any_number_of_workers_one_after_the_other(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_model_that_arrived_whole_is_put_in_its_place(
 
         def send(peer: str, message: m.Message) -> None:
             for said in (m.SavedPart(4, b"5678"), m.SavedPart(0, b"1234"), m.Saved()):
-                supervisor._from_process(peer, said)
+                supervisor._incoming.from_process(peer, said)
 
         monkeypatch.setattr(Processes, "send", lambda self, peer, message: send(peer, message))
         supervisor._ending._save("w0", path, 7, supervisor._clock() + 60.0)

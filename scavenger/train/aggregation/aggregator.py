@@ -8,37 +8,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.migration import BucketMap, Migration
 from scavenger.elastic.quarantine import Suspects
-from scavenger.elastic.view import Position
 from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.arriving_sums import ArrivingSums
-from scavenger.train.aggregation.map_changes import MapChanges, take_map
+from scavenger.train.aggregation.map_changes import MapChanges
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.peers import Peers
 from scavenger.train.aggregation.posted import Posted
 from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
+from scavenger.train.aggregation.start_up import Started, StartUp, neighbours, new_migration
 from scavenger.train.aggregation.upstream import Upstream
-from scavenger.train.checkpoints.checkpoint import OLDEST_VERSION, Checkpoint, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.block_file import memory_id, open_block
 from scavenger.train.transport.data_router import DataRouter
-from scavenger.train.transport.divisibility import Divisibility, divisibility
 from scavenger.train.transport.heartbeat import Heartbeat
-from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.replication import WeightsInbox
-from scavenger.train.transport.shared_memory import BUCKETS_MAX, Block, JobRecord
 from scavenger.train.transport.sockets import Dealer, Keys, address_towards
 
 __all__ = ["Aggregator"]
@@ -85,7 +78,9 @@ class Aggregator:
         self._maps: MapChanges | None = None
         self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
-        self._seeding: _Seeding | None = None
+        self._start_up = StartUp(
+            self._fd, self.index, shares_block=config.memory_fd >= 0, send=self._data.send
+        )
         self._ready: m.Initialised | None = None
         self._posted = Posted()
         self._poller.register(self._posted.fileno(), zmq.POLLIN)
@@ -128,7 +123,7 @@ class Aggregator:
             self._sums.tick()
         if self._sequencer is not None:
             self._sequencer.tick()
-        self._ask_seeder()
+        self._serve(self._start_up.tick())
 
     def _announce(self) -> None:
         config = self._config
@@ -194,18 +189,17 @@ class Aggregator:
             case m.Join():
                 self._data.send(peer, m.Joined(self._data.offer(peer)))
                 self._joined(peer, message)
-                if self._seeding is not None and peer == self._seeding.order.seeder:
-                    self._seeding.asked_at = 0.0
+                self._start_up.joined(peer)
                 if self._sequencer is not None:
                     self._sequencer.repeat_to(peer)  # it may have missed messages sent before it connected
-            case m.Chunk() if self._seeding is not None and payload is not None:
-                self._take_initial(peer, message, payload)
+            case m.Chunk() if payload is not None:
+                self._serve(self._start_up.take(peer, message, payload))
             case m.GradientBucket() if payload is not None and self._sums is not None:
                 self._sums.take(peer, message, payload)
             case m.BucketsSent() if self._sums is not None:
                 self._sums.answered(peer, message)
-            case m.Check() if self._seeding is not None:
-                self._check_initial(peer, message)
+            case m.Check():
+                self._start_up.check(peer, message)
             case m.Pull() | m.PullBuckets():
                 self._remote_workers.pull(peer, message)
                 self._answer_pulls()
@@ -384,52 +378,26 @@ class Aggregator:
                 self._control.send(self._ready)  # the first one may have been lost
             return
         try:
-            shard, maps = self._new_shard(message)
-            state = self._begin(shard, message)
+            started = self._start_up.begin(message)
         except NotSupportedError as error:
             self._control.send(m.Failed("unsupported", str(error)))
-            return
         except ScavengerError as error:
             self._control.send(m.Failed("restore", str(error)))
-            return
-        if state is None:
-            inbox = WeightsInbox(shard.block, (self.index,), shard.layout)
-            inbox.want(0, optimizers=shard.seeded_optimizer)
-            self._seeding = _Seeding(message, shard, inbox, maps)
-            return
-        self._serve(message, shard, state, maps)
+        else:
+            self._serve(started)
 
-    def _new_shard(self, message: m.Initialise) -> tuple[ModelShard, _Maps]:
-        """Make the shard, under the newest map of buckets that is known."""
-        layout = Layout.of(message.manifest, len(message.aggregators))
-        block = Block(self._fd, layout)
-        current, job = BucketMap(0, 0, layout.holders), block.read_job()
-        in_place = message.in_place and self._config.memory_fd < 0
-        if message.map is not None:
-            current = m.map_of(message.map)
-        before = current
-        if message.recover and (recorded := block.read_maps()) is not None:
-            current, before = recorded
-        if before == current or (job is not None and current.since <= job.step):
-            layout = layout.moved(current.holders, current.number)
-            return ModelShard(self._fd, layout, self.index, in_place=in_place), _Maps(current)
-        # it was decided for the step in progress
-        layout = layout.moved(before.holders, before.number)
-        shard = ModelShard(self._fd, layout, self.index, in_place=in_place)
-        held = shard.prepare(layout.moved(current.holders, current.number))
-        take_map(shard, current, held, beside=_beside(message.aggregators, self.index))
-        return shard, _Maps(current, before)
-
-    def _serve(self, message: m.Initialise, shard: ModelShard, state: _State, maps: _Maps) -> None:
-        """Start to serve, with the shard in its initial or restored state."""
-        self._seeding, record = None, state.record
+    def _serve(self, started: Started | None) -> None:
+        """Start to serve, with the shard in its initial or restored state; do nothing while there is none."""
+        if started is None:
+            return
+        message, shard, record = started.order, started.shard, started.record
         self._shard, self._step = shard, record.step
         self._remote_workers.open(shard.payload)
         self._peers.connect(message.aggregators)
         self._maps = MapChanges(
             shard,
             shard.layout.map_number,
-            beside=_beside(message.aggregators, self.index),
+            beside=neighbours(message.aggregators, self.index),
             peers=self._peers,
             answer=self._answer_sequencer,
             taken=self._taken,
@@ -445,7 +413,7 @@ class Aggregator:
                 ready=self._apply_late,
             )
         if self.index == 0:
-            self._sequence(shard, message, state, maps)
+            self._sequence(started)
         else:
             self._connect_upstream(message.aggregators[0])
         position = record.position
@@ -456,37 +424,9 @@ class Aggregator:
             self._upstream.send(self._ready)
         self._answer_pulls()
 
-    def _begin(self, shard: ModelShard, message: m.Initialise) -> _State | None:
-        """Initialise or restore the shard; return the job's state, or None if a worker has to send the weights."""
-        kept, job = shard.block.read_part(self.index), shard.block.read_job()
-        if message.recover and kept is not None and (self.index or job is not None):
-            return _State(job if job is not None and not self.index else JobRecord(step=kept.step))
-        shard.block.forget(self.index)
-        quarantined: tuple[int, ...] = ()
-        if message.restore is None:
-            if message.seeder:
-                return None
-            shard.begin()
-            record = JobRecord()
-        else:
-            checkpoint = _checkpoint(message.restore, message.manifest)
-            manifest = checkpoint.manifest
-            with checkpoint.arrays() as saved:
-                shard.load(manifest.step, saved)
-            quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
-            # without the view number: the coordinator of this attempt counts its own
-            record = JobRecord(
-                manifest.step,
-                Position(manifest.epoch, manifest.consumed),
-                best_step=int(manifest.state.get("best_step", 0)),
-                rate_scale=float(manifest.state.get("rate_scale", 1.0)),
-            )
-        if self.index == 0:
-            shard.block.write_job(record)
-        return _State(record, quarantined)
-
-    def _sequence(self, shard: ModelShard, message: m.Initialise, state: _State, maps: _Maps) -> None:
-        manifest, record = message.manifest, state.record
+    def _sequence(self, started: Started) -> None:
+        message, shard, record = started.order, started.shard, started.record
+        manifest, current = message.manifest, started.maps.current
         if message.checkpoint is not None and not message.recover:
             with contextlib.suppress(
                 ScavengerError, OSError
@@ -504,7 +444,7 @@ class Aggregator:
             asks_each=manifest.batch_hooks,
             sums=self._sums is not None,
             in_place=message.in_place,
-            migration=_migration(shard.layout, maps),
+            migration=new_migration(shard.layout, started.maps),
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
@@ -517,18 +457,18 @@ class Aggregator:
             checkpoint=message.checkpoint,
             best_step=record.best_step,
             seed=self._config.seed,
-            quarantined=tuple(sorted({*message.quarantined, *state.quarantined})),
+            quarantined=tuple(sorted({*message.quarantined, *started.quarantined})),
             rate_scale=record.rate_scale,
             expect=self._expect_here,
             apply=self._apply,
         )
-        if state.quarantined:
+        if started.quarantined:
             self._control.send(
-                m.Quarantined(state.quarantined, "workers crashed on them in an earlier attempt")
+                m.Quarantined(started.quarantined, "workers crashed on them in an earlier attempt")
             )
-        if message.recover and maps.current.number:
+        if message.recover and current.number:
             # the process before may have died between recording it and reporting it
-            self._control.send(m.MapChanged(m.map_body(maps.current)))
+            self._control.send(m.MapChanged(m.map_body(current)))
         if message.recover and (report := shard.block.read_report(record.step)) is not None:
             step_report = m.decode(report)
             if isinstance(step_report, m.StepReport) and step_report.step == record.step:
@@ -538,121 +478,9 @@ class Aggregator:
         self._upstream.connect(first)
         self._upstream.send(m.Initialised(self.index, self._step, 0, 0))
 
-    # ---- workers of other hosts ----------------------------------------------------------------------------
-
-    def _ask_seeder(self) -> None:
-        """Request the initial weights until all have arrived."""
-        seeding = self._seeding
-        if seeding is None:
-            return
-        if not seeding.inbox.lacking:
-            self._begin_seeded(seeding)
-        elif time.monotonic() - seeding.asked_at > _ASK_AGAIN_S:
-            seeding.asked_at = time.monotonic()
-            holders = seeding.shard.layout.holders
-            self._data.send(seeding.order.seeder, m.Seed(seeding.inbox.number, holders))
-
-    def _take_initial(self, peer: str, chunk: m.Chunk, payload: bytes) -> None:
-        seeding = self._seeding
-        if seeding is not None and peer == seeding.order.seeder:
-            seeding.asked_at = time.monotonic()
-            seeding.inbox.take(self.index, chunk, payload)
-            if not seeding.inbox.lacking:
-                self._begin_seeded(seeding)
-
-    def _begin_seeded(self, seeding: _Seeding) -> None:
-        seeding.shard.begin()
-        if self.index == 0:
-            seeding.shard.block.write_job(JobRecord())
-        self._serve(seeding.order, seeding.shard, _State(JobRecord()), seeding.maps)
-
-    def _check_initial(self, peer: str, check: m.Check) -> None:
-        """Report missing chunks of the initial weights."""
-        if self._seeding is not None and peer == self._seeding.order.seeder:
-            lacking = self._seeding.inbox.check(self.index, check)
-            if lacking is not None:
-                self._data.send(peer, lacking)
-
     @property
     def _applied(self) -> int:
         return self._sequencer.step if self._sequencer is not None else self._step
 
     def _answer_pulls(self) -> None:
         self._remote_workers.answer(self._applied, self._overwrites)
-
-
-def _checkpoint(restore: m.Restore, model: m.Manifest) -> Checkpoint:
-    """Return the checkpoint that was chosen, or the newest from which a job can resume.
-
-    All aggregators have to find the same one. So what is verified here is the same for all: the manifest of the chosen
-    one, or all parts of the newest, and not only those parts that this one will read.
-
-    Raises:
-        ScavengerError: If there is none, or it belongs to another model or has an older format.
-    """
-    url, store = restore.url, CheckpointStore(restore.url)
-    # the chosen one may have been superseded while the job ran
-    checkpoint = (store.open(restore.folder) if restore.folder else None) or store.latest(finite=True)
-    if checkpoint is None:
-        raise ScavengerError(f"{url} holds no checkpoint that can be read")
-    manifest = checkpoint.manifest
-    if manifest.fingerprint != model.digest:
-        raise ScavengerError(
-            f"the checkpoint in {url} belongs to another model or data set than the training code defines now"
-        )
-    if manifest.version < OLDEST_VERSION:
-        raise ScavengerError(
-            f"the checkpoint in {url} was written by an older Scavenger (format {manifest.version}), which did not "
-            "always record which tensor a part of the optimizer's state belongs to; resume the job with that "
-            "version, or start a new job"
-        )
-    return checkpoint
-
-
-@dataclass(slots=True)
-class _Seeding:
-    """Transfer of the initial weights from a worker."""
-
-    order: m.Initialise
-    shard: ModelShard
-    inbox: WeightsInbox
-    maps: _Maps
-    asked_at: float = 0.0
-
-
-@dataclass(slots=True)
-class _State:
-    """The state that a model shard begins with, and samples that an earlier attempt has left out."""
-
-    record: JobRecord
-    quarantined: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Maps:
-    """The newest map of buckets, and the one before if it was decided for a step that is not complete."""
-
-    current: BucketMap
-    before: BucketMap | None = None
-
-
-def _beside(aggregators: tuple[m.AggregatorAddress, ...], index: int) -> frozenset[int]:
-    """Return the indices of the other aggregators that use the block of one."""
-    own = aggregators[index].memory
-    return frozenset(other for other, at in enumerate(aggregators) if at.memory == own and other != index)
-
-
-def _migration(layout: Layout, maps: _Maps) -> Migration:
-    """Return the migrations of a job."""
-    refusal = ""
-    if divisibility(layout.manifest.optimizer) is Divisibility.MODEL:
-        refusal = "the optimizer needs all gradients at once: the whole model stays with the first aggregator"
-    elif len(layout.buckets) > BUCKETS_MAX:
-        refusal = f"maps of {len(layout.buckets)} buckets cannot be recorded"
-    return Migration(
-        maps.current,
-        aggregators=layout.aggregators,
-        sizes=[end - begin for begin, end in layout.buckets],
-        before=maps.before,
-        refusal=refusal,
-    )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from scavenger.elastic import barrier as b
 from scavenger.elastic import migration as mig
-from scavenger.elastic.order import EpochOrder
 from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.view import Member, Piece, StepPlan
+from scavenger.elastic.view import Member, StepPlan
 from scavenger.train.aggregation.checkpointing import Checkpointing
 from scavenger.train.aggregation.evaluation import EpochEvaluation
 from scavenger.train.aggregation.finalisation import Finalisation
+from scavenger.train.aggregation.left_out import LeftOut
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.step_in_progress import StepInProgress
 from scavenger.train.aggregation.step_timer import StepTimer
@@ -62,7 +60,7 @@ class Sequencer:
         rate_scale: float = 1.0,
     ) -> None:
         self._shard, self._barrier = shard, barrier
-        self._seed, self._quarantined = seed, quarantined
+        self._left_out = LeftOut(shard.layout.manifest, seed, quarantined)
         self._to_aggregator, self._report = to_aggregator, report
         self._expect_here, self._apply_here = expect, apply
         self._checkpoints = Checkpointing(
@@ -291,7 +289,7 @@ class Sequencer:
         """Have aggregators form the sums of a list of pieces; what was applied of an earlier list is void."""
         self._step.abandon()
         plan, pieces = instruction.plan, instruction.pieces
-        counts = self._counts(plan.epoch, pieces)
+        counts = self._left_out.counts(plan.epoch, pieces)
         for aggregator, held in instruction.aggregators:
             message = m.ExpectPieces(
                 plan.step,
@@ -307,26 +305,6 @@ class Sequencer:
                 self._to_aggregator(aggregator, message)
             else:
                 self._expect_here(message)
-
-    def _counts(self, epoch: int, pieces: Sequence[Piece]) -> list[int]:
-        """Return the number of samples of each piece that are not left out."""
-        if not self._quarantined:
-            return [piece.share.samples for piece in pieces]
-        order = self._order_of(epoch)
-        return [
-            int(
-                np.isin(
-                    order.indices(piece.share.start, piece.share.stop), self._quarantined, invert=True
-                ).sum()
-            )
-            for piece in pieces
-        ]
-
-    def _order_of(self, epoch: int) -> EpochOrder:
-        manifest = self._shard.layout.manifest
-        return EpochOrder(
-            self._seed, epoch, manifest.dataset_size, m.blocks_of(manifest.blocks), manifest.passes
-        )
 
     def _complete(self) -> None:
         """Finish the step once every shard is updated; refuse it if a value is not finite."""
@@ -398,9 +376,7 @@ class Sequencer:
     def _quarantine_samples(self, instruction: b.Quarantine) -> None:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
-        order = self._order_of(piece.scope)
-        samples = tuple(int(index) for index in order.indices(piece.start, piece.stop))
-        self._quarantined = tuple(sorted({*self._quarantined, *samples}))
+        samples = self._left_out.add(piece.scope, piece.start, piece.stop)
         self._report(m.Quarantined(samples, instruction.reason))
 
     def _proceed(self, instruction: b.Proceed) -> None:
@@ -409,7 +385,7 @@ class Sequencer:
             self._timer.progressed()
         self._workers.order(
             instruction,
-            quarantined=self._quarantined,
+            quarantined=self._left_out.samples,
             cautious=self._barrier.suspicious,
             loss_scale=self._shard.loss_scale(instruction.step),
             buckets=self._barrier.migration.settled,
@@ -483,7 +459,7 @@ class Sequencer:
         self._checkpoints.look(
             self._barrier,
             best_step=self._best_step,
-            quarantined=self._quarantined,
+            quarantined=self._left_out.samples,
             rate_scale=self._rate_scale,
             now=now,
         )

@@ -1,4 +1,4 @@
-"""The end of a job's training: its weights are finalised, and a worker writes the model."""
+"""The end of a job: its weights are finalised, a worker writes the model, and its processes end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
+
+import zmq
 
 from scavenger.elastic.recovery import Status
 from scavenger.errors import ModelNotSavedError, TrainingHungError, WorkersLostError
@@ -89,6 +91,32 @@ class Ending:
             self._save(able[0], path, saving.step, deadline, callbacks)
             if saving.refusal:
                 raise ModelNotSavedError(saving.refusal)
+
+    def quit(self, send: Callable[[m.Message], None], *, grace_s: float) -> None:
+        """End every process, and free what they used; safe to call twice.
+
+        Args:
+            send: Sends a message to the coordinator.
+            grace_s: How long processes may take to end by themselves, seconds.
+        """
+        processes, registry = self._processes, self._registry
+        with contextlib.suppress(zmq.ZMQError):
+            for name in processes.engine.running:
+                worker = registry.worker(name)
+                if name == registry.coordinator:
+                    send(m.Quit())
+                elif worker is not None and worker.status is Status.STARTING:
+                    # it would not receive a message for seconds, and holds no state
+                    processes.engine.kill(name)
+                else:
+                    processes.send(name, m.Quit())
+        try:
+            processes.engine.stop(grace_s=grace_s)
+        finally:
+            for worker in registry.workers:
+                if worker.ended_s is None:
+                    registry.ended(worker.name, "", expected=True)
+            processes.close()
 
     def _save(
         self, writer: str, path: Path, step: int, deadline: float, callbacks: m.RunCallbacks | None = None

@@ -7,54 +7,39 @@ coordinator does, nor on configurations, which `scavenger.control` does by `laun
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import zmq
 
-from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
-from scavenger.elastic.recovery import Role, Status
 from scavenger.train.engines.base import Engine, PreemptionNotice
 from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name
+from scavenger.train.names import aggregator_name
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.callbacks import CallbackRequests
 from scavenger.train.supervisor.ending import Ending
-from scavenger.train.supervisor.events import Event, Leaving, ProcessState, RolledBack, Started, Warned
+from scavenger.train.supervisor.events import Event, ProcessState, RolledBack, Warned
+from scavenger.train.supervisor.incoming import Handlers, Incoming
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
 from scavenger.train.supervisor.routing import Routing
-from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch, WorkWatch
+from scavenger.train.supervisor.watching import Watch
+from scavenger.train.supervisor.worker_requests import WorkerRequests
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import Malformed
 
 __all__ = ["Supervisor"]
 
 _GRACE_S = 5.0
-_QUIT_S = 10.0  # how long a released worker may take to end; its time is paid for
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Requested:
-    """The owner's last request for a configuration, and the number of its last command."""
-
-    command: int = 0
-    resize: m.Resize | None = None
 
 
 class Supervisor:
@@ -70,8 +55,6 @@ class Supervisor:
         clock: Monotonic seconds.
 
     Attributes:
-        manifest: Description of the model; None before a worker has built it.
-        quarantined: Samples that are left out, by their indices in the data.
         on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
         recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be committed.
 
@@ -97,8 +80,8 @@ class Supervisor:
         self._routing = Routing(
             processes,
             self._registry,
-            from_process=self._from_process,
-            from_coordinator=self._from_coordinator,
+            from_process=lambda peer, message: self._incoming.from_process(peer, message),
+            from_coordinator=lambda message: self._incoming.from_coordinator(message),
             is_first=lambda: self._recoveries.token == 1,
         )
         self._recoveries = Recoveries(
@@ -119,13 +102,29 @@ class Supervisor:
         self._callbacks = CallbackRequests(
             processes, self._registry, limit_s=timeouts.callbacks_s, warn=self._warn, clock=clock
         )
-        self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
-        self._work = WorkWatch()
+        self._workers = WorkerRequests(processes, self._registry, self._slots, self._routing)
+        self._watches = Watch(processes.engine, self._registry, self._routing.send)
         self._migrations = Migrations(
             lambda message: processes.send(aggregators[0], message), len(aggregators)
         )
-        self.manifest: m.Manifest | None = None
-        self.quarantined: tuple[int, ...] = ()
+        self._incoming = Incoming(
+            processes,
+            Handlers(
+                registry=self._registry,
+                slots=self._slots,
+                checkpoints=self._checkpoints,
+                recoveries=self._recoveries,
+                migrations=self._migrations,
+                callbacks=self._callbacks,
+                ending=self._ending,
+                watch=self._watches,
+            ),
+            aggregators=aggregators,
+            event=events.append,
+            announce=self._workers.announce,
+            greet=lambda: self._routing.welcome(self._brief()),
+            clock=clock,
+        )
         self.on_wait: Callable[[], None] | None = None
         self.recorded: Callable[[], bool] = lambda: True
 
@@ -202,24 +201,7 @@ class Supervisor:
         Raises:
             WorkersLostError: If the block has no free slots for so many.
         """
-        names = []
-        for _ in range(workers):
-            name = self._slots.next_worker()
-            self._processes.launch("worker", name, token=self._recoveries.token, threads=threads, vm=vm)
-            self._registry.launched(name, Role.WORKER, vm=vm)
-            names.append(name)
-        self._announce_placed()
-        return tuple(names)
-
-    def _announce_placed(self) -> None:
-        """Notify the coordinator of workers that have a host: their time limit for starting begins then."""
-        for name in self._registry.unannounced:
-            if self.engine.pid(name):
-                self._announce(name)
-
-    def _announce(self, worker: str) -> None:
-        self._registry[worker].announced = True
-        self._routing.send(m.Launched(worker))
+        return self._workers.launch(workers, vm, token=self._recoveries.token, threads=threads)
 
     def resize(
         self,
@@ -239,17 +221,11 @@ class Supervisor:
             without: Workers to remove and release; with as many ready ones to replace them, this is a migration.
             lr_scale: Factor for the optimizer's learning rate.
         """
-        command = self._requested.command + 1
-        self._registry.ask_to_leave(without)
-        resize = m.Resize(command, workers, global_batch_size, reason, tuple(without), lr_scale)
-        self._requested = _Requested(command, resize)
-        self._routing.send(resize)
+        self._workers.resize(workers, global_batch_size, reason, without, lr_scale)
 
     def release(self, keep: int) -> None:
         """Release workers that no view needs, newest first, until `keep` are alive; `Leaving` events name them."""
-        if self.settled and (len(self.alive) > keep or self._registry.departing):
-            self._requested.command += 1
-            self._routing.send(m.Release(self._requested.command, keep))
+        self._workers.release(keep)
 
     def migrate(self, buckets: Mapping[int, int]) -> None:
         """Have aggregators hold other buckets while training goes on; a `Migrated` event reports the end.
@@ -325,24 +301,19 @@ class Supervisor:
             grace_s: How long processes may take to end by themselves, seconds.
         """
         self._recoveries.close()
-        with contextlib.suppress(zmq.ZMQError):
-            for name in self.engine.running:
-                worker = self._registry.worker(name)
-                if name == self._registry.coordinator:
-                    self._routing.send(m.Quit())
-                elif worker is not None and worker.status is Status.STARTING:
-                    self.engine.kill(name)  # it would not receive a message for seconds, and holds no state
-                else:
-                    self._processes.send(name, m.Quit())
-        try:
-            self.engine.stop(grace_s=grace_s)
-        finally:
-            for worker in self._registry.workers:
-                if worker.ended_s is None:
-                    self._registry.ended(worker.name, "", expected=True)
-            self._processes.close()
+        self._ending.quit(self._routing.send, grace_s=grace_s)
 
     # ---- the state of the job ------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> m.Manifest | None:
+        """Description of the model; None before a worker has built it."""
+        return self._incoming.manifest
+
+    @property
+    def quarantined(self) -> tuple[int, ...]:
+        """Samples that are left out, by their indices in the data."""
+        return self._incoming.quarantined
 
     @property
     def alive(self) -> tuple[str, ...]:
@@ -386,7 +357,7 @@ class Supervisor:
     @property
     def settled(self) -> bool:
         """Whether the last request has taken effect."""
-        return self._registry.roster.settled and self._registry.roster.command == self._requested.command
+        return self._workers.settled
 
     @property
     def ending(self) -> bool:
@@ -413,7 +384,7 @@ class Supervisor:
     @property
     def memory_bytes(self) -> Mapping[str, int]:
         """The peak memory of each process so far."""
-        return self._memory.peaks
+        return self._watches.memory_bytes
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
@@ -451,7 +422,7 @@ class Supervisor:
             self._recoveries.ended(ended)
             if ended.name in self._aggregators:
                 self._migrations.process_ended(self._aggregators.index(ended.name), self._clock())
-        self._announce_placed()
+        self._workers.announce_placed()
         for notice in self.engine.preemption_notices():
             if self._registry.worker(notice.name) is not None:
                 self._events.append(notice)
@@ -480,109 +451,7 @@ class Supervisor:
             self._update(0.05)
             self.on_wait()
 
-    # ---- messages ------------------------------------------------------------------------------------------
-
-    def _from_process(self, peer: str, message: m.Message) -> bool:
-        """Handle a message of another process; returns whether the coordinator gets it too."""
-        sequencing = peer == self._aggregators[0]
-        worker = self._registry.worker(peer)
-        if worker is not None and not worker.announced:
-            self._announce(peer)  # its first message may come before its engine reports its host
-        match message:
-            case m.Beat():
-                name = peer.removesuffix(HEARTBEAT_SUFFIX)
-                self._registry.beat(name, message)
-                self._network.heard(name)
-                self._work.heard(name, self._clock())
-            case (
-                m.StepReport()
-                | m.EpochReport()
-                | m.BatchReport()
-                | m.CheckpointWritten()
-                | m.CheckpointFailed()
-                | m.CheckpointReady()
-            ) if sequencing:
-                if isinstance(message, m.CheckpointWritten):
-                    self._checkpoints.written = True
-                    log.info("wrote a checkpoint of step %d in %.1f s", message.step, message.written_s)
-                self._events.append(message)
-                return False
-            case m.MapChanged() if sequencing:
-                self._migrations.take(message)
-            case m.Migrated() if sequencing:
-                self._migrations.take(message)
-                self._events.append(message)
-            case m.Quarantined() if sequencing:
-                self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
-                self._events.append(message)
-            case m.MemoryExceeded():
-                self._events.append(message)
-                return False
-            case m.CallbacksRun():
-                if self._callbacks.take(peer, message):
-                    self._events.append(message)
-                return False
-            case m.Done() | m.Saved() | m.SavedPart() | m.Unsaved():
-                self._ending.take(peer, message)
-                return False
-            case m.Failed():
-                self._fail(peer, message)
-                return False
-            case m.Hello() | m.Present() if self.manifest is None:
-                try:
-                    layout = Layout.of(message.manifest, len(self._aggregators))
-                except (ArithmeticError, AttributeError, TypeError, ValueError):  # no model has such tensors
-                    self._processes.hub.malformed(peer)
-                    return False
-                self._slots.set_layout(layout)
-                self._migrations.set_layout(layout)
-                self.manifest = message.manifest
-            case m.Ready() if worker is not None and worker.status is Status.STARTING:
-                worker.status, worker.was_ready = Status.READY, True
-                self._events.append(Started(peer, self._clock() - worker.launched_s))
-            case m.ViewInstalled() if sequencing:
-                view = message.view
-                log.info("view %d holds from step %d on: %s", view.number, view.first_step, view.reason)
-                self._events.append(message)
-            case m.AggregatorReady() if peer in self._aggregators:
-                self._processes.introduce(peer)
-            case m.Initialised() if peer in self._aggregators:
-                self._recoveries.part_held(peer, message.step)
-                self._migrations.process_serves(self._aggregators.index(peer), self._clock())
-            case _:
-                pass
-        return True
-
-    def _from_coordinator(self, message: m.Message | None) -> None:
-        """Handle a message of the coordinator; None for one to another process."""
-        self._recoveries.coordinator_alive()
-        coordinator = self._registry.coordinator
-        self._work.heard(coordinator, self._clock())
-        match message:
-            case m.Beat() if self._registry[coordinator].beat is None:
-                self._registry.beat(coordinator, message)
-                self._routing.welcome(self._brief())
-            case m.Roster():
-                self._take_roster(message)
-            case m.Expel():
-                self._recoveries.expel(message)
-            case m.RollBack():
-                self._recoveries.roll_back(message.cause)
-            case m.Failed():
-                self._fail(coordinator, message)
-            case _:
-                pass
-
-    def _take_roster(self, roster: m.Roster) -> None:
-        self._recoveries.leads()
-        self._registry.roster = roster
-        for name, state in roster.states.items():
-            if state == Status.LEAVING.value and self._registry.leaving(name):
-                self._events.append(Leaving(name))
-        for name in self._slots.freed(roster):
-            if self._slots.layout is not None and self._processes.block_fd >= 0:
-                Block(self._processes.block_fd, self._slots.layout).release_slots(worker_slot(name))
-            self._processes.forget(name)
+    # ---- the coordinator -----------------------------------------------------------------------------------
 
     def _brief(self) -> m.Brief:
         return m.Brief(
@@ -593,8 +462,8 @@ class Supervisor:
             step_s=self._timeouts.step_s,
             restore=self._checkpoints.restore,
             checkpoint=self._checkpoints.plan,
-            resize=self._requested.resize,
-            command=self._requested.command,
+            resize=self._workers.configuration,
+            command=self._workers.command,
             number=self._registry.roster.number,
             held=self._recoveries.held,
             rewinding=self._recoveries.rewinding,
@@ -607,28 +476,11 @@ class Supervisor:
     def _warn(self, text: str) -> None:
         self._events.append(Warned(text))
 
-    def _fail(self, process: str, message: m.Failed) -> None:
-        self._registry[process.removesuffix(HEARTBEAT_SUFFIX)].status = Status.FAILED
-        raise error_of(message.kind, message.message, process=process, log=self.engine.log(process))
-
     def _watch(self) -> None:
-        """Replace a silent coordinator, kill released workers that do not end, and sample memory."""
+        """Look at what is watched at intervals, and replace a silent coordinator."""
         now = self._clock()
-        self._memory.look(self.engine, now)
         self._callbacks.watch(now)
         self._migrations.watch(now)
-        for worker in self._registry.let_go:
-            if now - worker.leaving_s > _QUIT_S:
-                self.engine.kill(worker.name)
-        if self._network.is_due(now):
-            beating, coordinator = self._registry.beating, self._registry.coordinator
-            working = self._work.look(self.engine, {*beating, coordinator}, now)
-            # without these heartbeats, the coordinator counts no process as silent
-            if self._network.in_doubt(self.engine, beating, now):
-                # it may find one silent before it misses them
-                working |= {name: 0.0 for name in beating if name != coordinator}
-            else:
-                self._routing.send(m.Beat())
-            if working:
-                self._routing.send(m.Working(working))
+        working = self._watches.look(now)
+        if working is not None:
             self._recoveries.watch(now, working)

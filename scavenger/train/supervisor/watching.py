@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from scavenger.elastic.liveness import HEARTBEAT_S, LATE_S, SILENT_S
 from scavenger.elastic.outage import Outage
 from scavenger.train.engines.base import Engine
+from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.transport import messages as m
 
-__all__ = ["MemoryWatch", "NetworkWatch", "WorkWatch"]
+__all__ = ["MemoryWatch", "NetworkWatch", "Watch", "WorkWatch"]
 
 _MEMORY_SAMPLE_S = 0.5
+_QUIT_S = 10.0  # how long a released worker may take to end; its time is paid for
 
 
 class MemoryWatch:
@@ -82,3 +85,56 @@ class NetworkWatch:
             now: Monotonic seconds.
         """
         return self._outage.look(now, in_doubt=engine.in_doubt, processes=beating)
+
+
+class Watch:
+    """Watches the processes of one job.
+
+    Args:
+        engine: Runs the processes.
+        registry: The process registry.
+        send: Sends a message to the coordinator.
+    """
+
+    def __init__(self, engine: Engine, registry: ProcessRegistry, send: Callable[[m.Message], None]) -> None:
+        self._engine, self._registry, self._send = engine, registry, send
+        self._memory, self._network, self._work = MemoryWatch(), NetworkWatch(), WorkWatch()
+
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        """The peak memory of each process so far."""
+        return self._memory.peaks
+
+    def heard(self, name: str, now: float) -> None:
+        """Record a heartbeat of a process, at monotonic seconds."""
+        self._network.heard(name)
+        self.worked(name, now)
+
+    def worked(self, name: str, now: float) -> None:
+        """Record another message of a process, at monotonic seconds."""
+        self._work.heard(name, now)
+
+    def look(self, now: float) -> Mapping[str, float] | None:
+        """Sample memory, kill released workers that do not end, and tell the coordinator whose silence means nothing.
+
+        Returns:
+            The silent processes that worked recently, with the seconds since then; None until the next heartbeat is
+            due.
+        """
+        self._memory.look(self._engine, now)
+        for worker in self._registry.let_go:
+            if now - worker.leaving_s > _QUIT_S:
+                self._engine.kill(worker.name)
+        if not self._network.is_due(now):
+            return None
+        beating, coordinator = self._registry.beating, self._registry.coordinator
+        working = self._work.look(self._engine, {*beating, coordinator}, now)
+        # without these heartbeats, the coordinator counts no process as silent
+        if self._network.in_doubt(self._engine, beating, now):
+            # it may find one silent before it misses them
+            working |= {name: 0.0 for name in beating if name != coordinator}
+        else:
+            self._send(m.Beat())
+        if working:
+            self._send(m.Working(working))
+        return working
