@@ -12,20 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scavenger.errors import ScavengerError
+    from scavenger.pipelines.async_client import AsyncClient
+    from scavenger.pipelines.client import Client
+    from scavenger.pipelines.job import Job
     from scavenger.sdk import KerasJob, RunningJob
 
-__all__ = ["KerasJob", "RunningJob", "ScavengerError", "__version__"]
+__all__ = ["AsyncClient", "Client", "Job", "KerasJob", "RunningJob", "ScavengerError", "__version__"]
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "AsyncClient": "scavenger.pipelines.async_client",
+    "Client": "scavenger.pipelines.client",
+    "Job": "scavenger.pipelines.job",
+    "KerasJob": "scavenger.sdk",
+    "RunningJob": "scavenger.sdk",
+    "ScavengerError": "scavenger.errors",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     from importlib import import_module
 
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("scavenger.errors" if name.endswith("Error") else "scavenger.sdk"), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

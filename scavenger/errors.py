@@ -38,6 +38,7 @@
 from __future__ import annotations
 
 import re
+from typing import Self
 
 from scavenger.masking import mask
 
@@ -80,12 +81,38 @@ class ScavengerError(Exception):
     """Base of all errors; the message is one line for the user that names the location and the remedy.
 
     Secrets in it are masked, wherever it is shown or stored.
+
+    Attributes:
+        exit_code: Exit code of a command that ends with it.
+        retryable: Whether the same may succeed if tried again later.
+        usual_fix: What helps if the message does not say.
     """
 
     exit_code = 1
+    retryable = False
+    usual_fix = "report it, with the log"
+    _told: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         return mask(super().__str__())
+
+    @property
+    def code(self) -> str:
+        """The kind of error in one word, such as `no_feasible_plan`, which does not change between versions."""
+        return error_code(type(self)) if self._told is None else self._told[0]
+
+    @property
+    def fix(self) -> str:
+        """What to do about it: the end of the message, which names the remedy last, or what usually helps."""
+        if self._told is not None:
+            return self._told[1]
+        _, split, remedy = str(self).partition("; ")
+        return remedy if split else self.usual_fix
+
+    def as_told(self, code: str, fix: str, *, retryable: bool) -> Self:
+        """Take over what a server has told of the error; returns this error."""
+        self._told, self.retryable = (code, mask(fix)), retryable
+        return self
 
 
 class ConfigurationError(ScavengerError):
@@ -97,6 +124,7 @@ class ConfigurationError(ScavengerError):
     """
 
     exit_code = 2
+    usual_fix = "change what the message names"
 
     def __init__(self, message: str = "", *, key: str = "") -> None:
         super().__init__(message)
@@ -113,6 +141,8 @@ class JobFileError(ConfigurationError):
         column: 1-based.
     """
 
+    usual_fix = "correct the job file"
+
     def __init__(
         self, message: str, *, path: str, line: int | None = None, column: int | None = None
     ) -> None:
@@ -124,15 +154,21 @@ class JobFileError(ConfigurationError):
 class NotFoundError(ConfigurationError):
     """There is no such job, model, operation or user."""
 
+    usual_fix = "list what there is"
+
 
 class NotSupportedError(ConfigurationError):
     """The request is valid, but this version does not support it."""
+
+    usual_fix = "use a version that supports it"
 
 
 class TransientError(ScavengerError):
     """The operation may succeed if tried again."""
 
     exit_code = 3
+    retryable = True
+    usual_fix = "try again"
 
 
 class StoreBusyError(TransientError):
@@ -142,9 +178,13 @@ class StoreBusyError(TransientError):
 class ModelNotSavedError(TransientError):
     """The trained model's file could not be written; with a checkpoint, the job can be resumed to write it."""
 
+    usual_fix = "free some space, and resume the job"
+
 
 class WorkersLostError(TransientError):
     """Workers died without an error of the training code, and could not be replaced."""
+
+    usual_fix = "resume the job"
 
 
 class MessageError(ScavengerError):
@@ -155,18 +195,21 @@ class NoFeasiblePlanError(ScavengerError):
     """No configuration meets the constraints; the message names the nearest one."""
 
     exit_code = 4
+    usual_fix = "loosen deadline or budget"
 
 
 class LimitReachedError(ScavengerError):
     """The run was stopped before it would have crossed its budget or deadline."""
 
     exit_code = 5
+    usual_fix = "raise deadline or budget"
 
 
 class TrainingError(ScavengerError):
     """The user's training code failed: a user's error, not an infrastructure error."""
 
     exit_code = 6
+    usual_fix = "correct the training code"
 
 
 class TrainingCodeError(TrainingError):
@@ -185,10 +228,13 @@ class CloudError(ScavengerError):
     """A cloud refused a request, or gave no answer."""
 
     exit_code = 7
+    usual_fix = "see `scavenger doctor`"
 
 
 class CredentialsError(CloudError):
     """The credentials are invalid, or lack a permission."""
+
+    usual_fix = "renew the credentials"
 
 
 class QuotaError(CloudError):
@@ -199,6 +245,8 @@ class QuotaError(CloudError):
         region: The region that it applies to.
     """
 
+    usual_fix = "ask the cloud for a higher quota"
+
     def __init__(self, message: str, *, quota: str, region: str) -> None:
         super().__init__(message)
         self.quota, self.region = quota, region
@@ -207,35 +255,53 @@ class QuotaError(CloudError):
 class StockOutError(CloudError):
     """The zone has no such VM available now; another zone or type may, or this one later."""
 
+    retryable = True
+    usual_fix = "try another zone or VM type, or later"
+
 
 class ThrottledError(CloudError):
     """Too many requests; the request may be repeated after a while."""
+
+    retryable = True
+    usual_fix = "try again"
 
 
 class GoneError(CloudError):
     """The VM does not exist, or no longer exists."""
 
+    usual_fix = ""
+
 
 class CloudUnavailableError(CloudError):
     """No answer, or an internal error of the cloud; the request may have been executed all the same."""
+
+    retryable = True
+    usual_fix = "try again"
 
 
 class CleanupError(ScavengerError):
     """Something may have been left behind; the message says what and how to remove it."""
 
     exit_code = 8
+    usual_fix = "run `scavenger gc`"
 
 
 class StoreError(ScavengerError):
     """The database cannot be used."""
 
+    usual_fix = "see the log"
+
 
 class StoreTooNewError(StoreError):
     """The database was written by a newer Scavenger."""
 
+    usual_fix = "upgrade Scavenger"
+
 
 class StoreReadOnlyError(StoreError):
     """The database, or the folder it is in, cannot be written to."""
+
+    usual_fix = "make the store writable"
 
 
 class LeaseLostError(StoreError):
@@ -247,6 +313,9 @@ class StoreUnavailableError(StoreError):
 
     An administrator can repair that, so a running job waits for it.
     """
+
+    retryable = True
+    usual_fix = "repair the database"
 
 
 class Interrupted(BaseException):

@@ -78,6 +78,7 @@ class Strategy(StrEnum):
     EXTREMES = "extremes"
     NONE = "none"
     UNIVERSAL = "universal"
+    REUSE = "reuse"
 
 
 class Pricing(StrEnum):

@@ -51,10 +51,12 @@ def error_of(status: int, problem: Any, url: str) -> ScavengerError:
         return errors.ConfigurationError(
             f"{url} does not know the token; `scavenger api token` makes one there, `scavenger api login` keeps it"
         )
+    retryable = problem.get("retryable") is True
     for kind in _all(ScavengerError):
         if error_code(kind) == code:
-            return _OTHERWISE.get(kind, kind)(detail)
+            return _OTHERWISE.get(kind, kind)(detail).as_told(code, str(fix or ""), retryable=retryable)
     kind = _by_exit_code().get(problem.get("exit_code", 1), ScavengerError)
-    if problem.get("retryable"):
+    if retryable:
         kind = errors.TransientError
-    return kind(f"{detail}; {fix}" if fix else detail)
+    told = kind(f"{detail}; {fix}" if fix else detail)
+    return told.as_told(str(code or told.code), str(fix or told.fix), retryable=retryable)

@@ -6,6 +6,8 @@ and money in US dollars, whatever form the file wrote them in.
 
 from __future__ import annotations
 
+import keyword
+import math
 from bisect import bisect_left
 from typing import Annotated, Any, Literal
 
@@ -68,6 +70,9 @@ STEPS_MAX = 10**6
 SEED_MAX = 2**32 - 1
 """Largest seed that the random generators of NumPy and TensorFlow accept."""
 
+PARAMS_BYTES_MAX = 1 << 16
+"""Most that the arguments of a job take, written as text."""
+
 DISK_GIB_MIN, DISK_GIB_MAX = 10, 16_384
 """Smallest and largest boot disk of a VM that both clouds give, GiB."""
 
@@ -95,7 +100,38 @@ def _write_objective(objective: str | Utility) -> str | dict[str, Any]:
     return objective if isinstance(objective, str) else objective.model_dump(mode="json")
 
 
+def _parse_params(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise fault(f"must be names with values, such as {{learning_rate: 0.01}}, not {shown(value)}")
+    for name, one in value.items():
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise fault(
+                f"must be a name that a Python function can have for an argument, not {shown(name)}",
+                str(name),
+            )
+        if not _is_plain(one):
+            raise fault(
+                f"must be a number, a text, true or false, or a list or mapping of those, not {shown(one)}",
+                name,
+            )
+    if (size := len(repr(value))) > PARAMS_BYTES_MAX:
+        raise fault(f"must be shorter than {PARAMS_BYTES_MAX} bytes, not {size}")
+    return value
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is the same after it was written as JSON and read again."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str)
+
+
 Version = Annotated[int, PlainValidator(_parse_version), WithJsonSchema({"const": 1})]
+Params = Annotated[dict[str, Any], PlainValidator(_parse_params), WithJsonSchema({"type": "object"})]
 Objective = Annotated[
     str | Utility,
     PlainValidator(_parse_objective),
@@ -153,12 +189,13 @@ class ResourcesSpec(FrozenModel):
 class SearchSpec(FrozenModel):
     """Which configurations to consider, and how to profile them."""
 
-    strategy: Literal["auto", "full", "partial", "extremes", "none", "universal"] = Field(
+    strategy: Literal["auto", "reuse", "full", "partial", "extremes", "none", "universal"] = Field(
         default="auto",
         description="What to profile: full (every configuration), partial (a few, each chosen by what those "
         "before it showed), extremes (the corners), none (reuse what an "
         "earlier run of the same job taught), universal (none, with the average of all jobs), auto (none if "
-        "it can be, else partial).",
+        "it can be, else partial), reuse (as auto, but a model of a job that differs only in its optimizer and goal "
+        "will do, too).",
     )
     workers: WorkerCounts = Field(
         default=(1, 2, 3, 4), description="Cluster sizes K: a range 1..4, a number, or a list [1, 2, 4]."
@@ -296,6 +333,17 @@ class JobSpec(FrozenModel):
     train: EntryPointText = Field(
         description="The training code, as module:object, the module in the job file's folder.",
         examples=["train:job"],
+    )
+    data: EntryPointText | None = Field(
+        default=None,
+        description="A function, as module:object, that returns the arguments of KerasJob besides the model, as "
+        "{'train': (x, y)}; for a train that returns a model alone.",
+        examples=["train:data"],
+    )
+    params: Params = Field(
+        default={},
+        description="Arguments by name for the function that train names, such as hyperparameters.",
+        examples=[{"learning_rate": 0.01}],
     )
     infra: InfraText = Field(
         default=Infra(),

@@ -22,7 +22,7 @@ from scavenger.models.job_model import TRANSFER_MAX, step_times
 
 __all__ = ["NO_MODEL", "POINTS", "STRATEGIES", "SearchPlan", "evenly", "next_configuration", "plan_search"]
 
-STRATEGIES = ("auto", "full", "partial", "extremes", "none", "universal")
+STRATEGIES = ("auto", "reuse", "full", "partial", "extremes", "none", "universal")
 
 NO_MODEL = {
     "none": "search strategy 'none' needs a stored model of the same job on the same hardware, and there is none; "
@@ -76,9 +76,9 @@ def plan_search(
     """Plan which configurations to profile.
 
     Args:
-        strategy: One of `STRATEGIES`; `auto` is `none` where a model of the same job on the same hardware is
-            stored, else `partial`.
-        has_same: Whether such a model is stored.
+        strategy: One of `STRATEGIES`; `auto` and `reuse` are `none` where a model of the same job on the same hardware
+            is stored, else `partial`.
+        has_same: Whether such a model is stored; for `reuse` and `none`, also one of a job with other settings.
         has_any: Whether a model of any job is stored.
         steps: Number of steps to profile each configuration for.
         points: Highest number of configurations of a partial search; of several VM types each gets `TRANSFER_MAX` of
@@ -99,7 +99,7 @@ def plan_search(
     allowed = space.configurations()
     if not allowed:
         raise NoFeasiblePlanError("no configuration gives every worker at least one sample per step")
-    if strategy == "auto":
+    if strategy in ("auto", "reuse"):
         strategy, reason = (
             ("none", "a model of the same job on the same hardware is stored")
             if has_same

@@ -13,7 +13,6 @@ import http
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -25,7 +24,7 @@ from starlette.responses import Response
 from scavenger import errors
 from scavenger.masking import mask
 
-__all__ = ["KINDS", "MEDIA_TYPE", "Problem", "RefusedError", "problem_of", "problem_response", "register"]
+__all__ = ["MEDIA_TYPE", "STATUSES", "Problem", "RefusedError", "problem_of", "problem_response", "register"]
 
 log = logging.getLogger(__name__)
 
@@ -46,43 +45,25 @@ class Problem(BaseModel):
     exit_code: int = Field(description="Exit code of the command for this error.")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How errors of one class are told: its status, and what helps if the message does not say."""
-
-    status: int
-    retryable: bool = False
-    fix: str = ""
-
-
-KINDS: Mapping[type[errors.ScavengerError], Kind] = {
-    errors.ScavengerError: Kind(500, fix="report it, with the server's log"),
-    errors.ConfigurationError: Kind(409, fix="change what the message names"),
-    errors.JobFileError: Kind(409, fix="correct the job file"),
-    errors.NotFoundError: Kind(404, fix="list what there is"),
-    errors.NotSupportedError: Kind(409, fix="use a version that supports it"),
-    errors.TransientError: Kind(409, retryable=True, fix="try again"),
-    errors.StoreBusyError: Kind(503, retryable=True, fix="try again"),
-    errors.ModelNotSavedError: Kind(503, retryable=True, fix="free some space, and resume the job"),
-    errors.WorkersLostError: Kind(503, retryable=True, fix="resume the job"),
-    errors.NoFeasiblePlanError: Kind(409, fix="loosen deadline or budget"),
-    errors.LimitReachedError: Kind(409, fix="raise deadline or budget"),
-    errors.TrainingError: Kind(409, fix="correct the training code"),
-    errors.CloudError: Kind(502, fix="see `scavenger doctor`"),
-    errors.CredentialsError: Kind(502, fix="renew the server's credentials"),
-    errors.QuotaError: Kind(502, fix="ask the cloud for a higher quota"),
-    errors.StockOutError: Kind(503, retryable=True, fix="try another zone or VM type, or later"),
-    errors.ThrottledError: Kind(503, retryable=True, fix="try again"),
-    errors.GoneError: Kind(409),
-    errors.CloudUnavailableError: Kind(503, retryable=True, fix="try again"),
-    errors.MessageError: Kind(500, fix="report it, with the server's log"),
-    errors.CleanupError: Kind(500, fix="run `scavenger gc`"),
-    errors.StoreError: Kind(503, fix="see the server's log"),
-    errors.StoreTooNewError: Kind(503, fix="upgrade the server"),
-    errors.StoreReadOnlyError: Kind(503, fix="make the store writable"),
-    errors.StoreUnavailableError: Kind(503, retryable=True, fix="repair the database"),
+STATUSES: Mapping[type[errors.ScavengerError], int] = {
+    errors.ScavengerError: 500,
+    errors.ConfigurationError: 409,
+    errors.NotFoundError: 404,
+    errors.TransientError: 409,
+    errors.StoreBusyError: 503,
+    errors.ModelNotSavedError: 503,
+    errors.WorkersLostError: 503,
+    errors.NoFeasiblePlanError: 409,
+    errors.LimitReachedError: 409,
+    errors.TrainingError: 409,
+    errors.CloudError: 502,
+    errors.StockOutError: 503,
+    errors.ThrottledError: 503,
+    errors.GoneError: 409,
+    errors.CloudUnavailableError: 503,
+    errors.StoreError: 503,
 }
-"""Every class that has a meaning of its own for a client; others are told as their nearest base."""
+"""HTTP status of each class of errors that has one of its own; others have that of their nearest base."""
 
 
 class RefusedError(Exception):
@@ -99,12 +80,8 @@ class RefusedError(Exception):
 
 def problem_of(error: errors.ScavengerError) -> Problem:
     """The problem that an error is."""
-    found = next(base for base in type(error).__mro__ if base in KINDS)
-    kind = KINDS[found]
-    detail = str(error)
-    _, split, remedy = detail.partition("; ")  # messages name the remedy last
-    fix = remedy if split else kind.fix
-    return _problem(kind.status, errors.error_code(type(error)), detail, fix, kind.retryable, error.exit_code)
+    status = next(STATUSES[base] for base in type(error).__mro__ if base in STATUSES)
+    return _problem(status, error.code, str(error), error.fix, error.retryable, error.exit_code)
 
 
 def _problem(status: int, code: str, detail: str, fix: str, retryable: bool, exit_code: int) -> Problem:

@@ -211,7 +211,7 @@ class SubmitRequest(_Request):
 
     job_file: str = Field(min_length=1, max_length=4096, description="Absolute path on the server's machine.")
     objective: Literal["time", "cost", "knee"] | None = None
-    strategy: Literal["auto", "full", "partial", "extremes", "none", "universal"] | None = None
+    strategy: Literal["auto", "reuse", "full", "partial", "extremes", "none", "universal"] | None = None
     budget: str | None = Field(default=None, max_length=40, description="US dollars, as `$20`.")
     deadline: str | None = Field(default=None, max_length=40, description="As `8h` or `90m`.")
     workers: str | None = Field(default=None, max_length=200, description="As `4`, `1..4` or `1,2,4`.")

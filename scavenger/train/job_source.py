@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 __all__ = ["JobSource", "Timeouts"]
 
@@ -18,6 +20,8 @@ class JobSource:
         seed: Random seed that the model and data are built with.
         threads: Threads that a worker computes with.
         job_id: The job's id, for log records; empty if it has none.
+        data: Where the data is, as `module:object`, if `train` returns a model alone; empty if it is not.
+        params: Arguments by name for the function that `train` names.
     """
 
     train: str
@@ -25,6 +29,8 @@ class JobSource:
     seed: int
     threads: int
     job_id: str = ""
+    data: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,15 @@ import sys
 import pytest
 
 PUBLIC = {
-    "scavenger": ["KerasJob", "RunningJob", "ScavengerError", "__version__"],
+    "scavenger": [
+        "AsyncClient",
+        "Client",
+        "Job",
+        "KerasJob",
+        "RunningJob",
+        "ScavengerError",
+        "__version__",
+    ],
     "scavenger.sdk": [
         "FromGenerator",
         "KerasJob",

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from scavenger import errors
 from scavenger.domain.operation import ScaleAggregators, ScaleIn, ScaleOut, ScaleTo, StopJob
-from scavenger.server.problems import KINDS, problem_of
+from scavenger.server.problems import STATUSES, problem_of
 from scavenger.server.writer import Writer
 from scavenger.store import Store
 
@@ -148,7 +148,7 @@ class TestProblems:
             assert problem.exit_code == kind.exit_code
             assert 400 <= problem.status < 600
         assert len(codes) == len(of_project)
-        assert set(KINDS) <= set(of_project)
+        assert set(STATUSES) <= set(of_project)
 
     def test_no_secret_is_told(self) -> None:
         error = errors.ConfigurationError("postgresql://ann:hunter2secret@host/db cannot be read")

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from scavenger.domain.curve import Choice
 from scavenger.domain.report import (
-    ChoiceMade,
     EpochEnded,
     EpochsForecast,
     Event,
@@ -21,12 +19,11 @@ from scavenger.domain.report import (
     Noted,
     Observer,
     PhaseChanged,
-    Profiled,
     StepDone,
-    ViewChanged,
     WorkerChanged,
 )
-from scavenger.presentation.formatting import clean, duration, money, plural, quantity
+from scavenger.presentation.event_words import event_words
+from scavenger.presentation.formatting import clean, duration, money, quantity
 from scavenger_cli.ui.console import console, is_terminal
 from scavenger_cli.ui.outlet import Outlet, unblocked
 
@@ -100,40 +97,6 @@ class CliObserver(Observer):
         return ", ".join(did), ", ".join(word for word in so_far if word)
 
 
-def _words(event: Event) -> str | None:
-    """An event in one line; None for steps and other events that are not shown."""
-    match event:
-        case PhaseChanged(phase, detail):
-            about = detail.replace("_", " ") if phase == "done" else detail  # the name of a state
-            return f"{phase}: {about}" if about else phase
-        case WorkerChanged(process, state, detail):
-            if state not in ("lost", "failed"):
-                return None
-            return f"worker: {process} {state}" + (f": {detail}" if detail else "")
-        case ViewChanged(view, configuration, first_step, stall_s, reason):
-            text = f"view {view}: {configuration} from step {first_step}"
-            text += f", stall {duration(stall_s)}" if stall_s > 0 else ""
-            return text + (f" ({reason})" if reason else "")
-        case EpochEnded(record):
-            metrics = ", ".join(f"{name} {quantity(value, 4)}" for name, value in record.metrics.items())
-            return f"epoch {record.epoch + 1}: {metrics}" if metrics else f"epoch {record.epoch + 1}"
-        case Profiled(measurement, index, total):
-            noise = measurement.noise_scale
-            text = f"profiled {index}/{total}: {measurement.configuration}: "
-            text += f"{duration(measurement.step_time_s)} a step ({plural(measurement.steps, 'step')})"
-            return text + ("" if noise is None else f", noise scale {quantity(noise)}")
-        case ChoiceMade(_, choice):
-            if isinstance(choice, Choice):
-                return f"chosen: {choice.configuration}: {choice.reason}"
-            return f"no plan: {choice.reason}"
-        case Forecasted(forecast, kept):
-            return f"forecast: {forecast}" if kept else None
-        case Noted(level, message):
-            return f"{'warning' if level == 'warning' else 'note'}: {message}"
-        case StepDone():
-            return None
-
-
 class PlainObserver(CliObserver):
     """Lines with fixed first words, for files, pipes and screen readers."""
 
@@ -153,7 +116,7 @@ class PlainObserver(CliObserver):
             share = "" if event.progress is None else f", {100 * event.progress:.0f} %"
             self._write(", ".join(self._step_words(event)) + share, progress=True)
             return
-        line = _words(event)
+        line = event_words(event)
         if line is not None:
             self._write(line)
 
@@ -224,7 +187,7 @@ class LiveObserver(CliObserver):
             return
         if isinstance(event, PhaseChanged):
             self._phase, self._since, self._step = event, self._clock(), None
-        line = _words(event)
+        line = event_words(event)
         if line is not None:
             warn = (isinstance(event, Noted) and event.level == "warning") or isinstance(event, WorkerChanged)
             path = (

@@ -20,7 +20,7 @@ from scavenger.domain.forms import FAULT, did_you_mean, nearest, shown
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
 
-__all__ = ["job_schema", "load_job", "override_job", "parse_job", "place_of"]
+__all__ = ["job_of", "job_schema", "load_job", "override_job", "parse_job", "place_of"]
 
 Loc = tuple[str | int, ...]
 
@@ -129,6 +129,15 @@ def override_job(job: JobSpec, changes: Mapping[str, object]) -> JobSpec:
             target[leaf] = read_scalar(value) if isinstance(value, str) else value
         except ValueError as error:
             raise ConfigurationError(f"{key}: {error}") from error
+    return job_of(document)
+
+
+def job_of(document: Mapping[str, object]) -> JobSpec:
+    """A job of its keys and values, as a job file has them.
+
+    Raises:
+        ConfigurationError: If it is not a valid job; the message says which key and what to write.
+    """
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:

@@ -48,7 +48,15 @@ def supervisor_of(
     """
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     return Supervisor.open(
-        JobSource(str(job.train), folder, job.seed, space.offers[0].cpus, job_id),
+        JobSource(
+            str(job.train),
+            folder,
+            job.seed,
+            space.offers[0].cpus,
+            job_id,
+            data="" if job.data is None else str(job.data),
+            params=job.params,
+        ),
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks),
         aggregators=job.elastic.aggregators,

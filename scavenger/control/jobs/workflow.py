@@ -207,7 +207,8 @@ class JobWorkflow:
         library, search = known.library, self._job.search
         same = library.same
         universal = self._ask(library.universal) if search.strategy == "universal" else None
-        nearest = self._ask(library.nearest) if same is None and search.strategy == "none" else None
+        settings_differ = same is None and search.strategy in ("none", "reuse")
+        nearest = self._ask(library.nearest) if settings_differ else None
         if nearest is not None:
             same, differing = nearest
             self._trainer.note(

@@ -141,20 +141,23 @@ def check_keras_backend(environ: Mapping[str, str]) -> None:
 
 
 def check_training_module(job: JobSpec, job_file: Path) -> Path:
-    """Check that the training module exists; returns its folder.
+    """Check that the modules of the training code and the data exist; returns their folder.
 
     Raises:
         ConfigurationError: If the job file's folder has no such module.
     """
     folder = job_file.resolve().parent
-    path = folder.joinpath(*job.train.module.split("."))
-    if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
-        siblings = sorted(p.stem for p in folder.glob("*.py"))
-        close = get_close_matches(job.train.module, siblings, n=1)
-        hint = f"; did you mean {close[0]}:{job.train.name}?" if close else ""
-        raise ConfigurationError(
-            f"train names {job.train.module}.py, which is not in {folder}{hint}", key="train"
-        )
+    for key, entry in (("train", job.train), ("data", job.data)):
+        if entry is None:
+            continue
+        path = folder.joinpath(*entry.module.split("."))
+        if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
+            siblings = sorted(p.stem for p in folder.glob("*.py"))
+            close = get_close_matches(entry.module, siblings, n=1)
+            hint = f"; did you mean {close[0]}:{entry.name}?" if close else ""
+            raise ConfigurationError(
+                f"{key} names {entry.module}.py, which is not in {folder}{hint}", key=key
+            )
     return folder
 
 

@@ -57,6 +57,7 @@ class ProcessConfigurations:
         public, secret = new_keys()
         self._admit(name, public.decode())
         data = new_keys() if name in self._indices else (b"", b"")
+        source = self._source if role in ("worker", "loop") else JobSource("", self._source.job_dir, 0, 1)
         return m.ProcessConfiguration(
             role=role,
             name=name,
@@ -67,7 +68,9 @@ class ProcessConfigurations:
             memory_fd=self._memory_fd if role != "coordinator" else -1,
             index=self._indices.get(name, 0),
             token=token,
-            train=self._source.train if role in ("worker", "loop") else "",
+            train=source.train,
+            data=source.data,
+            params=dict(source.params),
             job_dir=str(self._source.job_dir.resolve()),
             seed=self._source.seed,
             threads=self._source.threads if threads is None else threads,

@@ -59,33 +59,63 @@ NOISE_EVERY = 8
 log = logging.getLogger(__name__)
 
 
-def load_program(train: str, job_dir: str, seed: int) -> Program:
+def load_program(
+    train: str, job_dir: str, seed: int, *, data: str = "", params: Mapping[str, Any] | None = None
+) -> Program:
     """Build the job that `module:object` names, after seeding every random generator that Keras controls.
 
+    Args:
+        train: A `KerasJob`, or a function that returns one; with `data`, a function that returns a compiled model.
+        job_dir: The folder of the modules.
+        seed: The job's seed.
+        data: A function that returns the arguments of `KerasJob` besides the model; empty if `train` returns all.
+        params: Arguments of the function that `train` names.
+
     Raises:
-        TrainingCodeError: If the module has no such object, or the object is not a job.
+        TrainingCodeError: If a module has no such object, or the object is not a job.
         NotSupportedError: If the module asks for another backend of Keras.
     """
-    module_name, _, attribute = train.partition(":")
     sys.path.insert(0, job_dir)
     keras.utils.set_random_seed(seed % (1 << 32))
-    module = importlib.import_module(module_name)
+    job = _named(train)
     if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
         raise NotSupportedError(
-            f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
+            f"{train} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
             "with TensorFlow: leave it out"
         )
-    try:
-        job = getattr(module, attribute)
-    except AttributeError:
-        raise TrainingCodeError(f"{module.__file__} has no object {attribute!r}") from None
+    if params and (not callable(job) or isinstance(job, KerasJob)):
+        raise TrainingCodeError(
+            f"{train} is no function, so it takes no params; make it a function, or leave them out"
+        )
     if callable(job) and not isinstance(job, KerasJob):
-        job = job()
+        job = job(**(params or {}))
+    if data and not isinstance(job, KerasJob):
+        others = _named(data)()
+        if not isinstance(others, Mapping):
+            raise TrainingCodeError(
+                f"{data} must return the arguments of KerasJob besides the model, as {{'train': (x, y)}}, not "
+                f"{type(others).__name__}"
+            )
+        job = KerasJob(job, **others)
     if not isinstance(job, KerasJob):
         raise TrainingCodeError(
             f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
     return Program(job, job_dir)
+
+
+def _named(place: str) -> Any:
+    """The object that `module:object` names.
+
+    Raises:
+        TrainingCodeError: If the module has no such object.
+    """
+    module_name, _, attribute = place.partition(":")
+    module = importlib.import_module(module_name)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise TrainingCodeError(f"{module.__file__} has no object {attribute!r}") from None
 
 
 def seed_worker(seed: int, name: str) -> None:
@@ -118,7 +148,9 @@ class Worker:
     def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer) -> None:
         keys: Keys = (config.public_key.encode(), config.secret_key.encode())
         self._config, self._control = config, control
-        self._program = load_program(config.train, config.job_dir, config.seed)
+        self._program = load_program(
+            config.train, config.job_dir, config.seed, data=config.data, params=config.params
+        )
         self._in_parts = InParts(self._program, lambda samples: control.send(m.MemoryExceeded(samples)))
         seed_worker(config.seed, config.name)
         self._samples = Samples(self._program.train, config.seed, self._program.manifest.passes)

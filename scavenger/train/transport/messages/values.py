@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 
@@ -81,6 +82,8 @@ class ProcessConfiguration(Body, frozen=True):
         data_public_key: Public key of an aggregator's data channel.
         data_secret_key: Secret key of an aggregator's data channel.
         logs: The log settings.
+        data: The data, as `module:object`, if `train` returns a model alone; else empty.
+        params: Arguments by name for the function that `train` names.
     """
 
     role: str
@@ -99,6 +102,8 @@ class ProcessConfiguration(Body, frozen=True):
     data_public_key: str = ""
     data_secret_key: str = ""
     logs: LogSettings = LogSettings()
+    data: str = ""
+    params: dict[str, Any] = {}
 
 
 class TensorSpec(Body, frozen=True):

@@ -1,0 +1,102 @@
+"""A budget that several jobs share: what they have cost, and what is set aside for those that run."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from scavenger.domain.forms import parse_money
+from scavenger.errors import ConfigurationError, LimitReachedError
+from scavenger.presentation.formatting import money
+
+__all__ = ["Allowance", "Budget", "dollars"]
+
+
+class Allowance:
+    """What one job may cost, set aside until it has ended.
+
+    Attributes:
+        usd: US dollars; None without a limit.
+        cost_usd: What it has cost; to be set at its end.
+    """
+
+    def __init__(self, usd: float | None) -> None:
+        self.usd = usd
+        self.cost_usd = 0.0
+
+
+class Budget:
+    """US dollars that several jobs may cost together; safe to use from several threads.
+
+    Args:
+        usd: The budget; None without a limit.
+        spent_usd: What was spent of it before.
+    """
+
+    def __init__(self, usd: float | None, spent_usd: float = 0.0) -> None:
+        self.usd, self._spent_usd = usd, spent_usd
+        self._aside: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def spent_usd(self) -> float:
+        """What ended jobs have cost."""
+        return self._spent_usd
+
+    @property
+    def left_usd(self) -> float:
+        """What is neither spent nor set aside; infinite without a limit."""
+        with self._lock:
+            return self._left()
+
+    def _left(self) -> float:
+        if self.usd is None:
+            return math.inf
+        return max(0.0, self.usd - self._spent_usd - math.fsum(self._aside.values()))
+
+    @contextmanager
+    def allowance(self, most_usd: float | None, *, share: float = 1.0) -> Iterator[Allowance]:
+        """Set aside what a job may cost while it runs; what it has cost is counted at the end.
+
+        Args:
+            most_usd: What it may cost by itself; None without a limit.
+            share: The share of what is left that it may have, in (0, 1].
+
+        Raises:
+            LimitReachedError: If nothing is left.
+        """
+        with self._lock:
+            left = self._left()
+            if left <= 0.0:
+                aside = math.fsum(self._aside.values())
+                running = f", and {money(aside)} are set aside for running jobs" if aside else ""
+                raise LimitReachedError(
+                    f"the budget of {money(self.usd)} is used up: {money(self._spent_usd)} are spent{running}; "
+                    "raise the budget"
+                )
+            usd = min(left * share, math.inf if most_usd is None else most_usd)
+            allowance = Allowance(None if math.isinf(usd) else usd)
+            self._aside[id(allowance)] = 0.0 if math.isinf(usd) else usd
+        try:
+            yield allowance
+        finally:
+            with self._lock:
+                del self._aside[id(allowance)]
+                self._spent_usd += allowance.cost_usd
+
+
+def dollars(given: str | float | None) -> float | None:
+    """US dollars as a job file takes them, with or without `$`.
+
+    Raises:
+        ConfigurationError: If they are no amount.
+    """
+    if given is None:
+        return None
+    text = f"${given}" if isinstance(given, str) and not given.startswith("$") else given
+    try:
+        return parse_money(text)
+    except ValueError as error:
+        raise ConfigurationError(f"budget {error}", key="constraints.budget") from error

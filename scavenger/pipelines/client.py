@@ -1,0 +1,395 @@
+"""`Client`: plans, runs and submits jobs from Python, in this process or by a server."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from scavenger.client import Client as ServerClient
+from scavenger.client import ServerAddress, SubmitOptions, server_address
+from scavenger.client.address import CERTIFICATES, TOKEN, checked_url, kept_token
+from scavenger.control.documents.curves import report_with_curve
+from scavenger.control.sources import reading
+from scavenger.control.sources.of_server import ServerSource
+from scavenger.control.sources.of_store import StoreSource
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.curve import Choice, CurvePoint
+from scavenger.domain.document import report_from_document
+from scavenger.domain.report import Noted, Observer, PhaseChanged
+from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, StoreError, TransientError
+from scavenger.pipelines.budget import Allowance, Budget, dollars
+from scavenger.pipelines.driving import drive, refuse_in_workers
+from scavenger.pipelines.job import Job
+from scavenger.pipelines.progress import shown_progress
+from scavenger.pipelines.results import Models, Plan, Run, Submission
+
+if TYPE_CHECKING:
+    from scavenger.control.documents.submissions import SubmittedJob
+    from scavenger.control.jobs.job_run import JobRun
+    from scavenger.control.sources.base import Source
+    from scavenger.store import Store
+
+__all__ = ["Client"]
+
+_LAST_S = 5.0
+"""Longest wait at the end of a job for notifications that are being sent."""
+_LOOK_S = 0.5
+Choices = Plan | Choice | CurvePoint | Configuration
+
+
+class Client:
+    """Plans, runs and submits jobs. Without arguments, it does so where the `scavenger` command does.
+
+    Nothing is opened before it is needed; `close`, or a `with` block, closes it. A client may be used from several
+    threads.
+
+    Args:
+        store: The database of jobs, measurements and models: a URL, as `--store` of commands takes it, or the path of
+            a SQLite file.
+        server: URL of a server that runs the jobs instead, with what `scavenger api login` has kept for it.
+        token: The server's token; else the kept one, or that of `SCAVENGER_TOKEN`.
+        budget: US dollars that all jobs of this client may cost together; each job has what the others leave.
+        progress: Whether progress is shown; None: in notebooks and on terminals.
+
+    Raises:
+        ConfigurationError: If both a store and a server are given, or no token is known for the server.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str | None = None,
+        server: str | None = None,
+        token: str | None = None,
+        budget: str | float | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if store is not None and server is not None:
+            raise ConfigurationError("a client has a store or a server, not both; leave one out")
+        address = (
+            _address(server, token) if server is not None else server_address() if store is None else None
+        )
+        self._source: Source = (
+            StoreSource(_url(store)) if address is None else ServerSource(ServerClient(address))
+        )
+        self._budget = Budget(dollars(budget))
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._running: dict[int, JobRun] = {}
+        self._submitted: dict[str, tuple[Allowance, ExitStack]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._source.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Close the store, or the connection to the server."""
+        self._source.__exit__(None, None, None)
+
+    @property
+    def spent_usd(self) -> float:
+        """What the jobs that this client ran have cost, US dollars."""
+        return self._budget.spent_usd
+
+    @property
+    def left_usd(self) -> float:
+        """What is left of the budget; infinite without one."""
+        return self._budget.left_usd
+
+    # ---- jobs ----------------------------------------------------------------------------------------------
+
+    def plan(self, job: Job, *, observer: Observer | None = None) -> Plan:
+        """Profile a job, predict time and cost of every configuration, and choose one; the job ends with that.
+
+        Args:
+            job: The job.
+            observer: Receives what happens, on the thread that runs the job.
+
+        Raises:
+            NoFeasiblePlanError: If no configuration meets the constraints.
+            NotSupportedError: If the client has a server, which plans jobs as it runs them.
+            ScavengerError: If another error ends it.
+        """
+        if isinstance(self._source, ServerSource):
+            raise NotSupportedError(
+                "a server plans a job as it runs it; use optimize or submit, and then curve, or a client without a "
+                "server"
+            )
+        return Plan(self._here(job, run=False, observer=observer).check().report)
+
+    def optimize(self, job: Job, *, observer: Observer | None = None) -> Run:
+        """Plan a job, and train it to its goal at the chosen configuration.
+
+        Args:
+            job: The job.
+            observer: Receives what happens, on the thread that runs the job.
+
+        Raises:
+            NoFeasiblePlanError: If no configuration meets the constraints.
+            LimitReachedError: If its budget or deadline ended it; its model is saved, and `result` has its report.
+            ScavengerError: If another error ends it.
+        """
+        return self.attempt(job, observer=observer).check()
+
+    def run(
+        self,
+        job: Job,
+        choice: Choices | None = None,
+        *,
+        workers: int | None = None,
+        batch_size: int | None = None,
+        observer: Observer | None = None,
+    ) -> Run:
+        """Train a job at one configuration, without a search.
+
+        Args:
+            job: The job.
+            choice: The configuration: a plan, whose choice it is, or any point of its curve.
+            workers: The number of workers, if there is no `choice`.
+            batch_size: The global batch size, samples, if there is no `choice`.
+            observer: Receives what happens, on the thread that runs the job.
+
+        Raises:
+            ConfigurationError: If no configuration is named, or it is not one of the job's.
+            ScavengerError: As of `optimize`.
+        """
+        return self.attempt(_fixed(job, choice, workers, batch_size), observer=observer).check()
+
+    def attempt(self, job: Job, *, observer: Observer | None = None) -> Run:
+        """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
+
+        Raises:
+            ScavengerError: If it cannot begin.
+        """
+        if isinstance(self._source, ServerSource):
+            return self._there(job, observer)
+        return self._here(job, run=True, observer=observer)
+
+    def submit(self, job: Job, *, priority: int = 0) -> Submission:
+        """Submit a job, to be run by a server on this machine, or by the client's server; does not wait.
+
+        Args:
+            job: The job.
+            priority: Higher ones begin first.
+
+        Raises:
+            ScavengerError: If it is refused.
+        """
+        refuse_in_workers()
+        with ExitStack() as undo:
+            allowance = undo.enter_context(self._budget.allowance(job.spec.constraints.budget))
+            made = self._submitted_job(_limited(job, allowance.usd), priority)
+            self._submitted[made.id] = allowance, undo.pop_all()  # set aside until `wait` has its bill
+        return Submission.of(made)
+
+    def _submitted_job(self, job: Job, priority: int = 0) -> SubmittedJob:
+        if isinstance(self._source, ServerSource):
+            with job_file_of(job) as path:
+                document = self._source.client.submit(str(path), SubmitOptions(priority=priority))
+            return reading.submission(document["submission"])
+        from scavenger.control.jobs.platform import prepare_job
+        from scavenger.control.service.submitting import hand_over, new_submission
+
+        handed = hand_over(self._store(), new_submission(prepare_job(job.spec, job.path), priority=priority))
+        one = self._source.submission(handed.id)
+        assert one is not None
+        return one
+
+    def wait(self, job: str | Submission, *, observer: Observer | None = None) -> Run:
+        """Wait until a submitted job has ended.
+
+        Args:
+            job: A submission, an id or the beginning of one, or a name.
+            observer: Receives what happens.
+
+        Raises:
+            ConfigurationError: If there is no such job, or it ended before it began.
+        """
+        key = job.id if isinstance(job, Submission) else job
+        while (one := self._source.submission(key)) is not None and one.job_state is None:
+            if not one.is_open:
+                raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
+            time.sleep(_LOOK_S)
+        job_id = self._source.job(key).id if one is None else one.id
+        with shown_progress(self._progress, observer) as seen:
+            for event in self._source.events(job_id, 0):
+                kind = "warning" if event.level != "info" else "info"
+                seen.on_event(Noted(kind, event.message))
+            seen.on_event(PhaseChanged("done", ""))
+        if job_id in self._submitted:
+            allowance, aside = self._submitted.pop(job_id)
+            with aside:
+                allowance.cost_usd = _recorded_cost(self._source, job_id)
+        return self.result(job_id)
+
+    # ---- what is on record ---------------------------------------------------------------------------------
+
+    def result(self, job: str) -> Run:
+        """The report of a job that has ended.
+
+        Args:
+            job: An id or the beginning of one, or the name of which the latest job is meant.
+
+        Raises:
+            NotFoundError: If there is none.
+            TransientError: If it has no report yet.
+        """
+        record = self._source.job(job)
+        if record.report is None:
+            raise TransientError(f"job {record.name} ({record.id[:8]}) has no report: it is {record.state}")
+        try:
+            return Run(report_from_document(record.report))
+        except ValueError as error:
+            raise StoreError(f"the stored report of job {record.id[:8]} cannot be read: {error}") from error
+
+    def curve(self, job: str) -> Plan:
+        """The predicted time and cost of every configuration of a job on record, and its choice.
+
+        Args:
+            job: As of `result`.
+
+        Raises:
+            NotFoundError: If there is none.
+            ConfigurationError: If it has no curve.
+        """
+        return Plan(report_with_curve(self._source.job(job)))
+
+    def models(self) -> Models:
+        """The stored models, which jobs of the same kind use instead of profiling."""
+        found = self._source.models()
+        return Models(tuple(record for record, _ in found), tuple(name for _, name in found))
+
+    # ---- in this process -----------------------------------------------------------------------------------
+
+    def _store(self) -> Store:
+        assert isinstance(self._source, StoreSource)
+        with self._lock:  # it is opened by the first who needs it
+            return self._source.store
+
+    def _here(self, job: Job, *, run: bool, observer: Observer | None) -> Run:
+        from scavenger.control.jobs.job_run import JobRun
+        from scavenger.control.jobs.platform import prepare_job
+        from scavenger.control.notifying.settings import notifying
+
+        refuse_in_workers()
+        store = self._store()
+        with (
+            self._budget.allowance(job.spec.constraints.budget) as allowance,
+            notifying(store, only_mine=True, within_s=_LAST_S),
+            shown_progress(self._progress, observer) as seen,
+        ):
+            prepared = prepare_job(_limited(job, allowance.usd).spec, job.path)
+            one = JobRun(prepared, store=store, observer=seen, run=run, confirm=None)
+            try:
+                with self._stoppable(one):
+                    return Run(drive(one))
+            finally:
+                allowance.cost_usd = _recorded_cost(self._source, one.job_id)
+
+    @contextmanager
+    def _stoppable(self, run: JobRun) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._running[thread] = run
+        try:
+            yield
+        finally:
+            del self._running[thread]
+
+    def stop_job(self, thread: int, reason: str) -> None:
+        """Stop the job that a thread of this program runs by this client, in order; none if it runs none.
+
+        Args:
+            thread: As of `threading.get_ident`.
+            reason: For the record.
+        """
+        if (run := self._running.get(thread)) is not None:
+            run.request_stop(reason)
+
+    # ---- by a server ---------------------------------------------------------------------------------------
+
+    def _there(self, job: Job, observer: Observer | None) -> Run:
+        made = self.submit(job)
+        try:
+            return self.wait(made, observer=observer)
+        except KeyboardInterrupt:
+            self._source.cancel(made.id)
+            raise
+
+
+@contextmanager
+def job_file_of(job: Job) -> Iterator[Path]:
+    """The job's file, written for as long as the block runs if the job is not of a file: a server reads it once.
+
+    Raises:
+        ConfigurationError: If it cannot be written.
+    """
+    if job.is_file:
+        yield job.path
+        return
+    path = job.path.with_name(f"{job.path.stem}.{os.getpid()}-{threading.get_ident()}.yaml")
+    try:
+        path.write_text(job.to_yaml(), "utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _url(store: str | None) -> str | None:
+    return store if store is None or "://" in store else f"sqlite:///{Path(store).absolute()}"
+
+
+def _address(server: str, token: str | None) -> ServerAddress:
+    url = checked_url(server)
+    found = token or os.environ.get(TOKEN, "").strip() or kept_token(url)
+    if not found:
+        raise ConfigurationError(
+            f"no token is known for {url}; give token=, or keep one with `scavenger api login`"
+        )
+    return ServerAddress(url, found, os.environ.get(CERTIFICATES) or None)
+
+
+def _limited(job: Job, usd: float | None) -> Job:
+    """The job with this budget; with its own without one."""
+    return job if usd is None else job.with_settings({"constraints.budget": usd})
+
+
+def _fixed(job: Job, choice: Choices | None, workers: int | None, batch_size: int | None) -> Job:
+    """The job with one configuration to search."""
+    if (choice is None) != (workers is not None and batch_size is not None):
+        raise ConfigurationError(
+            "run takes one configuration: give a plan or a point of its curve, or workers and batch_size"
+        )
+    changes: dict[str, object] = {"search.workers": workers, "search.batch_size": batch_size}
+    if choice is not None:
+        found = choice.choice if isinstance(choice, Plan) else choice
+        at = found if isinstance(found, Configuration) else found.configuration
+        changes = {"search.workers": at.workers, "search.batch_size": at.global_batch_size}
+        if job.spec.infra.provider != "local":
+            changes["resources"] = {"vm": at.vm}
+    if job.spec.search.strategy == "auto":
+        changes["search.strategy"] = "reuse"
+    return job.with_settings(changes)
+
+
+def _recorded_cost(source: Source, job_id: str) -> float:
+    """What a job has cost by its record; 0 if it has none."""
+    from datetime import UTC, datetime
+
+    if not job_id:
+        return 0.0
+    with suppress(ScavengerError):
+        return source.cost(job_id, datetime.now(UTC)).actual_usd or 0.0
+    return 0.0

@@ -1,0 +1,222 @@
+"""`Job`: what is to be trained, written in Python or read from a job file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scavenger.control.job_file.load import job_of, load_job, override_job
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError
+
+__all__ = ["Job"]
+
+Sizes = int | str | Iterable[int] | Mapping[str, int]
+"""Numbers of workers, or batch sizes: one, several, or as a job file has them (`1..4`, `{min: 32, max: 128}`)."""
+Code = Callable[..., Any] | str
+"""A function of a module file, or its place there, as `module:function`."""
+_MODULE_HINT = (
+    "worker processes import it, so it must be in a module file: in a notebook, begin its cell with `%%writefile "
+    "train.py`, and use `from train import ...` in the next one"
+)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Job:
+    """A training job: the code, its data, the goal, and the ranges that are searched. A value: methods return another.
+
+    Attributes:
+        spec: The job as a job file has it.
+        path: Where its job file is, or would be: next to the module of the code.
+        is_file: Whether that file is there and has this content.
+    """
+
+    spec: JobSpec
+    path: Path
+    is_file: bool
+
+    def __init__(
+        self,
+        train: Code,
+        *,
+        goal: Mapping[str, Any] | int,
+        data: Callable[[], Mapping[str, Any]] | str | None = None,
+        name: str | None = None,
+        workers: Sizes | None = None,
+        batch_size: Sizes | None = None,
+        objective: str | Mapping[str, Any] | None = None,
+        budget: str | float | None = None,
+        deadline: str | float | None = None,
+        params: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A job in Python.
+
+        Args:
+            train: A function that returns a `scavenger.sdk.KerasJob`, or with `data`, a compiled model. It is imported
+                by worker processes, so it is one of a module file, neither of a notebook nor inside another function;
+                or `module:function`, of a module in the present folder.
+            goal: As in a job file, as `{"metric": "val_accuracy", "target": 0.97, "max_epochs": 60}`; a number is
+                `max_epochs` alone.
+            data: A function of the same folder that returns the arguments of `KerasJob` besides the model, as
+                `{"train": (x, y), "validation": (x_val, y_val)}`.
+            name: Lower-case letters, digits and hyphens; by default made from the module's name.
+            workers: Numbers of workers to consider.
+            batch_size: Global batch sizes to consider, samples.
+            objective: `time`, `cost`, `knee` or a utility.
+            budget: US dollars that the job may cost at most, as `$20` or a number.
+            deadline: Its longest time, as `8h` or seconds.
+            params: Arguments by name for `train`: numbers, texts, and lists and mappings of them.
+            settings: Other keys of a job file, as `{"infra": "aws/us-east-1", "profile.steps": 10}`.
+
+        Raises:
+            ConfigurationError: If the function cannot be imported by other processes, or a value is not valid.
+        """
+        folder, entry = _place_of(train, "train")
+        document: dict[str, Any] = {
+            "version": 1,
+            "name": name or _name_of(entry),
+            "train": entry,
+            "goal": {"max_epochs": goal} if isinstance(goal, int) else dict(goal),
+        }
+        if data is not None:
+            data_folder, document["data"] = _place_of(data, "data")
+            if data_folder != folder:
+                raise ConfigurationError(
+                    f"data is of {data_folder}, and train of {folder}; put both into one folder"
+                )
+        if params:
+            document["params"] = _plain(dict(params))
+        changes: dict[str, Any] = {
+            "search.workers": _sizes(workers),
+            "search.batch_size": _sizes(batch_size),
+            "objective": dict(objective) if isinstance(objective, Mapping) else objective,
+            "constraints.budget": _money(budget),
+            "constraints.deadline": deadline,
+            **dict(settings or {}),
+        }
+        spec = override_job(job_of(document), changes)
+        self._set(spec, folder / f"{spec.name}.yaml", is_file=False)
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str]) -> Job:
+        """A job of a job file.
+
+        Raises:
+            JobFileError: It cannot be read or is invalid; one line with path, line, column and what to write.
+        """
+        file = Path(path)
+        return cls._of(load_job(file), file.absolute(), is_file=True)
+
+    @classmethod
+    def _of(cls, spec: JobSpec, path: Path, *, is_file: bool) -> Job:
+        job = object.__new__(cls)
+        job._set(spec, path, is_file=is_file)
+        return job
+
+    def _set(self, spec: JobSpec, path: Path, *, is_file: bool) -> None:
+        for name, value in (("spec", spec), ("path", path), ("is_file", is_file)):
+            object.__setattr__(self, name, value)  # frozen
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.spec.name
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Arguments of the function that `train` names."""
+        return dict(self.spec.params)
+
+    def with_params(self, **params: Any) -> Job:
+        """The same job with other arguments for its function; those that are not named stay.
+
+        Raises:
+            ConfigurationError: If a value is none that a job file can have.
+        """
+        spec = override_job(self.spec, {"params": {**self.spec.params, **_plain(params)}})
+        return self if spec == self.spec else self._of(spec, _path_of(spec, self.path.parent), is_file=False)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Job:
+        """The same job with other values of keys of the job file, as `{"search.workers": [1, 2]}`.
+
+        Raises:
+            ConfigurationError: If the result is not a valid job.
+        """
+        spec = override_job(self.spec, settings)
+        return self if spec == self.spec else self._of(spec, self.path, is_file=False)
+
+    def to_yaml(self) -> str:
+        """The job as the text of a job file."""
+        # JSON is YAML, and the reader of job files takes it
+        return json.dumps(self.spec.written(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _path_of(spec: JobSpec, folder: Path) -> Path:
+    """Where the file of a job with other arguments would be: not where another is, as a file runs once at a time."""
+    digest = hashlib.sha256(json.dumps(spec.written(), sort_keys=True).encode()).hexdigest()
+    return folder / f"{spec.name}.{digest[:8]}.yaml"
+
+
+def _place_of(code: Code, key: str) -> tuple[Path, str]:
+    """The folder and the `module:function` of a function.
+
+    Raises:
+        ConfigurationError: If no other process can import it.
+    """
+    if isinstance(code, str):
+        return Path.cwd(), code
+    name, module_name = getattr(code, "__qualname__", ""), getattr(code, "__module__", None)
+    if not name.isidentifier():
+        raise ConfigurationError(
+            f"{key} must be a function of a module, not {name or type(code).__name__}: {_MODULE_HINT}",
+            key=key,
+        )
+    module = sys.modules.get(module_name or "")
+    spec = getattr(module, "__spec__", None)
+    file = getattr(module, "__file__", None)
+    if file is None or not str(file).endswith(".py"):
+        where = (
+            "a notebook or an interactive session" if module_name == "__main__" else f"module {module_name}"
+        )
+        raise ConfigurationError(f"{key}: {name} is defined in {where}; {_MODULE_HINT}", key=key)
+    path = Path(file).resolve()
+    dotted = (path.stem if spec is None else spec.name) if module_name == "__main__" else str(module_name)
+    if not all(part.isidentifier() for part in dotted.split(".")):
+        raise ConfigurationError(
+            f"{key}: {path.name} cannot be imported as a module; give it a name as train.py", key=key
+        )
+    up = dotted.count(".") + (path.stem == "__init__")
+    return path.parents[up], f"{dotted}:{name}"
+
+
+def _name_of(entry: str) -> str:
+    words = entry.partition(":")[0].rpartition(".")[2].lower()
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:63] or "job"
+
+
+def _sizes(given: Sizes | None) -> object:
+    if given is None or isinstance(given, (int, str)):
+        return given
+    return dict(given) if isinstance(given, Mapping) else [int(size) for size in given]
+
+
+def _money(given: str | float | None) -> object:
+    return f"${given}" if isinstance(given, str) and not given.startswith("$") else given
+
+
+def _plain(value: Any) -> Any:
+    """Values without NumPy's types, which searches over hyperparameters often give."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    item = getattr(value, "item", None)
+    return item() if callable(item) and getattr(value, "shape", None) == () else value

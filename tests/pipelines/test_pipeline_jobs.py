@@ -1,0 +1,163 @@
+"""Jobs in Python as values: what they say is what a job file says, and what cannot be imported is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pipeline_code
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger import Job
+from scavenger.control.job_file.load import load_job, parse_job
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError, JobFileError
+from scavenger.masking import mask
+from scavenger.train.job_source import JobSource
+from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+HERE = Path(__file__).parent
+
+
+def job(**options: Any) -> Job:
+    return Job(pipeline_code.model, **{"data": pipeline_code.data, "goal": 5, **options})
+
+
+def test_a_job_in_python_is_the_one_that_its_file_says(tmp_path: Path) -> None:
+    made = job(
+        goal={"metric": "val_loss", "target": 0.1, "max_epochs": 50},
+        workers=range(1, 4),
+        batch_size=[32, 64],
+        objective="cost",
+        budget=20,
+        deadline="8h",
+        params={"width": 8},
+        settings={"profile.steps": 7},
+    )
+    file = tmp_path / "job.yaml"
+    file.write_text(made.to_yaml())
+
+    assert load_job(file) == made.spec
+    assert parse_job(
+        "{version: 1, name: pipeline-code, train: 'pipeline_code:model', data: 'pipeline_code:data',"
+        " goal: {metric: val_loss, target: 0.1, max_epochs: 50}, search: {workers: [1, 2, 3], batch_size: [32, 64]},"
+        " objective: cost, constraints: {budget: $20, deadline: 8h}, params: {width: 8}, profile: {steps: 7}}",
+        path="job.yaml",
+    ) == made.spec  # fmt: skip
+    assert made.path.parent == HERE
+    assert not made.is_file
+
+
+def test_a_job_of_a_file_is_that_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("{version: 1, name: a, train: 'train:job', goal: {max_epochs: 3}}")
+
+    made = Job.from_yaml(file)
+
+    assert (made.name, made.path, made.is_file) == ("a", file, True)
+    with pytest.raises(JobFileError, match="no such file"):
+        Job.from_yaml(tmp_path / "other.yaml")
+
+
+def test_arguments_are_added_and_make_another_job_with_a_place_of_its_own() -> None:
+    first = job(params={"width": 8})
+
+    second = first.with_params(learning_rate=np.float64(0.5), sizes=(np.int64(1), 2))
+
+    assert second.params == {"width": 8, "learning_rate": 0.5, "sizes": [1, 2]}
+    assert first.params == {"width": 8}
+    assert second.path != first.path
+    assert second.path.parent == first.path.parent
+    assert second.with_params() is second
+    assert first.with_params(learning_rate=0.5, sizes=[1, 2]) == second
+    assert first.with_settings({"search.workers": 2}).path == first.path
+
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.lists(st.integers(0, 9), max_size=3)
+)
+
+
+@given(st.dictionaries(st.sampled_from(["width", "learning_rate", "x_1", "_"]), VALUES))
+def test_arguments_reach_the_workers_as_they_are(params: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate(msgspec.json.decode(msgspec.json.encode(job(params=params).spec.written())))
+    source = JobSource("train:job", HERE, 0, 1, params=spec.params)
+    sent = ProcessConfigurations(source, hub="hub", server_key=b"key").of("worker", "w0")
+    read = msgspec.json.decode(msgspec.json.encode(sent), type=ProcessConfiguration)
+    assert read.params == params
+    other = ProcessConfigurations(source, hub="hub", server_key=b"key").of("aggregator", "a0")
+    assert (other.params, other.train) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"class": 1}, "must be a name that a Python function can have"),
+        ({"a-b": 1}, "must be a name that a Python function can have"),
+        ({"a": float("nan")}, "must be a number, a text"),
+        ({"a": object()}, "must be a number, a text"),
+        ({"a": "x" * 70_000}, "must be shorter than 65536 bytes"),
+    ],
+)
+def test_arguments_that_a_job_file_cannot_have_are_refused(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        job(params=params)
+
+
+class TestCodeThatCannotBeImported:
+    def test_a_function_of_a_notebook(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cell: dict[str, Any] = {"__name__": "__main__"}
+        exec("def model(): ...", cell)
+        monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+
+        with pytest.raises(
+            ConfigurationError, match=r"model is defined in a notebook.*%%writefile train\.py"
+        ) as found:
+            Job(cell["model"], goal=5)
+        assert found.value.code == "configuration"
+        assert not found.value.retryable
+
+    def test_a_function_of_a_script_is_imported_by_the_name_of_the_script(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        script = ModuleType("__main__")
+        script.__file__ = str(tmp_path / "search.py")
+        cell: dict[str, Any] = {"__name__": "__main__"}
+        exec("def model(): ...", cell)
+        monkeypatch.setitem(sys.modules, "__main__", script)
+
+        made = Job(cell["model"], goal=5)
+        assert str(made.spec.train) == "search:model"
+        assert made.path.parent == tmp_path.resolve()
+
+        script.__file__ = str(tmp_path / "my-search.py")
+        with pytest.raises(ConfigurationError, match=r"my-search\.py cannot be imported"):
+            Job(cell["model"], goal=5)
+
+    def test_functions_inside_others(self) -> None:
+        def inner() -> None: ...
+
+        for code in (inner, lambda: None, print.__call__):
+            with pytest.raises(ConfigurationError, match="must be a function of a module"):
+                Job(code, goal=5)
+
+    def test_a_function_of_a_package_is_named_from_above_it(self) -> None:
+        made = Job(mask, goal=5)
+        assert str(made.spec.train) == "scavenger.masking:mask"
+        assert (made.path.parent / "scavenger" / "masking.py").is_file()
+
+    def test_data_of_another_folder(self) -> None:
+        with pytest.raises(ConfigurationError, match="put both into one folder"):
+            Job(pipeline_code.model, data=mask, goal=5)  # type: ignore[arg-type]
