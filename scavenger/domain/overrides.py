@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scavenger.domain.ranges import batch_sizes_of_text, workers_of_text
 from scavenger.errors import ConfigurationError
 
 __all__ = ["Overrides", "sizes"]
@@ -28,6 +27,9 @@ class Overrides:
         Raises:
             ConfigurationError: If sizes cannot be read; the message names the option.
         """
+        # imported here, since commands that send overrides to a server need no job file
+        from scavenger.domain.ranges import batch_sizes_of_text, workers_of_text
+
         given = {
             "objective": self.objective,
             "search.strategy": self.strategy,

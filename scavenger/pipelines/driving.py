@@ -40,19 +40,22 @@ def drive(run: JobRun) -> RunReport:
         return run.run()
     reports: list[RunReport] = []
     errors: list[BaseException] = []
+    ended = threading.Event()  # an interrupted `Thread.join` takes a running thread for ended (Python 3.11)
 
     def body() -> None:
         try:
             reports.append(run.run())
         except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
             errors.append(error)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=body, name="scavenger-job")
     thread.start()
     interrupts = 0
-    while thread.is_alive():
+    while not ended.is_set():
         try:
-            thread.join()
+            ended.wait()
         except KeyboardInterrupt:
             interrupts += 1
             if interrupts == 1:
