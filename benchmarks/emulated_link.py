@@ -3,8 +3,8 @@
 `python -m benchmarks.emulated_link SPACE SPACE --addresses A B --rate BITS_PER_S --round_trip SECONDS --queue BYTES`,
 as root, joins two network namespaces, of which the first may be empty for this process's own: each gets a TUN device,
 and this process carries packets from one to the other. It is driven by lines on its standard input: `down` and `up`
-break and restore the link (packets are lost, and nobody is told). It answers each with a line of JSON, and ends with
-its input.
+break and restore the link (packets are lost, and nobody is told), and a number is its rate from then on, bits a second.
+It answers each with a line of JSON, and ends with its input.
 
 TCP hands over up to 64 kB at once to be cut into segments by the device, and gets as much put together, as with
 network cards: so the process can carry 1 Gbit/s, while TCP's windows still grow by segments of the link's MTU. What a
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import select
@@ -40,6 +41,7 @@ _NET_HEADER = struct.Struct("=BBHHHH")
 _SET_INTERFACE, _SET_OFFLOAD = 0x400454CA, 0x400454D0  # TUNSETIFF, TUNSETOFFLOAD
 _TUN, _NO_INFORMATION, _WITH_NET_HEADER = 0x0001, 0x1000, 0x4000
 _CHECKSUM_AND_TCP = 0x01 | 0x02 | 0x04
+_NUMBERS = itertools.count()
 
 
 def wire_bytes(packet: bytes) -> int:
@@ -139,6 +141,8 @@ def _carry(ends: tuple[_End, _End]) -> None:
             if not word:
                 return
             is_up = word == "up" or (is_up and word != "down")
+            for end in ends if word.replace(".", "", 1).isdigit() else ():
+                end.lane.rate = float(word) / 8
             counts = [{"bytes": end.bytes, "lost": end.lost} for end in ends]
             print(json.dumps({"at_s": time.monotonic(), "ends": counts}), flush=True)
         for end in (near, far):
@@ -199,6 +203,10 @@ class EmulatedLink:
         """Carry packets again."""
         self._say("up")
 
+    def throttle(self, rate_bits_per_s: float) -> None:
+        """From now on the link has another rate."""
+        self._say(f"{rate_bits_per_s:f}")
+
     def carried(self) -> tuple[int, int]:
         """The bytes that each end has sent, with all headers."""
         near, far = json.loads(self._say("count"))["ends"]
@@ -219,6 +227,7 @@ def emulated_link(
     round_trip_s: float = 0.02,
     queue_bytes: int = 5 << 20,
     from_here: bool = False,
+    at: str = "",
     congestion: str = "cubic",
 ) -> Iterator[EmulatedLink]:
     """Make two namespaces and a link between them.
@@ -227,15 +236,17 @@ def emulated_link(
         rate_bits_per_s, round_trip_s: Of the link.
         queue_bytes: What waits at each end, beyond which packets are lost; about two products of the other two.
         from_here: Whether the first end is this process's own namespace.
+        at: A namespace that exists, which is the first end; empty for a new one.
         congestion: How TCP finds its rate, where most systems take cubic; empty for what this one takes.
 
     Raises:
         OSError, subprocess.CalledProcessError: If that is not possible here.
     """
-    tag = f"scavl{os.getpid() % 100_000}"
-    spaces = "" if from_here else f"{tag}a", f"{tag}b"
-    made = [space for space in spaces if space]
-    network = f"10.214.{os.getpid() % 254}."
+    number = next(_NUMBERS)
+    tag = f"scavl{os.getpid() % 100_000}{chr(ord('a') + number % 26)}"
+    spaces = "" if from_here else at or f"{tag}a", f"{tag}b"
+    made = [space for space in spaces if space and space != at]
+    network = f"10.{214 + number % 32}.{os.getpid() % 254}."
     addresses = f"{network}1", f"{network}2"
     process: subprocess.Popen[str] | None = None
     try:

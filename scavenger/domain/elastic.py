@@ -162,6 +162,11 @@ class ElasticSpec(FrozenModel):
         le=AGGREGATORS_MAX,
         description="VMs that the aggregators are spread over, each at the price of an aggregator VM; only on a cloud.",
     )
+    move_buckets: bool | None = Field(
+        default=None,
+        description="Whether parts of the model leave an aggregator that steps wait for longer than for the others; "
+        "null: where there are several aggregator VMs.",
+    )
     failures: FailuresSpec = Field(default=FailuresSpec(), description="What follows when workers die.")
 
     @model_validator(mode="after")
@@ -176,6 +181,11 @@ class ElasticSpec(FrozenModel):
                 "aggregator_vms",
             )
         return self
+
+    @property
+    def moves_buckets(self) -> bool:
+        """Whether buckets move between aggregators by what steps wait for them."""
+        return self.aggregator_vms > 1 if self.move_buckets is None else self.move_buckets
 
     @property
     def replacing(self) -> StragglerSpec | None:

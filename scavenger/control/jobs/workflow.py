@@ -24,6 +24,7 @@ from scavenger.control.search.select import (
     why_measure_no_more,
 )
 from scavenger.control.search.space import fit_to_data
+from scavenger.control.training.balancing import Balancing
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.policy_loop import PolicyLoop
 from scavenger.control.training.recorder import Recorder
@@ -371,8 +372,21 @@ class JobWorkflow:
             reference=chosen,
             remaining_samples=remaining,
             planned=planned,
+            balance=self._balancing(),
         )
         policy_loop.run(operations)
+
+    def _balancing(self) -> Callable[[], None]:
+        """Build what moves buckets between aggregators; it does nothing if the job does not want that."""
+        trainer = self._trainer
+        if not self._job.elastic.moves_buckets:
+            return lambda: None
+        return Balancing(
+            trainer.supervisor,
+            lambda: [*trainer.history.aggregator_waits],
+            note=trainer.note,
+            clock=lambda: trainer.elapsed_s,
+        ).look
 
     def _replanning(self, model: JobModel | None, known: Known) -> Replanning | None:
         """Build the replanning of this run; None without a fitted model or with another policy."""

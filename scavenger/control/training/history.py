@@ -68,6 +68,7 @@ class TrainingHistory:
         departures: Workers that left while the job continued.
         setup_s: Time from launch until ready of each worker that became ready, seconds.
         too_many: Fewest samples that did not fit into the memory of a worker's device at once; None if all did.
+        aggregator_waits: The last undisturbed steps that tell what they waited for each aggregator, oldest first.
         joined_at_s: When each worker's first view took effect, seconds since the job began.
     """
 
@@ -84,6 +85,7 @@ class TrainingHistory:
         self.setup_s: list[float] = []
         self.too_many: int | None = None
         self.joined_at_s: dict[str, float] = {}
+        self.aggregator_waits: deque[m.StepReport] = deque(maxlen=RECENT_STEPS)
         self._steps_of: dict[str, int] = {}
         self._recent: dict[str, deque[tuple[int, float, int]]] = {}
         self._step_times_s: dict[tuple[int, int], deque[float]] = {}
@@ -199,6 +201,8 @@ class TrainingHistory:
             self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
             recent = self._recent.setdefault(worker, deque(maxlen=RECENT_STEPS))
             recent.append((report.step, report.worker_compute_s[worker], stop - start))
+        if report.aggregator_wait_s and not disturbed:
+            self.aggregator_waits.append(report)
         record = StepRecord(
             step=report.step,
             view=report.view,

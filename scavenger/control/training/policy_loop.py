@@ -34,6 +34,7 @@ class PolicyLoop:
         reference: The configuration on which the run was started.
         remaining_samples: Returns the expected number of samples until the goal; None if unknown.
         planned: Returns the configuration that the refitted models recommend; None if they were not asked.
+        balance: Called at each decision, to move buckets between aggregators.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class PolicyLoop:
         reference: Configuration,
         remaining_samples: Callable[[], float | None],
         planned: Callable[[], Configuration | None] = lambda: None,
+        balance: Callable[[], None] = lambda: None,
     ) -> None:
         self._trainer, self._policy, self._reference = trainer, policy, reference
-        self._remaining, self._planned = remaining_samples, planned
+        self._remaining, self._planned, self._balance = remaining_samples, planned, balance
         self._blacklist: dict[str, float] = {}
         self._avoided: frozenset[str] = frozenset()
         self._looked_at = trainer.elapsed_s
@@ -84,6 +86,7 @@ class PolicyLoop:
         self._looked_at = trainer.elapsed_s
         if trainer.configuration is None or not trainer.supervisor.settled:
             return
+        self._balance()
         if at_risk := [
             name for name in sorted(trainer.at_risk) if name in trainer.supervisor.workers("training")
         ]:

@@ -177,6 +177,7 @@ class Sequencer:
         """Handle a message from another aggregator."""
         match message:
             case m.SumsFormed():
+                self._step.formed(message)
                 self._handle(b.Formed(message.view, message.step, message.number, message.index))
             case m.BucketsCopied():
                 self._handle(mig.Copied(message.index, message.number))

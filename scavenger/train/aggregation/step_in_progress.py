@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic.view import Piece
-from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied
+from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied, SumsFormed
 from scavenger.train.transport.messages.reports import StepReport
 from scavenger.train.transport.messages.values import RowCounts, changed_body
 
@@ -14,9 +16,16 @@ __all__ = ["StepInProgress"]
 
 
 class StepInProgress:
-    """Contributions to a step, and its application by all aggregators that hold something."""
+    """Contributions to a step, and its application by all aggregators that hold something.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._contributed_at = 0.0
+        self._formed: dict[int, tuple[SumsFormed, float]] = {}
         self._ordered: set[int] = set()
         self._contributions: dict[int, Contributed] = {}
         self._apply: b.Apply | None = None
@@ -31,7 +40,14 @@ class StepInProgress:
 
     def contributed(self, message: Contributed) -> None:
         """Record the contribution of a piece."""
+        if message.piece not in self._contributions:
+            self._contributed_at = self._clock()
         self._contributions[message.piece] = message
+
+    def formed(self, message: SumsFormed) -> None:
+        """Record that an aggregator has formed the sums of a list of pieces; a repetition changes nothing."""
+        if message.index not in self._formed or self._formed[message.index][0] != message:
+            self._formed[message.index] = message, self._clock()
 
     def rows_of(self, pieces: tuple[int, ...]) -> tuple[tuple[int, RowCounts], ...]:
         """Return the sparse gradients of pieces that were contributed."""
@@ -92,6 +108,7 @@ class StepInProgress:
         self.abandon()
         self._contributions.clear()
         self._ordered.clear()
+        self._formed.clear()
 
     # ---- what came of it -----------------------------------------------------------------------------------
 
@@ -133,6 +150,25 @@ class StepInProgress:
         plan = instruction.plan
         return f"the {what} became {value} at step {plan.step}, epoch {plan.epoch + 1}{where}"
 
+    def _waits_s(self, instruction: b.Apply) -> tuple[tuple[int, float], ...]:
+        """What the step has waited for each aggregator that holds something; nothing if no sums arrived."""
+        pulled: dict[int, float] = {}
+        for each in self._of(instruction.pieces):
+            for index, took_s in each.pulled_s:
+                pulled[index] = max(took_s, pulled.get(index, 0.0))
+        return tuple(
+            (
+                index,
+                max(0.0, self._formed[index][1] - self._contributed_at)
+                + self._applied[index].update_s
+                + pulled.get(index, 0.0),
+            )
+            for index in sorted({*instruction.map.holders})
+            if index in self._formed
+            and self._formed[index][0].step == instruction.plan.step
+            and index in self._applied
+        )
+
     def report(self, instruction: b.Apply, step_time_s: float) -> StepReport:
         """Report the step, which every aggregator has applied."""
         plan, view, pieces = instruction.plan, instruction.view, instruction.pieces
@@ -168,4 +204,5 @@ class StepInProgress:
             noise_parts=parts,
             worker_compute_s=compute,
             pieces=tuple((piece.worker, piece.share.start, piece.share.stop) for piece in pieces),
+            aggregator_wait_s=self._waits_s(instruction),
         )

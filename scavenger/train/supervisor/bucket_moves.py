@@ -27,6 +27,7 @@ class Migrations:
         aggregators: Number of aggregators.
 
     Attributes:
+        sizes: Bytes of each bucket; empty before the model is known.
         map: The newest map of buckets that was decided; None before the model is known.
         spare: Indices of the aggregators whose loss loses nothing; see `scavenger.elastic.migration.spared`.
         ended: The end of the newest migration that has ended; None before the first.
@@ -34,18 +35,18 @@ class Migrations:
 
     def __init__(self, send: Callable[[m.Message], None], aggregators: int) -> None:
         self._send, self._aggregators = send, aggregators
-        self._sizes: tuple[int, ...] = ()
         self._request: m.Migrate | None = None
         self._numbers, self._asked_s = 0, 0.0
         self._used = frozenset(range(aggregators))
         self._leaving: dict[int, bool] = {}  # by index; whether its process has ended
+        self.sizes: tuple[int, ...] = ()
         self.map: BucketMap | None = None
         self.spare: frozenset[int] = frozenset()
         self.ended: m.Migrated | None = None
 
     def set_layout(self, layout: Layout) -> None:
         """Note the layout of the job's model."""
-        self._sizes = tuple(end - begin for begin, end in layout.buckets)
+        self.sizes = tuple(end - begin for begin, end in layout.buckets)
         self.map = self.map or BucketMap(0, 0, layout.holders)
 
     @property
@@ -147,7 +148,7 @@ class Migrations:
     def _spread(self, now: float) -> None:
         current = self._current()
         try:
-            holders = respread(current, self._used - self._leaving.keys(), self._sizes)
+            holders = respread(current, self._used - self._leaving.keys(), self.sizes)
         except ValueError as error:
             raise ScavengerError(str(error)) from None
         self._ask(holders, now)

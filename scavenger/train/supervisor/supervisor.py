@@ -340,6 +340,11 @@ class Supervisor:
         return self._migrations.map
 
     @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Size of each bucket of the model, bytes; empty before a worker has built it."""
+        return self._migrations.sizes
+
+    @property
     def aggregators(self) -> int:
         """Number of aggregators that share the model."""
         return len(self._aggregators)

@@ -11,6 +11,7 @@ the sender asks the receiver what has not arrived, and sends only that (`scaveng
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,13 +174,22 @@ class WeightsInbox:
         received_bytes: The bytes received so far.
     """
 
-    def __init__(self, block: Block, remote: Sequence[int], layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        remote: Sequence[int],
+        layout: Layout | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._block, self._remote = block, tuple(remote)
         self.layout = layout or block.layout
         self._optimizers: Mapping[int, OptimizerMemory] = {}
         self._arrivals: dict[int, Arrival] = {}
         self._step: int | None = None
         self._map = 0
+        self._clock, self._wanted_at = clock, 0.0
+        self._arrived_at: dict[int, float] = {}
         self.number = 0
         self.received_bytes = 0
 
@@ -197,6 +207,7 @@ class WeightsInbox:
         if step != self._step or layout.map_number != self._map or changed:
             self._step, self.number, self._optimizers = step, self.number + 1, optimizers or {}
             self._map = layout.map_number
+            self._wanted_at, self._arrived_at = self._clock(), {}
             self._arrivals = {
                 index: Arrival(chunks_of(_weights_ranges(layout, index, self._optimizers.get(index))))
                 for index in self._remote
@@ -218,6 +229,8 @@ class WeightsInbox:
             _weights_bytes(self._block, optimizer, chunk.step, chunk.offset, len(payload))[:] = payload
             arrival.took(chunk.offset)
             self.received_bytes += len(payload)
+            if arrival.complete:
+                self._arrived_at[index] = self._clock()
 
     def check(self, index: int, check: Check) -> Lacking | None:
         """List the chunks of fully sent weights that have not arrived; None for none, or if they are not wanted."""
@@ -225,6 +238,11 @@ class WeightsInbox:
         if arrival is None or (check.step, check.number) != (self._step, self.number):
             return None
         return _answer(arrival, check)
+
+    def took_s(self) -> tuple[tuple[int, float], ...]:
+        """Return the seconds that each aggregator's whole share took to arrive, by its index; tells of it once."""
+        arrived, self._arrived_at = self._arrived_at, {}
+        return tuple((index, at - self._wanted_at) for index, at in sorted(arrived.items()))
 
     @property
     def lacking(self) -> tuple[int, ...]:

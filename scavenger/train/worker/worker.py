@@ -475,6 +475,7 @@ class Worker:
             rows=rows,
             sqnorm=sqnorm,
             rate=self._program.rate(order.step),
+            pulled_s=() if self._inbox is None else self._inbox.took_s(),
         )
         self._known.add_gradient(step, piece, contribution)
         return contribution

@@ -72,6 +72,8 @@ class Contributed(Tagged, frozen=True):
         rows: Which segments have a sparse gradient.
         sqnorm: |g|^2 of the gradient.
         rate: Factor on the learning rate of the step, the same for all pieces, that a schedule of the user's gives.
+        pulled_s: For the step's first piece, the time that each aggregator's share of the weights took to arrive, by
+            the aggregator's index; only of aggregators on other hosts.
     """
 
     view: int
@@ -86,6 +88,7 @@ class Contributed(Tagged, frozen=True):
     rows: RowCounts = ()
     sqnorm: float = 0.0
     rate: float = 1.0
+    pulled_s: tuple[tuple[int, float], ...] = ()
 
 
 class Chunk(Tagged, frozen=True):

@@ -146,6 +146,9 @@ class StepReport(Tagged, frozen=True):
         compute_s: Time of the slowest worker, its waiting for samples included.
         update_s: Time for averaging and for the optimizer.
         data_wait_s: Time that the worker that waited longest waited for samples.
+        aggregator_wait_s: By the index of each aggregator that holds something, what the step waited for it: until its
+            sums were formed since the last worker was done, its update, and its share of the weights on the way to
+            the worker that waited longest. Only where workers push to aggregators on other hosts.
     """
 
     step: int
@@ -164,6 +167,7 @@ class StepReport(Tagged, frozen=True):
     noise_parts: int
     worker_compute_s: dict[str, float] = msgspec.field(default_factory=dict)
     pieces: tuple[tuple[str, int, int], ...] = ()
+    aggregator_wait_s: tuple[tuple[int, float], ...] = ()
 
 
 class EpochReport(Tagged, frozen=True):
