@@ -14,8 +14,10 @@ import numpy as np
 
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.elastic.membership import worker_name, worker_slot
+from scavenger.models.aggregation import held_models
 from scavenger.train.aggregation.arriving_sums import ArrivingSums
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.buckets import buckets, packed
 from scavenger.train.transport.layout import Layout
@@ -38,6 +40,7 @@ _WORKERS = (2, 64)
 _SHARED = 2
 _SAMPLES = 4
 _AIM, _AIM_MODELS = 1.2, 5.0
+_SAVING, _SAVING_BEST = "in place, checkpoint", "in place, checkpoint, best weights kept"
 
 
 def _manifest() -> Manifest:
@@ -126,9 +129,19 @@ class _Job:
 
 
 def _measure(
-    workers: int, steps: int, *, shared: bool = False, late: bool = False, in_place: bool = False
+    workers: int,
+    steps: int,
+    *,
+    shared: bool = False,
+    late: bool = False,
+    in_place: bool = False,
+    checkpoints: CheckpointStore | None = None,
+    best: bool = False,
 ) -> tuple[float, Spread]:
-    """Memory over that of the model, and the time of a step."""
+    """Memory over that of the model, and the time of a step.
+
+    With `checkpoints`, a step is applied while one is written; with `best`, the best weights are kept, too.
+    """
     job = _Job(workers, in_place=in_place)
     try:
         times: list[float] = []
@@ -141,6 +154,12 @@ def _measure(
             else:
                 job.step(step, late=late)
             times.append(time.perf_counter() - begin)
+        if best:
+            job.shard.keep_best(steps)
+        if checkpoints is not None:
+            job.shard.save(checkpoints, steps, "a", best=best, then=lambda saved: None)
+            job.step(steps + 1, late=late)
+            job.shard.wait_saved()
         private = tracemalloc.get_traced_memory()[1] - before
         return (job.block_bytes + private) / _MODEL_BYTES, Spread.of(times[1:])
     finally:
@@ -155,6 +174,14 @@ def run(repetitions: int, work_dir: Path) -> Result:
         *(("other hosts", workers, {}) for workers in _WORKERS),
         *(("other hosts, first piece last", workers, {"late": True}) for workers in _WORKERS),
         *(("other hosts, in place", workers, {"in_place": True}) for workers in _WORKERS),
+        *(
+            (
+                name,
+                _SHARED,
+                {"in_place": True, "best": best, "checkpoints": CheckpointStore(str(work_dir / name))},
+            )
+            for name, best in ((_SAVING, False), (_SAVING_BEST, True))
+        ),
     ]
     rows, figures, memory = [], dict[str, object](), dict[tuple[str, int], float]()
     for name, workers, options in cases:
@@ -175,6 +202,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
             f"one aggregator, a model of {_MODEL_BYTES / 1e6:.0f} MB, Adam: two states of the weights and of two slots "
             "each are 6; the block's pages and the peak of what is private to the process",
             "in place: every aggregator has memory of its own, so one state of the slots is enough (ADR 47)",
+            f"checkpoint: one is written while the next step is applied; what the plan counts with: "
+            f"{held_models(2):.2f} with the best weights",
             "in one process, without sockets: workers send what they are asked for at once",
             "shared memory: with each worker's slot; first piece last: the sums wait for the worker of the first piece",
         ),
