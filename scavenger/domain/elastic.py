@@ -165,7 +165,7 @@ class ElasticSpec(FrozenModel):
     move_buckets: bool | None = Field(
         default=None,
         description="Whether parts of the model leave an aggregator that steps wait for longer than for the others; "
-        "null: where there are several aggregator VMs.",
+        "by default where there are several aggregator VMs.",
     )
     failures: FailuresSpec = Field(default=FailuresSpec(), description="What follows when workers die.")
 

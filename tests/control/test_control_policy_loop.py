@@ -73,6 +73,23 @@ def test_each_decision_is_carried_out(
     assert [record.step for record in trainer.history.steps] == list(range(1, scripted.step + 1))
 
 
+def test_buckets_are_looked_at_before_each_decision(tmp_path: Path) -> None:
+    _, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, Says())
+    looked: list[int] = []
+    policy = Says()
+    policy_loop = PolicyLoop(
+        trainer,
+        policy=policy,
+        reference=AT,
+        remaining_samples=lambda: 1000.0,
+        balance=lambda: looked.append(len(policy.shown)),
+    )
+    drive(policy_loop, trainer, 30)
+
+    assert looked == list(range(len(policy.shown)))
+    assert looked
+
+
 def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -> None:
     policy = Says(Replace(("w0",), "slow"), Blacklist(("here",), 1e6, "here failed 3 times"))
     policy_loop, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)

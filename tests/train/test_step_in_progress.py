@@ -10,7 +10,7 @@ from scavenger.elastic.barrier import Apply
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import Member, Piece, Position, Share, View, plan_step
 from scavenger.train.aggregation.step_in_progress import StepInProgress
-from scavenger.train.transport.messages.data import Contributed, PartApplied
+from scavenger.train.transport.messages.data import Contributed, PartApplied, SumsFormed
 
 VIEW = View(1, 1, 4, (Member("w0", 0), Member("w1", 64)), Position())
 PIECES = (Piece(0, Share(0, 2), "w0", 0), Piece(1, Share(2, 4), "w1", 64))
@@ -70,3 +70,39 @@ def test_norms_for_the_noise_are_those_that_workers_sent_weighed_by_samples(
 
     assert (report.mean_worker_sqnorm, report.noise_parts) == (worker_sqnorm, parts)
     assert report.mean_sqnorm == (1.5 if any(samples) else 0.0)
+
+
+def test_a_step_says_what_it_has_waited_for_each_aggregator_that_holds_something() -> None:
+    now = [10.0]
+    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0, 1, 2), 0, BucketMap(0, 0, (0, 2, 0)))
+    step = StepInProgress(clock=lambda: now[0])
+
+    def contributed(place: int, at_s: float, pulled: tuple[tuple[int, float], ...]) -> None:
+        now[0] = at_s
+        said = Contributed(1, 1, PIECES[place].number, 2, (), 0.1, 0.0, 0.5, 0.0, pulled_s=pulled)
+        step.contributed(said)
+
+    def formed(index: int, at_s: float) -> None:
+        now[0] = at_s
+        step.formed(SumsFormed(index, 1, 1, 0))
+
+    contributed(0, 10.0, ((0, 0.25), (2, 0.5)))
+    formed(0, 10.5)  # it had added all that had come before
+    contributed(1, 11.0, ((0, 0.5),))
+    formed(1, 11.0)
+    formed(2, 13.0)
+    formed(2, 14.0)  # as it was asked again
+    contributed(1, 15.0, ((0, 0.5),))  # said again
+    step.begin_apply(instruction, lr_scale=1.0)
+    for index in range(3):
+        step.applied(PartApplied(index, 1, True, 1.0, 0.125 * (1 + index), view=1))
+
+    assert step.report(instruction, 5.0).aggregator_wait_s == ((0, 0.0 + 0.125 + 0.5), (2, 2.0 + 0.375 + 0.5))
+
+    step.close()
+    contributed(0, 16.0, ())
+    contributed(1, 16.0, ())
+    step.begin_apply(instruction, lr_scale=1.0)
+    for index in range(3):
+        step.applied(PartApplied(index, 1, True, 1.0, 0.125, view=1))
+    assert step.report(instruction, 5.0).aggregator_wait_s == (), "no sums arrived: all is in one memory"
