@@ -163,9 +163,14 @@ class Client(Connection):
 
     # ---- operations ------------------------------------------------------------------------------------------
 
-    def operate(self, job: str, operation: Operation) -> Document:
+    def operate(self, job: str, operation: Operation, *, key: str | None = None) -> Document:
         """Ask a running job for an operation. The answer has the `operation`, or, of a stop of a job that still waits,
         the `submission` that was withdrawn.
+
+        Args:
+            job: As of `job`.
+            operation: What it is asked for.
+            key: The same key asks once, however often it is sent; None for a new one.
 
         Raises:
             NotSupportedError: No route takes this operation.
@@ -186,7 +191,7 @@ class Client(Connection):
                 verb, body = "stop", {"save": save}
             case _:
                 raise NotSupportedError("the server takes no such operation; ask on its own machine")
-        return self.post(f"jobs/{_part(job)}/{verb}", body)
+        return self.post(f"jobs/{_part(job)}/{verb}", body, key=key or str(uuid.uuid4()))
 
     def operation(self, job: str, number: int) -> Document:
         """What became of an operation."""
@@ -208,9 +213,9 @@ class Client(Connection):
         """Delete a fitted model; the answer has it."""
         return self.delete(f"models/{_part(model)}")
 
-    def resume(self, job: str, *, audit: bool = False) -> Document:
-        """Submit a job that ended before its goal again, to go on from its checkpoint."""
-        return self.post(f"jobs/{_part(job)}/resume", {"audit": audit})
+    def resume(self, job: str, *, audit: bool = False, key: str | None = None) -> Document:
+        """Submit a job that ended before its goal again, to go on from its checkpoint; `key` as of `operate`."""
+        return self.post(f"jobs/{_part(job)}/resume", {"audit": audit}, key=key or str(uuid.uuid4()))
 
 
 def _submission(job_file: str, options: SubmitOptions | None) -> Document:

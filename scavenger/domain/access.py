@@ -14,6 +14,7 @@ __all__ = [
     "TOKEN_PREFIX",
     "AuditRecord",
     "Caller",
+    "KeyedRequest",
     "Role",
     "Token",
     "User",
@@ -93,6 +94,21 @@ class Caller:
 
     user: User
     token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRequest:
+    """A request that may be repeated, and is carried out once.
+
+    Attributes:
+        user: Who sends it.
+        key: Names it among the user's requests.
+        digest: SHA-256, hex, of what is asked for.
+    """
+
+    user: str
+    key: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

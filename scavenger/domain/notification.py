@@ -19,9 +19,19 @@ __all__ = [
     "QueuedNotification",
 ]
 
-NotificationKind = Literal["ping", "job.done", "job.failed", "job.stopped", "job.budget", "vms.leftover"]
+NotificationKind = Literal[
+    "ping",
+    "job.done",
+    "job.failed",
+    "job.stopped",
+    "job.budget",
+    "user.budget",
+    "service.budget",
+    "vms.leftover",
+]
 """`ping`: the webhook is new; `job.done`: `succeeded` or `target_missed`; `job.stopped`: by a limit or a person;
-`job.budget`: 80 % of its budget is spent; `vms.leftover`: `scavenger gc` found VMs that no job uses."""
+`job.budget`: 80 % of its budget is spent; `user.budget`, `service.budget`: 80 % of what the jobs of a user, or all, may
+cost this month; `vms.leftover`: VMs were found that no job uses."""
 NOTIFICATION_KINDS: tuple[NotificationKind, ...] = get_args(NotificationKind)
 
 NotificationState = Literal["waiting", "delivered", "refused"]

@@ -46,6 +46,7 @@ from scavenger.store.records import (
 __all__ = [
     "REVISION",
     "VERSION_TABLE",
+    "AnswerRow",
     "AuditRow",
     "Base",
     "ConvergenceRow",
@@ -70,7 +71,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0010"
+REVISION = "0011"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -464,6 +465,19 @@ class AuditRow(Base):
     client: Mapped[str]
 
 
+class AnswerRow(Base):
+    """See `scavenger.store.answers.Answers`: the answer to a request that a user sent under a key."""
+
+    __tablename__ = "answers"
+    __table_args__ = (Index(None, "at"),)
+
+    user: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str]
+    answer: Mapped[dict[str, Any]]
+    at: Mapped[datetime]
+
+
 class IndicatorRow(Base):
     """See `scavenger.domain.indicators.IndicatorBatch`.
 
@@ -536,6 +550,7 @@ class QuarantineRow(Base):
     zone: Mapped[str]
     job_id: Mapped[str]
     launched_at: Mapped[datetime | None]
+    kept_by: Mapped[str | None]
 
 
 class MeasurementRow(Base):

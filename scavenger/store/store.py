@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from scavenger.errors import StoreError
 from scavenger.store.access import Access
+from scavenger.store.answers import Answers
 from scavenger.store.census import Counts
 from scavenger.store.database import Database, default_url
 from scavenger.store.indicators import Indicators
@@ -44,6 +45,7 @@ class Store(
     Intents,
     Submissions,
     Access,
+    Answers,
     Indicators,
     Notifications,
     Counts,

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from server_world import World, submission
+import requests
+from server_world import World, end_runner, submission
 
 from scavenger import errors
 from scavenger.client import Client, ServerAddress, SubmitOptions, server_address
@@ -205,6 +206,55 @@ def _broken_streams(answers: list[tuple[int, bytes]], seen: list[str | None]) ->
         finally:
             served.shutdown()
             thread.join()
+
+
+@contextmanager
+def _losing_answers(url: str, sent: list[str]) -> Iterator[str]:
+    """Passes requests on to a server; the connection ends before the first answer to each has come."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append(self.headers["Idempotency-Key"])
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            kept = {name: value for name, value in self.headers.items() if name != "Host"}
+            answer = requests.post(url + self.path, data=body, headers=kept, timeout=60)
+            if sent.count(sent[-1]) == 1:
+                self.close_connection = True
+                return
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{served.server_port}"
+        finally:
+            served.shutdown()
+            thread.join()
+
+
+def test_what_is_asked_is_done_once_though_answers_are_lost(store: Store, world: World) -> None:
+    job, sent = world.jobs["ann"], list[str]()
+    with (
+        serving(store, ServerSettings(port=0)) as url,
+        _losing_answers(url, sent) as lossy,
+        Client(ServerAddress(lossy, world.tokens["ann"])) as client,
+    ):
+        asked = client.operate(job, ScaleOut(1))["operation"]
+        assert [one.id for one in store.operations(job)] == [asked["id"]]
+        store.withdraw_operation(asked["id"], "withdrawn")
+        store.update_job(job, checkpoint="/jobs/checkpoint")
+        store.finish_job(job, state="stopped", report=None, exit_code=0)
+        end_runner(store, job)
+        assert client.resume(job)["submission"]["state"] == "queued"
+
+    assert (len(sent), len(set(sent))) == (4, 2)
 
 
 def _event(number: int) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from server_world import JOB, World, end_runner, submission
 from starlette.testclient import TestClient
 
 from scavenger import errors
+from scavenger.domain.access import KeyedRequest
 from scavenger.domain.operation import ScaleAggregators, ScaleIn, ScaleOut, ScaleTo, StopJob
 from scavenger.server.problems import STATUSES, problem_of
 from scavenger.server.writer import Writer
@@ -94,6 +97,89 @@ def test_a_submitted_job_is_cancelled_whether_it_waits_or_runs(
     alone = store.create_job("alone", spec={}, job_file=world.job_file)
     refused = client.delete(f"/v1/queue/{alone.id}", headers=world.headers("root"))
     assert (refused.status_code, "was not submitted" in refused.json()["detail"]) == (409, True)
+
+
+class TestRepeatedRequests:
+    """A client that has lost an answer sends its request again, with the same key."""
+
+    def test_an_operation_is_requested_once_and_each_repetition_has_the_first_answer(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        job, headers = world.jobs["ann"], {**world.headers("ann"), "Idempotency-Key": "lost"}
+        path = f"/v1/jobs/{job}/scale"
+        first = client.post(path, headers=headers, json={"add": 1})
+        assert client.post(path, headers=headers, json={"add": 1}).json() == first.json()
+        taken = store.next_operation(job)
+        assert taken is not None
+        store.end_operation(taken.id, "done", "one more")
+        again = client.post(path, headers=headers, json={"add": 1})
+
+        assert (again.status_code, again.json()) == (202, first.json())
+        assert len(store.operations(job)) == 1
+
+    def test_a_key_names_one_request_of_one_user(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        key = {"Idempotency-Key": "one"}
+        for user in ("ann", "bob"):
+            asked = client.post(
+                f"/v1/jobs/{world.jobs[user]}/migrate", headers={**world.headers(user), **key}, json={}
+            )
+            assert asked.status_code == 202
+        other = client.post(
+            f"/v1/jobs/{world.jobs['ann']}/stop", headers={**world.headers("ann"), **key}, json={}
+        )
+        assert (other.status_code, "used for another request" in other.json()["detail"]) == (409, True)
+        assert len(store.operations(world.jobs["ann"])) == 1
+
+    def test_what_was_refused_may_be_asked_again(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        job, headers = world.jobs["ann"], {**world.headers("ann"), "Idempotency-Key": "busy"}
+        busy = store.submit_operation(job, ScaleTo(2), "bob")
+        assert client.post(f"/v1/jobs/{job}/stop", headers=headers, json={}).status_code == 409
+        store.withdraw_operation(busy.id, "withdrawn")
+        assert client.post(f"/v1/jobs/{job}/stop", headers=headers, json={}).status_code == 202
+
+    def test_a_job_is_resumed_and_a_waiting_one_withdrawn_once(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        job, headers = world.jobs["ann"], {**world.headers("ann"), "Idempotency-Key": "resume"}
+        store.update_job(job, checkpoint="/jobs/checkpoint")
+        store.finish_job(job, state="stopped", report=None, exit_code=0)
+        end_runner(store, job)
+        first = client.post(f"/v1/jobs/{job}/resume", headers=headers, json={})
+        store.start_runner(job, "", None)  # the server begins it before the request comes again
+        again = client.post(f"/v1/jobs/{job}/resume", headers=headers, json={})
+        assert (again.status_code, again.json()) == (202, first.json())
+
+        waiting = store.submit(submission("ann", world.job_file, "later"))
+        headers["Idempotency-Key"] = "stop"
+        answers = [client.post(f"/v1/jobs/{waiting.id}/stop", headers=headers, json={}) for _ in range(2)]
+        assert [one.json()["submission"]["state"] for one in answers] == ["cancelled"] * 2
+
+    def test_requests_of_one_key_at_the_same_moment_are_one_operation(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        job, headers = world.jobs["ann"], {**world.headers("ann"), "Idempotency-Key": "burst"}
+
+        def ask(_: int) -> int:
+            made = client.post(f"/v1/jobs/{job}/scale", headers=headers, json={"workers": 2})
+            return int(made.json()["operation"]["id"])
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(ask, range(16)))) == 1
+        assert len(store.operations(job)) == 1
+
+    def test_an_answer_is_kept_for_a_day(self, store: Store) -> None:
+        now, count = datetime.now(UTC), itertools.count()
+
+        def ask(key: str, hours: int) -> object:
+            with Store.open(store.url, clock=lambda: now + timedelta(hours=hours)) as later, later.together():
+                return later.once(KeyedRequest("ann", key, "digest"), lambda: {"n": next(count)})["n"]
+
+        assert [ask("a", 0), ask("b", 23), ask("a", 23)] == [0, 1, 0]
+        assert [ask("c", 25), ask("b", 25), ask("a", 25)] == [2, 1, 3]
 
 
 class TestIndicators:

@@ -223,12 +223,12 @@ class _Starting:
 
     def _submitted(self, client: Client, record: LeaderRecord) -> str:
         """Submit the job, or let it go on; returns its id."""
-        until_s, start = time.monotonic() + _READY_S, self._start
+        until_s, start, again = time.monotonic() + _READY_S, self._start, str(uuid.uuid4())
         options = SubmitOptions(audit=start.audit, priority=start.priority)
         while True:
             try:
                 if start.job_id:
-                    answer = client.resume(start.job_id, audit=start.audit)
+                    answer = client.resume(start.job_id, audit=start.audit, key=again)
                 else:
                     answer = client.submit(f"{FOLDER}/job/job.yaml", options, key=record.id)
                 return str(answer["submission"]["id"])

@@ -174,7 +174,7 @@ def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Respon
     found = find_job(context, caller, job)
     match form.get("what"):
         case "resume":
-            resumed(context, found)
+            context.writer.call(lambda: resumed(context.store, found))
         case "withdraw":
             number = form.get("operation", "")
             withdrawn(

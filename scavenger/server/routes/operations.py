@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from scavenger.server import schemas
 from scavenger.server.access import CallerOf, Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
 from scavenger.server.paging import encode, number_place
+from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import Cursor, JobKey, Limit, find_submission
 from scavenger.store.records import OperationRecord
 
@@ -31,7 +32,9 @@ OperationId = Annotated[int, Path(ge=1, lt=2**63)]
 @router.post(
     "/jobs/{job}/scale", response_model=schemas.OperationAnswer, status_code=202, summary="Change the size"
 )
-def scale(context: ContextOf, caller: Changer, job: JobKey, request: schemas.ScaleRequest) -> Response:
+def scale(
+    context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.ScaleRequest
+) -> Response:
     """Ask a running job to change its number of workers, or of the aggregators that hold its model.
 
     `operations/{id}` tells what became of it.
@@ -45,15 +48,18 @@ def scale(context: ContextOf, caller: Changer, job: JobKey, request: schemas.Sca
             operation = scaling(None, None, tuple(remove))
         case schemas.ScaleAggregators(aggregators=aggregators):
             operation = scaling(aggregators=aggregators)
-    return _asked(context, caller, job, operation)
+    return once.answer(lambda: _asked(context, caller, job, operation))
 
 
 @router.post(
     "/jobs/{job}/migrate", response_model=schemas.OperationAnswer, status_code=202, summary="Replace workers"
 )
-def migrate(context: ContextOf, caller: Changer, job: JobKey, request: schemas.MigrateRequest) -> Response:
+def migrate(
+    context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.MigrateRequest
+) -> Response:
     """Ask a running job to replace workers by new ones."""
-    return _asked(context, caller, job, migration(tuple(request.workers or ())))
+    operation = migration(tuple(request.workers or ()))
+    return once.answer(lambda: _asked(context, caller, job, operation))
 
 
 @router.post(
@@ -62,22 +68,26 @@ def migrate(context: ContextOf, caller: Changer, job: JobKey, request: schemas.M
     status_code=202,
     summary="Stop a job",
 )
-def stop(context: ContextOf, caller: Changer, job: JobKey, request: schemas.StopRequest) -> Response:
+def stop(
+    context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.StopRequest
+) -> Response:
     """Ask a running job to stop; one that still waits in the queue is withdrawn from it."""
-    waiting = find_submission(context.store, only_of(caller), job)
-    if waiting is not None and waiting.state == "queued":
-        reason = f"withdrawn by {caller.user.name}"
-        cancelled = context.writer.call(lambda: context.store.cancel(waiting.id, reason))
-        if cancelled is not None and cancelled.state == "cancelled":
-            return answer(submission_answer(submitted(cancelled)), 202)
-    return _asked(context, caller, job, StopJob(request.save))
+
+    def change() -> dict[str, Any]:
+        waiting = find_submission(context.store, only_of(caller), job)
+        if waiting is not None and waiting.state == "queued":
+            cancelled = context.store.cancel(waiting.id, f"withdrawn by {caller.user.name}")
+            if cancelled is not None and cancelled.state == "cancelled":
+                return submission_answer(submitted(cancelled))
+        return _asked(context, caller, job, StopJob(request.save))
+
+    return once.answer(change)
 
 
-def _asked(context: Context, caller: Caller, key: str, operation: Operation) -> Response:
+def _asked(context: Context, caller: Caller, key: str, operation: Operation) -> dict[str, Any]:
     job = find_job(context, caller, key)
-    requester = f"{caller.user.name} (server)"
-    record = context.writer.call(lambda: context.store.submit_operation(job.id, operation, requester))
-    return answer(outcome_document(job, record), 202)
+    record = context.store.submit_operation(job.id, operation, f"{caller.user.name} (server)")
+    return outcome_document(job, record)
 
 
 @router.get("/jobs/{job}/operations", response_model=schemas.OperationsAnswer, summary="Operations of a job")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from scavenger.control.documents.preview import preview_answer, preview_of
@@ -24,7 +24,9 @@ from scavenger.server import schemas
 from scavenger.server.access import Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
 from scavenger.server.preparing import job_file_path, prepared
+from scavenger.server.repeating import IdempotencyKey, OnceOf
 from scavenger.server.routes.jobs import JobKey, find_submission
+from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
 __all__ = ["cancelled", "resumed", "router"]
@@ -32,15 +34,6 @@ __all__ = ["cancelled", "resumed", "router"]
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 _OVERRIDES = set(Overrides.__dataclass_fields__)
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=200,
-        pattern=r"^[\x21-\x7e]+$",
-        description="A repeated request with the same key gives the first submission.",
-    ),
-]
 
 
 @router.post("/jobs", response_model=schemas.SubmissionAnswer, status_code=202, summary="Submit a job")
@@ -76,24 +69,28 @@ def preview(_: Changer, request: schemas.PreviewRequest) -> Response:
 @router.post(
     "/jobs/{job}/resume", response_model=schemas.SubmissionAnswer, status_code=202, summary="Resume a job"
 )
-def resume(context: ContextOf, caller: Changer, job: JobKey, request: schemas.ResumeRequest) -> Response:
+def resume(
+    context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.ResumeRequest
+) -> Response:
     """Put a job that ended before its goal into the queue again, to go on from its last checkpoint."""
-    return answer(
-        submission_answer(resumed(context, find_job(context, caller, job), audit=request.audit)), 202
-    )
+
+    def change() -> dict[str, Any]:
+        found = find_job(context, caller, job)
+        return submission_answer(resumed(context.store, found, audit=request.audit))
+
+    return once.answer(change)
 
 
-def resumed(context: Context, job: JobRecord, *, audit: bool = False) -> SubmittedJob:
+def resumed(store: Store, job: JobRecord, *, audit: bool = False) -> SubmittedJob:
     """Put a job into the queue again.
 
     Raises:
         ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
     """
-    store = context.store
     store.check_resumable(job)
     rents = bool(store.jobs_with_vms([job.id]))
     new = resubmission(job, store.submission(job.id), rents=rents, audit=audit)
-    return submitted(context.writer.call(lambda: store.submit_again(job.id, new)))
+    return submitted(store.submit_again(job.id, new))
 
 
 @router.delete("/queue/{job}", response_model=schemas.SubmissionAnswer, summary="Cancel a submitted job")
