@@ -28,6 +28,10 @@ def gc(
             help="End VMs, too, that the store does not know since it was restored from a backup.",
         ),
     ] = False,
+    kept: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="ID", help="Keep this VM in quarantine for good. Repeat for several."),
+    ] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     store: StoreOption = None,
@@ -36,8 +40,10 @@ def gc(
     """End VMs that no running job uses, but that cost money."""
 
     def command() -> int:
-        from scavenger_cli.commands.gc import collect
+        from scavenger_cli.commands.gc import collect, keep
 
+        if kept:
+            return keep(kept, store_url=store)
         as_json = output is Output.JSON
         return collect(
             regions or [], yes=yes, dry_run=dry_run, quarantined=quarantined, store_url=store, as_json=as_json

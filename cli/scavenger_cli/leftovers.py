@@ -21,7 +21,15 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store import Store
 
-__all__ = ["delete_powered_off", "here_only", "not_by_server", "with_store"]
+__all__ = [
+    "BY_SERVER",
+    "OF_THIS_MACHINE",
+    "WHY_NOT",
+    "delete_powered_off",
+    "here_only",
+    "not_by_server",
+    "with_store",
+]
 
 BY_SERVER = (
     "optimize",
@@ -41,10 +49,32 @@ BY_SERVER = (
     "models list",
     "models show",
     "models rm",
+    "models fit",
+    "models export",
+    "models import",
+    "jobs rm",
+    "gc",
+    "api info",
+    "api token",
 )
 """Commands that ask the server which the environment names, if it names one."""
-OF_THIS_MACHINE = ("serve", "doctor", "api systemd")
+OF_THIS_MACHINE = (
+    "serve",
+    "doctor",
+    "api systemd",
+    "leader list",
+    "leader follow",
+    "leader connect",
+    "leader end",
+)
 """Commands about this machine, whatever server is named."""
+WHY_NOT = {
+    "catalog refresh": "it asks the clouds with the credentials of the machine whose prices it renews",
+    "store backup": "a backup is made beside the database",
+    "store restore": "a backup is restored beside the database",
+    "store recover": "records are read from folders of the machine that has the database",
+}
+"""Why the other commands do not go through a server, in words that follow `as`."""
 AGAIN_S = 600.0
 """Time between two attempts: a cloud that does not answer must not slow every command down."""
 
@@ -65,9 +95,10 @@ def with_store(context: typer.Context, store_url: str | None) -> str | None:
 
 def not_by_server(command: str) -> ConfigurationError:
     """The error of a command that works on this machine only, while a server is named."""
+    why = f", as {WHY_NOT[command]}" if command in WHY_NOT else ""
     return ConfigurationError(
-        f"`scavenger {command}` does not go through the server that {SERVER} names; run it on the server's machine, "
-        f"or unset {SERVER}"
+        f"`scavenger {command}` does not go through the server that {SERVER} names{why}; run it on the server's "
+        f"machine, or unset {SERVER}"
     )
 
 

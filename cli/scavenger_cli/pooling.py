@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption, finish
 
 __all__ = ["app"]
@@ -43,7 +42,6 @@ def drain(
     def command() -> int:
         from scavenger_cli.commands.aggregators import drain_node
 
-        here_only("aggregators drain")
         return drain_node(node, undo=undo, as_json=output is Output.JSON)
 
     finish(output, command)

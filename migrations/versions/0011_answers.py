@@ -1,4 +1,4 @@
-"""Adds answers to requests with a key, who keeps a VM in quarantine, and notifications of a month's budgets."""
+"""Adds answers to requests with a key, submitted plans, who keeps a VM in quarantine, and more notifications."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_answers_at"), "answers", ["at"], unique=False)
     op.add_column("quarantine", sa.Column("kept_by", sa.Text(), nullable=True))
+    op.add_column("submissions", sa.Column("run", sa.Boolean(), nullable=True))
     _change_notifications()
 
 

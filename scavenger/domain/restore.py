@@ -32,6 +32,7 @@ class QuarantinedVm:
     Attributes:
         vm: Its type.
         job_id: Id of its job, by its tag; empty if it has none.
+        kept_by: The user who has decided that it stays; None as long as nobody has.
     """
 
     provider: str
@@ -41,3 +42,9 @@ class QuarantinedVm:
     zone: str
     job_id: str
     launched_at: datetime | None
+    kept_by: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Names it among the VMs of all clouds, as `Leftover.key`."""
+        return f"{self.provider}/{self.region}/{self.instance_id}"

@@ -75,6 +75,7 @@ class NewSubmission:
         audit: Whether its runner records which worker computed which samples.
         priority: Higher ones begin first.
         idempotency_key: A second submission of the same user with this key is the first one; None for no such check.
+        run: False: it ends with the choice, as `scavenger plan` does.
     """
 
     name: str
@@ -88,6 +89,7 @@ class NewSubmission:
     audit: bool = False
     priority: int = 0
     idempotency_key: str | None = None
+    run: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from scavenger.server.context import Context, ContextOf
 from scavenger.server.problems import RefusedError
 from scavenger.store.records import JobRecord
 
-__all__ = ["COOKIE", "SESSION", "Admin", "CallerOf", "Changer", "find_job", "only_of"]
+__all__ = ["COOKIE", "SESSION", "Admin", "CallerOf", "Changer", "Overseer", "find_job", "only_of"]
 
 COOKIE = "scavenger_session"
 SESSION = timedelta(hours=12)
@@ -65,6 +65,14 @@ def _admin(caller: CallerOf) -> Caller:
     return caller
 
 
+def _overseer(caller: CallerOf) -> Caller:
+    if not caller.user.sees_all:
+        raise RefusedError(403, "forbidden", f"{caller.user.name} sees only their own jobs")
+    return caller
+
+
+Overseer = Annotated[Caller, Depends(_overseer)]
+"""A caller who sees what is of all users."""
 Changer = Annotated[Caller, Depends(_changer)]
 """A caller who may change jobs."""
 Admin = Annotated[Caller, Depends(_admin)]

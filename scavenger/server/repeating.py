@@ -59,7 +59,9 @@ async def _once(
 ) -> Once:
     if idempotency_key is None:
         return Once(context, None)
-    asked = b"\n".join((request.method.encode(), request.url.path.encode(), await request.body()))
+    url = request.url
+    named = "\n".join((request.method, url.path, url.query))
+    asked = named.encode() + b"\n" + await request.body()
     digest = hashlib.sha256(asked).hexdigest()
     return Once(context, KeyedRequest(caller.user.name, idempotency_key, digest))
 

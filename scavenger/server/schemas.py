@@ -34,18 +34,26 @@ __all__ = [
     "CostAnswer",
     "CostsPage",
     "CurveAnswer",
+    "DrainAnswer",
+    "DrainRequest",
+    "EndRequest",
     "EventsPage",
+    "FitRequest",
     "IndicatorsAnswer",
     "IndicatorsPage",
     "IndicatorsRequest",
     "IndicatorsTaken",
     "InfoAnswer",
     "JobAnswer",
+    "JobsDeleted",
     "JobsPage",
+    "LeftAnswer",
     "LogsAnswer",
     "MigrateRequest",
     "ModelAnswer",
+    "ModelExport",
     "ModelsAnswer",
+    "ModelsImported",
     "NewTokenRequest",
     "OperationAnswer",
     "OperationsAnswer",
@@ -53,12 +61,17 @@ __all__ = [
     "PoolAnswer",
     "PreviewAnswer",
     "PreviewRequest",
+    "QuarantineAnswer",
+    "QuarantinedRequest",
+    "Region",
     "ResumeRequest",
     "ScaleRequest",
+    "ServiceAnswer",
     "StopRequest",
     "SubmissionAnswer",
     "SubmissionsPage",
     "SubmitRequest",
+    "SweepAnswer",
     "TokenAnswer",
     "TokensAnswer",
     "UserRequest",
@@ -218,10 +231,10 @@ class SubmitRequest(_Request):
     batch_size: str | None = Field(default=None, max_length=200, description="As `32,64` or `32..256`.")
     audit: bool = False
     priority: Priority = 0
+    run: bool = Field(default=True, description="False: as of `scavenger plan`, which ends with the choice.")
 
 
 class PreviewRequest(SubmitRequest):
-    run: bool = Field(default=True, description="False: as of `scavenger plan`, which ends with the choice.")
     yes: bool = Field(default=True, description="Whether every question would be answered with yes.")
 
 
@@ -330,6 +343,82 @@ class ModelAnswer(_Answer):
     model: ModelRecord
 
 
+class ModelExport(BaseModel):
+    """Models of one store for another, as `scavenger models export` writes them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ModelsImported(_Answer):
+    imported: list[str] = Field(description="Ids of the models.")
+
+
+class FitRequest(_Request):
+    model: Anything = Field(description="As `scavenger models fit` writes it.")
+
+
+# ---- VMs that no job uses ----------------------------------------------------------------------------------------
+
+Region = Annotated[str, Field(pattern=r"^[a-z]{1,16}/[a-z0-9-]{1,40}$", description="As `gcp/us-central1`.")]
+VmKey = Annotated[str, Field(pattern=r"^[a-z]{1,16}/[a-z0-9-]{1,40}/[A-Za-z0-9._-]{1,100}$")]
+
+
+class LeftoverDocument(BaseModel):
+    provider: str
+    region: str
+    vm: Anything
+    reason: str
+    quarantined: bool = Field(description="Unknown since the store was restored from a backup.")
+
+
+class SweepAnswer(_Answer):
+    regions: list[str] = Field(description="Where VMs may be.")
+    checked: list[str] = Field(description="Those of them whose cloud has answered.")
+    leftovers: list[LeftoverDocument]
+    left: list[str] = Field(description="A line for each place that could not be checked.")
+
+
+class EndRequest(_Request):
+    regions: list[Region] = Field(default_factory=list, max_length=100, description="Beside those in use.")
+    vms: list[VmKey] = Field(max_length=1000, description="As `gcp/us-central1/ID`.")
+
+
+class LeftAnswer(_Answer):
+    left: list[str] = Field(description="A line for each resource that may be left.")
+
+
+class QuarantinedRequest(_Request):
+    vm: VmKey = Field(description="`key` of the VM.")
+
+
+class RestoreDocument(BaseModel):
+    at: datetime
+    backup_at: datetime
+    looked_at: datetime | None
+
+
+class QuarantinedDocument(BaseModel):
+    key: str
+    provider: str
+    region: str
+    instance_id: str
+    vm: str
+    zone: str
+    job_id: str
+    launched_at: datetime | None
+    kept_by: str | None = Field(description="Who has decided that it stays; null: nobody has decided.")
+
+
+class QuarantineAnswer(_Answer):
+    restore: RestoreDocument | None = Field(description="The last restore; null if there was none.")
+    vms: list[QuarantinedDocument]
+
+
+class JobsDeleted(_Answer):
+    deleted: list[str]
+    dry_run: bool
+
+
 class PriceDocument(BaseModel):
     usd_per_hour: float
     source: str
@@ -359,6 +448,17 @@ class CatalogAnswer(_Answer):
 
 class PoolAnswer(_Answer):
     pool: Anything | None = Field(description="Null if no pool is served on the server's machine.")
+
+
+class DrainRequest(_Request):
+    node: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="As `node-0`.")
+    undo: bool = Field(default=False, description="Let the node have aggregators again.")
+
+
+class DrainAnswer(_Answer):
+    node: str
+    drained: bool
+    moved: int = Field(description="Aggregators that were moved.")
 
 
 # ---- users -------------------------------------------------------------------------------------------------------
@@ -413,6 +513,17 @@ class AuditDocument(BaseModel):
 class AuditPage(_Answer):
     records: list[AuditDocument]
     next: str | None
+
+
+class ServiceAnswer(_Answer):
+    """As `scavenger api info -o json`."""
+
+    version: str
+    store: str
+    servers: list[Anything]
+    users: list[UserDocument]
+    tokens: list[TokenDocument]
+    webhooks: list[Anything] = Field(description="With what became of notifications.")
 
 
 class InfoAnswer(_Answer):

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from scavenger.domain.restore import QuarantinedVm, Restore
 from scavenger.domain.vm import VmSeen
+from scavenger.errors import NotFoundError
 from scavenger.store.base import Part
 from scavenger.store.schema import LeaseRow, QuarantineRow, RestoreRow
 
@@ -30,7 +31,10 @@ class Quarantine(Part):
             return None if row is None else Restore(row.at, row.backup_at, row.looked_at)
 
     def set_quarantine(self, provider: str, region: str, vms: Sequence[VmSeen]) -> None:
-        """Record the VMs of a region that the cloud lists and the store does not know, in place of earlier ones."""
+        """Record the VMs of a region that the cloud lists and the store does not know, in place of earlier ones.
+
+        Who keeps a VM stays on record.
+        """
         rows = [
             QuarantineRow(
                 provider=provider,
@@ -43,13 +47,36 @@ class Quarantine(Part):
             )
             for vm in vms
         ]
-        here = delete(QuarantineRow).where(QuarantineRow.provider == provider, QuarantineRow.region == region)
+        here = (QuarantineRow.provider == provider, QuarantineRow.region == region)
         with self._database.writing() as session:
-            session.execute(here)
+            before = select(QuarantineRow.instance_id, QuarantineRow.kept_by).where(*here)
+            kept = {row.instance_id: row.kept_by for row in session.execute(before)}
+            session.execute(delete(QuarantineRow).where(*here))
+            for row in rows:
+                row.kept_by = kept.get(row.instance_id)
             session.add_all(rows)
             last = session.scalar(select(RestoreRow).order_by(RestoreRow.id.desc()).limit(1))
             if last is not None:
                 last.looked_at = self._clock()
+
+    def keep_quarantined(self, key: str, user: str | None) -> QuarantinedVm:
+        """Record that a VM in quarantine stays, or, with None for the user, that nobody has decided so.
+
+        Args:
+            key: As of `QuarantinedVm`.
+            user: Who decides.
+
+        Raises:
+            NotFoundError: No such VM is in quarantine.
+        """
+        provider, region, instance_id = (*key.split("/", 2), "", "")[:3]
+        with self._database.writing() as session:
+            row = session.get(QuarantineRow, (provider, region, instance_id))
+            if row is None:
+                raise NotFoundError(f"no VM {key!r} is in quarantine; `scavenger gc` shows those that are")
+            row.kept_by = user
+            session.flush()
+            return _vm(row)
 
     def quarantined_vms(self) -> tuple[QuarantinedVm, ...]:
         """VMs in quarantine, as of the last look at their clouds."""
@@ -57,10 +84,11 @@ class Quarantine(Part):
             QuarantineRow.provider, QuarantineRow.region, QuarantineRow.instance_id
         )
         with self._database.reading() as session:
-            return tuple(
-                QuarantinedVm(**{name: getattr(row, name) for name in _FIELDS})
-                for row in session.scalars(query)
-            )
+            return tuple(map(_vm, session.scalars(query)))
+
+
+def _vm(row: QuarantineRow) -> QuarantinedVm:
+    return QuarantinedVm(**{name: getattr(row, name) for name in _FIELDS})
 
 
 def is_restored(session: Session) -> bool:

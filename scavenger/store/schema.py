@@ -396,6 +396,7 @@ class SubmissionRow(Base):
     audit: Mapped[bool]
     priority: Mapped[int]
     idempotency_key: Mapped[str | None]
+    run: Mapped[bool | None]
     state: Mapped[str]
     reason: Mapped[str]
     cancelling: Mapped[bool]

@@ -345,7 +345,9 @@ def _end(row: SubmissionRow, state: SubmissionState, reason: str, at: datetime) 
 
 def _submission(row: SubmissionRow) -> Submission:
     own = {name: getattr(row, name) for name in _OWN}
-    return Submission(job=NewSubmission(**{name: getattr(row, name) for name in _FIELDS}), **own)
+    given = {name: getattr(row, name) for name in _FIELDS}
+    given["run"] = row.run is not False  # earlier versions, which only ran jobs, have left it open
+    return Submission(job=NewSubmission(**given), **own)
 
 
 def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSeen:

@@ -132,7 +132,12 @@ def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: Wor
     made = store.submission(first["id"])
     assert made is not None
     assert (made.job.user, made.job.priority, made.job.reserved_usd) == ("ann", 2, 3.0)
-    assert made.job.spec["objective"] == "cost"
+    assert (made.job.spec["objective"], made.job.run) == ("cost", True)
+    planned = ann.submit(str(world.job_file), SubmitOptions(run=False))["submission"]
+    kept = store.submission(planned["id"])
+    assert kept is not None
+    assert not kept.job.run
+    store.cancel(planned["id"], "withdrawn")
 
     assert ann.job(first["id"])["submission"]["state"] == "queued"
     assert [one["id"] for one in ann.submissions(10, states=["queued"])["submissions"]] == [first["id"]]

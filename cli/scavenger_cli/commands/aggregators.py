@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.control.documents.pool import pool_document, share_of, state_of
-from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
 from scavenger_cli.ui import console, render
 
@@ -58,21 +57,16 @@ def drain_node(node: str, *, undo: bool, as_json: bool) -> int:
         ConfigurationError: No pool is served, it has no such node, or the others have no room.
         TransientError: The pool's manager does not answer.
     """
-    from scavenger.train.pool.connection import drain
-    from scavenger.train.pool.protocol import pool_folder
+    from scavenger.control.sources import open_source
 
-    found = drain(pool_folder(), node, undo=undo)
-    if found is None:
-        raise ConfigurationError("no pool is served on this machine")
-    if found.error:
-        raise ConfigurationError(found.error)
+    with open_source(None) as source:
+        document = source.drain(node, undo=undo)
     if as_json:
-        answer = {"node": node, "drained": not undo, "moved": found.moved}
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, **answer})
+        console.emit_json(document)
     elif undo:
         console.emit(Text(f"{clean(node)} gets aggregators again."))
     else:
-        console.emit(Text(f"{clean(node)} is drained: {plural(found.moved, 'aggregator')} moved."))
+        console.emit(Text(f"{clean(node)} is drained: {plural(document['moved'], 'aggregator')} moved."))
     return 0
 
 

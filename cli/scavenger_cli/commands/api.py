@@ -5,26 +5,18 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from datetime import timedelta
-from typing import Any
+from datetime import datetime
 
 from rich.text import Text
 
-from scavenger import __version__
-from scavenger.control.documents.plain import plain
-from scavenger.control.settings import load_settings
+from scavenger.control.documents.service import STATES
+from scavenger.control.sources import open_source
 from scavenger.domain.access import Role
-from scavenger.domain.notification import NOTIFICATION_KINDS, NotificationCount, NotificationState
-from scavenger.domain.submission import ServerRecord
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import when
-from scavenger.store import Store
-from scavenger.store.owner import this_process
+from scavenger.presentation.formatting import clean, when
 from scavenger_cli.ui import console, render
 
 __all__ = ["login", "make_token", "show_info"]
-
-_STATES: tuple[NotificationState, ...] = ("delivered", "waiting", "refused")
 
 
 def show_info(*, store_url: str | None, as_json: bool) -> int:
@@ -33,37 +25,24 @@ def show_info(*, store_url: str | None, as_json: bool) -> int:
     Raises:
         JobFileError: The settings file, which has the webhooks, is invalid.
     """
-    webhooks = load_settings().notify
-    with Store.open(store_url) as store:
-        servers, users, tokens = store.servers(), store.users(), store.tokens()
-        counts, name = store.notification_counts(), store.name
-    queues = {webhook: {one.state: one for one in counts if one.webhook == webhook} for webhook in webhooks}
+    with open_source(store_url) as source:
+        document = source.service()
     if as_json:
-        hooks = [
-            {
-                "name": webhook,
-                "format": one.format,
-                "events": one.events or list(NOTIFICATION_KINDS),
-                "signed": bool(one.secret_from),
-                **{state: _count(queues[webhook].get(state)) for state in _STATES},
-                "error": _trouble(queues[webhook].get("waiting")),
-            }
-            for webhook, one in webhooks.items()
-        ]
-        document = {"schema_version": console.SCHEMA_VERSION, "version": __version__, "store": name}
-        document["servers"] = [_server(one) for one in servers]
-        console.emit_json({**document, "users": plain(users), "tokens": plain(tokens), "webhooks": hooks})
+        console.emit_json(document)
         return 0
+    servers, users, webhooks = document["servers"], document["users"], document["webhooks"]
     for server in servers:
-        where = f"process {server.pid} on {server.host}, version {server.version}, since {when(server.started_at)}"
-        console.emit(Text(f"API at {server.address or '(none)'}: {where}", no_wrap=True))
-    if not any(one.address for one in servers):
+        since = when(datetime.fromisoformat(server["started_at"]))
+        where = f"process {server['pid']} on {server['host']}, version {server['version']}, since {since}"
+        console.emit(Text(f"API at {server['address'] or '(none)'}: {where}", no_wrap=True))
+    if not any(one["address"] for one in servers):
         console.emit(Text("No API is served: `scavenger serve` serves it."))
-    console.emit(*render.paths((("store", name),), indent=0, width=5))
+    console.emit(*render.paths((("store", document["store"]),), indent=0, width=5))
     if users:
         grid = render.table(("user", "left"), ("role", "left"), ("tokens", "right"))
         for user in users:
-            grid.add_row(user.name, user.role, str(sum(token.user == user.name for token in tokens)))
+            count = sum(token["user"] == user["name"] for token in document["tokens"])
+            grid.add_row(clean(user["name"]), user["role"], str(count))
         console.emit("", grid)
     if webhooks:
         grid = render.table(
@@ -73,31 +52,10 @@ def show_info(*, store_url: str | None, as_json: bool) -> int:
             ("refused", "right"),
             ("why", "left"),
         )
-        for webhook, found in queues.items():
-            numbers = (str(_count(found.get(state))) for state in _STATES)
-            grid.add_row(webhook, *numbers, _trouble(found.get("waiting")) or _trouble(found.get("refused")))
+        for one in webhooks:
+            grid.add_row(clean(one["name"]), *(str(one[state]) for state in STATES), clean(one["error"]))
         console.emit("", grid)
     return 0
-
-
-def _server(one: ServerRecord) -> dict[str, Any]:
-    return {
-        "address": one.address,
-        "host": one.host,
-        "pid": one.pid,
-        "user": one.user,
-        "version": one.version,
-        "background": one.background,
-        "started_at": one.started_at.isoformat(),
-    }
-
-
-def _count(count: NotificationCount | None) -> int:
-    return 0 if count is None else count.count
-
-
-def _trouble(count: NotificationCount | None) -> str:
-    return "" if count is None else count.error
 
 
 def make_token(
@@ -109,16 +67,12 @@ def make_token(
         NotFoundError: There is no such user, and no role is given.
         ConfigurationError: The name is not one word.
     """
-    name = user or this_process().user
-    wanted: Role | None = role or ("admin" if user is None else None)
-    with Store.open(store_url) as store:
-        if wanted is not None:
-            store.set_user(name, wanted)
-        made, text = store.new_token(name, label, lasts=None if days is None else timedelta(days=days))
+    with open_source(store_url) as source:
+        document = source.make_token(user, role, label=label, days=days)
     if as_json:
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "token": plain(made), "text": text})
+        console.emit_json(document)
     else:
-        console.emit(Text(text, no_wrap=True))
+        console.emit(Text(document["text"], no_wrap=True))
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -12,9 +11,6 @@ from scavenger.control.search.imported import Imported, ImportOptions, read_sour
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
-
-if TYPE_CHECKING:
-    from scavenger.store.records import ModelRecord
 
 __all__ = ["fit"]
 
@@ -41,15 +37,15 @@ def fit(
     if step_times is None:
         raise ConfigurationError("no measured step times: give --step-times FILE")
     imported = read_sources([path for path in (step_times, convergence) if path is not None], terms)
-    record = None if job is None else _store(imported, job, store_url)
+    stored = None if job is None else _store(imported, job, store_url)
     if out is not None:
         try:
             out.write_text(json.dumps(imported.to_dict(), ensure_ascii=True, allow_nan=False) + "\n", "utf-8")
         except OSError as error:
             raise ConfigurationError(f"{out}: {error.strerror or error}") from error
         console.note(f"written: {out}; draw it: scavenger curves --from {out}")
-    if record is not None:
-        console.note(f"stored: model {record.id[:8]}")
+    if stored is not None:
+        console.note(f"stored: model {stored[:8]}")
     if as_json:
         console.emit_json(imported.to_dict())
     else:
@@ -57,36 +53,11 @@ def fit(
     return 0
 
 
-def _store(imported: Imported, key: str, store_url: str | None) -> ModelRecord:
-    from scavenger.models.job_model import SCHEMA_VERSION
-    from scavenger.store import Store
+def _store(imported: Imported, key: str, store_url: str | None) -> str:
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        job = store.job(key)
-        if job.fingerprint is None:
-            raise ConfigurationError(
-                f"job {job.name} ({job.id[:8]}) never loaded its data: run `scavenger plan` first"
-            )
-        size = imported.model.dataset_size
-        if size != job.fingerprint.dataset_size:
-            raise ConfigurationError(
-                f"job {job.name} has {job.fingerprint.dataset_size} samples an epoch, these models {size}: give "
-                f"--dataset-size {job.fingerprint.dataset_size}, and column 'epochs' in epochs of that"
-            )
-        vms = imported.model.vms
-        if job.fingerprint.vm not in {vm.vm for vm in vms}:
-            raise ConfigurationError(
-                f"job {job.name} runs on {job.fingerprint.vm}, of which there is no measurement; the files have "
-                f"{', '.join(vm.vm for vm in vms)} in the column 'cluster'"
-            )
-        return store.save_model(
-            job.fingerprint,
-            imported.model.to_dict(),
-            job_id=job.id,
-            schema_version=SCHEMA_VERSION,
-            measurements=sum(len(vm.parallel.measured) for vm in vms),
-            runs=0,
-        )
+    with open_source(store_url) as source:
+        return source.put_fit(key, imported.model)
 
 
 def _show(imported: Imported) -> None:

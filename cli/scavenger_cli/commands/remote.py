@@ -34,19 +34,22 @@ class RemoteRun:
         source: The server.
         job_file: Path of the job file on the server's machine; a relative one is taken from the folder here.
         overrides: Values that replace those of the job file.
+        run: False: the job ends with the choice, as of `plan`.
         as_json: Whether the answer is a JSON document.
     """
 
-    def __init__(self, source: ServerSource, job_file: Path, overrides: Overrides, *, as_json: bool) -> None:
+    def __init__(
+        self, source: ServerSource, job_file: Path, overrides: Overrides, *, run: bool, as_json: bool
+    ) -> None:
         from scavenger.client import SubmitOptions
 
         self._source, self._as_json = source, as_json
         self._path = os.path.abspath(job_file)
-        self._options = SubmitOptions(overrides)
+        self._options = SubmitOptions(overrides, run=run)
 
-    def preview(self, *, run: bool, yes: bool) -> int:
+    def preview(self, *, yes: bool) -> int:
         """Show what would be done, and do nothing."""
-        preview = reading.preview(self._source.client.preview(self._path, self._options, run=run, yes=yes))
+        preview = reading.preview(self._source.client.preview(self._path, self._options, yes=yes))
         show_preview(preview, as_json=self._as_json)
         return 0
 
@@ -65,7 +68,7 @@ class RemoteRun:
 
         refuse_to_ask_nobody(yes=yes)
         if not yes:
-            asked = self._source.client.preview(self._path, self._options, run=True, yes=True)
+            asked = self._source.client.preview(self._path, self._options)
             show_preview(reading.preview(asked), stream=sys.stderr)
             if not console.ask(f"Submit it to {self._source.client.address.url}?"):
                 return 0

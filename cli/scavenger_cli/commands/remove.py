@@ -22,20 +22,19 @@ def remove_jobs(keys: list[str], *, yes: bool, dry_run: bool, store_url: str | N
         ConfigurationError: There is no such job, it rented VMs, or there is no terminal to ask on.
         TransientError: A job is running.
     """
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        store.reap_dead_jobs()
-        jobs = list({job.id: job for job in map(store.job, keys)}.values())
-        for job in jobs:
-            store.check_deletable(job)
+    with open_source(store_url) as source:
+        source.end_dead()
+        jobs = list({job.id: job for job in map(source.job, keys)}.values())
+        source.check_deletable([job.id for job in jobs])
         if not dry_run:
             if not yes and not console.is_interactive():
                 raise ConfigurationError("there is no terminal to ask on: use --yes to delete the jobs")
             if not yes and not console.ask(f"Delete {plural(len(jobs), 'job')} ({_names(jobs)})?"):
                 console.note("nothing was deleted")
                 return 0
-            store.delete_jobs([job.id for job in jobs])
+            source.delete_jobs([job.id for job in jobs])
     if as_json:
         ids = [job.id for job in jobs]
         console.emit_json(

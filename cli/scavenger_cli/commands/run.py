@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from scavenger.domain.overrides import Overrides
-from scavenger.errors import NotSupportedError
 from scavenger_cli.commands.detaching import Detach, Questions, detach_job
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.commands.previewing import show_preview
@@ -58,8 +57,7 @@ def execute(
     if (server := server_source(store_url)) is not None:
         with server as source:
             return _execute_remotely(
-                RemoteRun(source, job_file, overrides, as_json=as_json),
-                run=run,
+                RemoteRun(source, job_file, overrides, run=run, as_json=as_json),
                 yes=yes,
                 dry_run=dry_run,
                 audit=audit,
@@ -111,7 +109,6 @@ def execute(
 def _execute_remotely(
     remote: RemoteRun,
     *,
-    run: bool,
     yes: bool,
     dry_run: bool,
     audit: bool,
@@ -122,14 +119,8 @@ def _execute_remotely(
     """Have a server run the job, or say what it would do.
 
     Raises:
-        NotSupportedError: The job is only to be planned.
         ScavengerError: The server refuses it.
     """
     if dry_run:
-        return remote.preview(run=run, yes=yes)
-    if not run:
-        raise NotSupportedError(
-            "a server plans a job as it runs it: submit it with `scavenger optimize JOB.yaml`, and see its plan with "
-            "`scavenger curves JOB`; or unset SCAVENGER_SERVER to plan it on this machine"
-        )
+        return remote.preview(yes=yes)
     return remote.submit(detach, yes=yes, audit=audit, verbose=verbose, quiet=quiet)

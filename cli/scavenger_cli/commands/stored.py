@@ -119,10 +119,10 @@ def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, a
 
 def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -> int:
     """Write the models as one JSON document, to stdout or a file."""
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
-    with Store.open(store_url) as store:
-        document = store.export_models(keys or None)
+    with open_source(store_url) as source:
+        document = source.export_models(keys)
     if out is None:
         console.emit_json(document)
         return 0
@@ -134,38 +134,34 @@ def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -
     return 0
 
 
-def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
+def import_models(file: str, *, store_url: str | None, as_json: bool) -> int:
     """Import the models of an exported document; each must match its digest and be able to predict.
 
     Raises:
         ConfigurationError: The file cannot be read, is too large, or is not JSON.
     """
-    from scavenger.control.search.model_library import check_model
-    from scavenger.store import Store
+    from scavenger.control.sources import open_source
 
     try:
-        with sys.stdin.buffer if source == "-" else Path(source).open("rb") as stream:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
             raw = stream.read(IMPORT_MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"{source}: {error.strerror or error}") from error
+        raise ConfigurationError(f"{file}: {error.strerror or error}") from error
     if len(raw) > IMPORT_MAX_BYTES:
-        raise ConfigurationError(
-            f"{source}: larger than {IMPORT_MAX_BYTES >> 20} MiB: not an export of models"
-        )
+        raise ConfigurationError(f"{file}: larger than {IMPORT_MAX_BYTES >> 20} MiB: not an export of models")
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{source}: not JSON: {error}") from error
+        raise ConfigurationError(f"{file}: not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigurationError(f"{source}: not an export of models: the document is not an object")
-    with Store.open(store_url) as store:
+        raise ConfigurationError(f"{file}: not an export of models: the document is not an object")
+    with open_source(store_url) as source:
         try:
-            models = store.import_models(document, check=check_model)
+            ids = source.import_models(document)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{source}: {error}") from error
+            raise ConfigurationError(f"{file}: {error}") from error
     if as_json:
-        ids = [model.id for model in models]
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "imported": ids})
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "imported": list(ids)})
     else:
-        console.emit(Text(f"imported {plural(len(models), 'model')}"))
+        console.emit(Text(f"imported {plural(len(ids), 'model')}"))
     return 0

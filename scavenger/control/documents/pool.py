@@ -8,9 +8,10 @@ from typing import Any
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.documents.plain import SCHEMA_VERSION
+from scavenger.errors import ConfigurationError
 from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad, pool_folder
 
-__all__ = ["SeenPool", "pool_document", "see_pool", "share_of", "state_of"]
+__all__ = ["SeenPool", "drained", "pool_document", "see_pool", "share_of", "state_of"]
 
 
 def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
@@ -48,6 +49,23 @@ def see_pool() -> SeenPool:
     from scavenger.train.pool.connection import load_of
 
     return SeenPool(load_of(pool_folder()), *LocalCloud().cpu_price())
+
+
+def drained(node: str, *, undo: bool) -> dict[str, Any]:
+    """Have all aggregators moved off a node of this machine's pool, or let it have some again; what was done.
+
+    Raises:
+        ConfigurationError: No pool is served, it has no such node, or the others have no room.
+        TransientError: The pool's manager does not answer.
+    """
+    from scavenger.train.pool.connection import drain
+
+    found = drain(pool_folder(), node, undo=undo)
+    if found is None:
+        raise ConfigurationError("no pool is served on this machine")
+    if found.error:
+        raise ConfigurationError(found.error)
+    return {"schema_version": SCHEMA_VERSION, "node": node, "drained": not undo, "moved": found.moved}
 
 
 def pool_document(seen: SeenPool) -> dict[str, Any]:

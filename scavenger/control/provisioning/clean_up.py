@@ -42,6 +42,11 @@ class Leftover:
     reason: str
     quarantined: bool = False
 
+    @property
+    def key(self) -> str:
+        """Names the VM among those of all clouds."""
+        return f"{self.provider}/{self.region}/{self.vm.instance_id}"
+
     def __str__(self) -> str:
         return f"{self.provider} VM {self.vm.instance_id} ({self.vm.vm} in {self.vm.zone}): {self.reason}"
 
@@ -78,10 +83,13 @@ class CleanUp:
         living = {intent.id: intent for intent in self._intents()}
         has_process: dict[str, bool] = {}
         restore = self._store.last_restore()
+        kept = self._kept() if restore is not None else frozenset[str]()
         for vm in vms:
             intent, quarantined = living.get(vm.tags.token), False
             if intent is None and self._is_known(vm.tags.token):
                 reason = "its intent has ended"
+            elif intent is None and vm.instance_id in kept:
+                continue
             elif intent is None:
                 quarantined = restore is not None
                 reason = "the store has no record of it"
@@ -98,8 +106,18 @@ class CleanUp:
             found.append(Leftover(self._provider.name, self._provider.region, vm, reason, quarantined))
         if restore is not None:
             unknown = [one.vm for one in found if one.quarantined]
+            unknown += [vm for vm in vms if vm.instance_id in kept]
             self._store.set_quarantine(self._provider.name, self._provider.region, unknown)
         return tuple(found)
+
+    def _kept(self) -> frozenset[str]:
+        """VMs of this region that the store does not know, and that a user keeps."""
+        here = (self._provider.name, self._provider.region)
+        return frozenset(
+            one.instance_id
+            for one in self._store.quarantined_vms()
+            if one.kept_by and (one.provider, one.region) == here
+        )
 
     def end_powered_off(self) -> int:
         """Request the end of VMs that have powered themselves off because no process runs their job.

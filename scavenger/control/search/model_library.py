@@ -16,10 +16,10 @@ from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.search.plan import NO_MODEL
 from scavenger.search.reuse import SIMILAR_MAX, as_prior, distance, find_nearest
 from scavenger.store import Store
-from scavenger.store.records import ModelRecord
+from scavenger.store.records import JobRecord, ModelRecord
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["ModelLibrary", "check_model", "check_models_exist", "fingerprint_of"]
+__all__ = ["ModelLibrary", "check_model", "check_models_exist", "fingerprint_of", "save_fit"]
 
 _SETTINGS = ("optimizer", "goal")
 """Fingerprint fields that do not affect step times, so that models carry over; live steps still verify them."""
@@ -172,6 +172,38 @@ def check_model(model: Mapping[str, object], schema_version: int) -> None:
     """
     if schema_version == SCHEMA_VERSION:
         JobModel.from_dict(model)
+
+
+def save_fit(store: Store, job: JobRecord, model: JobModel) -> ModelRecord:
+    """Store a model that was fitted to past measurements, so that later jobs of the same kind use it.
+
+    Raises:
+        ConfigurationError: The job never loaded its data, or the model is of another number of samples an epoch, or of
+            other VMs.
+    """
+    if job.fingerprint is None:
+        raise ConfigurationError(
+            f"job {job.name} ({job.id[:8]}) never loaded its data: run `scavenger plan` first"
+        )
+    size = job.fingerprint.dataset_size
+    if model.dataset_size != size:
+        raise ConfigurationError(
+            f"job {job.name} has {size} samples an epoch, these models {model.dataset_size}: give "
+            f"--dataset-size {size}, and column 'epochs' in epochs of that"
+        )
+    if job.fingerprint.vm not in {vm.vm for vm in model.vms}:
+        raise ConfigurationError(
+            f"job {job.name} runs on {job.fingerprint.vm}, of which there is no measurement; the files have "
+            f"{', '.join(vm.vm for vm in model.vms)} in the column 'cluster'"
+        )
+    return store.save_model(
+        job.fingerprint,
+        model.to_dict(),
+        job_id=job.id,
+        schema_version=SCHEMA_VERSION,
+        measurements=sum(len(vm.parallel.measured) for vm in model.vms),
+        runs=0,
+    )
 
 
 def check_models_exist(store: Store, strategy: str, space: SearchSpace, *, hardware: str) -> None:

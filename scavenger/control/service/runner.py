@@ -123,14 +123,14 @@ class Runner:
             ScavengerError: If it cannot be run.
         """
         one, store = self._submission, self._store
-        if store.has_job(one.id) and store.job(one.id).checkpoint is not None:
+        if one.job.run and store.has_job(one.id) and store.job(one.id).checkpoint is not None:
             return resume_job(one.id, store=store, observer=_Log(), confirm=None, audit=one.job.audit)
         prepared = prepare_job(JobSpec.model_validate(one.job.spec), Path(one.job.job_file))
         return JobRun(
             prepared,
             store=store,
             observer=_Log(),
-            run=True,
+            run=one.job.run,
             confirm=None,
             audit=one.job.audit,
             job_id=one.id,

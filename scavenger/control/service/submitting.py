@@ -34,6 +34,7 @@ def new_submission(
     audit: bool = False,
     priority: int = 0,
     idempotency_key: str | None = None,
+    run: bool = True,
 ) -> NewSubmission:
     """A submission of a prepared job, to be run on this machine under this account.
 
@@ -43,6 +44,7 @@ def new_submission(
         audit: Whether its runner records which worker computed which samples.
         priority: Higher ones begin first.
         idempotency_key: See `NewSubmission`.
+        run: See `NewSubmission`.
     """
     account = this_process()
     return NewSubmission(
@@ -57,6 +59,7 @@ def new_submission(
         audit=audit,
         priority=priority,
         idempotency_key=idempotency_key,
+        run=run,
     )
 
 
@@ -82,6 +85,7 @@ def resubmission(job: JobRecord, earlier: Submission | None, *, rents: bool, aud
         reserved_usd=budget if isinstance(budget, float | int) else None,
         audit=audit,
         priority=0 if earlier is None else earlier.job.priority,
+        run=earlier is None or earlier.job.run,
     )
 
 

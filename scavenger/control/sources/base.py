@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from scavenger.control.documents.pool import SeenPool
     from scavenger.control.documents.submissions import SubmittedJob
     from scavenger.control.provisioning.bill import JobCost
+    from scavenger.control.sweep import Sweep
+    from scavenger.domain.access import Role
     from scavenger.domain.operation import Operation
+    from scavenger.domain.restore import QuarantinedVm
     from scavenger.domain.submission import ServerRecord
+    from scavenger.models.job_model import JobModel
     from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
 
 __all__ = ["Source"]
@@ -72,6 +76,12 @@ class Source(Protocol):
     def events(self, job_id: str, after: int) -> Iterator[EventRecord]:
         """Events with a higher id as they come, until the job is over."""
 
+    def check_deletable(self, ids: Collection[str]) -> None:
+        """Refuse jobs whose records are still needed; see `Store.check_deletable`."""
+
+    def delete_jobs(self, ids: Collection[str]) -> None:
+        """Delete the records of jobs, all or none; see `Store.delete_jobs`."""
+
     # ---- submitted jobs ----------------------------------------------------------------------------------------
 
     def submissions(
@@ -109,6 +119,17 @@ class Source(Protocol):
     def end_dead(self) -> None:
         """Record of jobs whose processes are gone that they have ended, where that can be seen from here."""
 
+    # ---- VMs that no job uses ------------------------------------------------------------------------------------
+
+    def leftovers(self, regions: Collection[str]) -> Sweep:
+        """VMs that no job uses; see `find_leftovers`."""
+
+    def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> tuple[str, ...]:
+        """End such VMs; see `end_leftovers`."""
+
+    def keep_quarantined(self, key: str) -> QuarantinedVm:
+        """Have a VM in quarantine stay; see `Store.keep_quarantined`."""
+
     # ---- models, prices, the pool ------------------------------------------------------------------------------
 
     def models(self) -> tuple[tuple[ModelRecord, str | None], ...]:
@@ -120,6 +141,23 @@ class Source(Protocol):
     def delete_model(self, key: str) -> ModelRecord:
         """Delete a model, and return it."""
 
+    def export_models(self, keys: Collection[str]) -> dict[str, Any]:
+        """Models as one document, which `import_models` reads; no keys: all that are intact."""
+
+    def import_models(self, document: Mapping[str, Any]) -> tuple[str, ...]:
+        """Import exported models, all or none; returns their ids.
+
+        Raises:
+            ConfigurationError: The first fault of the document.
+        """
+
+    def put_fit(self, key: str, model: JobModel) -> str:
+        """Store a model that was fitted to past measurements, for jobs like this one; returns its id.
+
+        Raises:
+            ConfigurationError: It does not fit that job; see `fitted_for`.
+        """
+
     def machines(self, asked: Asked) -> Found:
         """Machine types with their prices, cheapest first.
 
@@ -129,3 +167,26 @@ class Source(Protocol):
 
     def pool(self) -> SeenPool:
         """The pool of aggregators."""
+
+    def drain(self, node: str, *, undo: bool) -> dict[str, Any]:
+        """Have all aggregators moved off a node of the pool, or let it have some again; see `drained`."""
+
+    # ---- the service -----------------------------------------------------------------------------------------
+
+    def service(self) -> dict[str, Any]:
+        """Servers, users and webhooks; see `service_document`."""
+
+    def make_token(
+        self, user: str | None, role: Role | None, *, label: str, days: int | None
+    ) -> dict[str, Any]:
+        """Make a token, which the answer has as `text`.
+
+        Args:
+            user: Whose; None: the calling user's, who becomes an admin where the store itself is asked.
+            role: The user gets this role, and is added if need be; None: the user keeps theirs.
+            label: What it is for.
+            days: How long it is valid; None: for good.
+
+        Raises:
+            NotFoundError: There is no such user, and no role is given.
+        """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from types import TracebackType
@@ -22,9 +23,15 @@ from scavenger.store.records import EventRecord, JobRecord, ModelRecord, Operati
 if TYPE_CHECKING:
     from scavenger.control.documents.pool import SeenPool
     from scavenger.control.provisioning.bill import JobCost
+    from scavenger.control.sweep import Sweep
+    from scavenger.domain.access import Role
+    from scavenger.domain.restore import QuarantinedVm
+    from scavenger.models.job_model import JobModel
 
 __all__ = ["ServerSource"]
 
+LIMIT_S = 300.0
+"""Longest wait until VMs are gone, seconds; an orderly shutdown takes a minute or two."""
 PAGE_MAX = 200
 """Most entries that a server gives at once."""
 
@@ -87,6 +94,12 @@ class ServerSource:
     def events(self, job_id: str, after: int) -> Iterator[EventRecord]:
         return map(reading.event, self.client.follow_events(job_id, after))
 
+    def check_deletable(self, ids: Collection[str]) -> None:
+        self.client.delete_jobs(ids, dry_run=True)
+
+    def delete_jobs(self, ids: Collection[str]) -> None:
+        self.client.delete_jobs(ids)
+
     def submissions(
         self, limit: int, *, states: Collection[str] = (), user: str | None = None
     ) -> tuple[SubmittedJob, ...]:
@@ -142,6 +155,32 @@ class ServerSource:
     def delete_model(self, key: str) -> ModelRecord:
         return reading.model(self.client.delete_model(key)["model"])
 
+    def export_models(self, keys: Collection[str]) -> dict[str, Any]:
+        return self.client.get("models/export", {"model": list(keys)})
+
+    def import_models(self, document: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(self.client.import_models(document)["imported"])
+
+    def put_fit(self, key: str, model: JobModel) -> str:
+        return reading.model(self.client.put_fit(key, model.to_dict())["model"]).id
+
+    def leftovers(self, regions: Collection[str]) -> Sweep:
+        from scavenger.control.sweep import region_of
+
+        for one in regions:
+            region_of(one)
+        return reading.sweep(self.client.leftovers(regions))
+
+    def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> tuple[str, ...]:
+        until_s = time.monotonic() + LIMIT_S
+        while True:  # an answer comes before they are gone, as connections do not wait so long
+            left = tuple(self.client.end_leftovers(regions, keys)["left"])
+            if not left or time.monotonic() > until_s:
+                return left
+
+    def keep_quarantined(self, key: str) -> QuarantinedVm:
+        return reading.quarantined(self.client.keep_quarantined(key)["vms"])[0]
+
     def machines(self, asked: Asked) -> Found:
         query = {
             "provider": asked.provider,
@@ -155,6 +194,20 @@ class ServerSource:
 
     def pool(self) -> SeenPool:
         return reading.pool(self.client.get("aggregators"))
+
+    def drain(self, node: str, *, undo: bool) -> dict[str, Any]:
+        return self.client.drain(node, undo=undo)
+
+    def service(self) -> dict[str, Any]:
+        return self.client.get("service")
+
+    def make_token(
+        self, user: str | None, role: Role | None, *, label: str, days: int | None
+    ) -> dict[str, Any]:
+        name = user or self.user
+        if role is not None:
+            self.client.put_user(name, role)
+        return self.client.new_token(name, label=label, days=days)
 
 
 class _ServerLogs:

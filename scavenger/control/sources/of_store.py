@@ -5,18 +5,19 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Collection, Iterator
-from datetime import datetime
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from scavenger.control.documents.catalog import Asked, Found, find_machines
 from scavenger.control.documents.costs import all_billed, billed, cost_of
 from scavenger.control.documents.jobs import JobStatus, ListedJob, listed, status_of
 from scavenger.control.documents.logs import JobLogs, LogReader, Wanted
 from scavenger.control.documents.models import job_names
+from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.control.documents.submissions import SubmittedJob, submitted_jobs
 from scavenger.domain.operation import Operation
 from scavenger.domain.submission import ServerRecord, Submission
@@ -28,6 +29,10 @@ from scavenger.store.records import EventRecord, JobRecord, ModelRecord, Operati
 if TYPE_CHECKING:
     from scavenger.control.documents.pool import SeenPool
     from scavenger.control.provisioning.bill import JobCost
+    from scavenger.control.sweep import Sweep
+    from scavenger.domain.access import Role
+    from scavenger.domain.restore import QuarantinedVm
+    from scavenger.models.job_model import JobModel
 
 __all__ = ["WITHDRAWN", "StoreSource"]
 
@@ -101,6 +106,13 @@ class StoreSource:
                 return
             time.sleep(POLL_S)
 
+    def check_deletable(self, ids: Collection[str]) -> None:
+        for job_id in ids:
+            self.store.check_deletable(self.store.job(job_id))
+
+    def delete_jobs(self, ids: Collection[str]) -> None:
+        self.store.delete_jobs(list(ids))
+
     def submissions(
         self, limit: int, *, states: Collection[str] = (), user: str | None = None
     ) -> tuple[SubmittedJob, ...]:
@@ -154,6 +166,32 @@ class StoreSource:
     def delete_model(self, key: str) -> ModelRecord:
         return self.store.delete_model(key)
 
+    def export_models(self, keys: Collection[str]) -> dict[str, Any]:
+        return self.store.export_models(list(keys) or None)
+
+    def import_models(self, document: Mapping[str, Any]) -> tuple[str, ...]:
+        from scavenger.control.search.model_library import check_model
+
+        return tuple(model.id for model in self.store.import_models(document, check=check_model))
+
+    def put_fit(self, key: str, model: JobModel) -> str:
+        from scavenger.control.search.model_library import save_fit
+
+        return save_fit(self.store, self.store.job(key), model).id
+
+    def leftovers(self, regions: Collection[str]) -> Sweep:
+        from scavenger.control.sweep import find_leftovers
+
+        return find_leftovers(self.store, regions)
+
+    def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> tuple[str, ...]:
+        from scavenger.control.sweep import end_leftovers
+
+        return end_leftovers(self.store, regions, keys)
+
+    def keep_quarantined(self, key: str) -> QuarantinedVm:
+        return self.store.keep_quarantined(key, self.user)
+
     def machines(self, asked: Asked) -> Found:
         return find_machines(asked)
 
@@ -161,6 +199,27 @@ class StoreSource:
         from scavenger.control.documents.pool import see_pool
 
         return see_pool()
+
+    def drain(self, node: str, *, undo: bool) -> dict[str, Any]:
+        from scavenger.control.documents.pool import drained
+
+        return drained(node, undo=undo)
+
+    def service(self) -> dict[str, Any]:
+        from scavenger.control.documents.service import service_document
+        from scavenger.control.settings import load_settings
+
+        return service_document(self.store, load_settings().notify)
+
+    def make_token(
+        self, user: str | None, role: Role | None, *, label: str, days: int | None
+    ) -> dict[str, Any]:
+        name = user or self.user
+        wanted: Role | None = role or ("admin" if user is None else None)
+        if wanted is not None:
+            self.store.set_user(name, wanted)
+        made, text = self.store.new_token(name, label, lasts=None if days is None else timedelta(days=days))
+        return {"schema_version": SCHEMA_VERSION, "token": plain(made), "text": text}
 
 
 def _requester() -> str:

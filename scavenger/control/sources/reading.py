@@ -18,7 +18,9 @@ from scavenger.control.documents.submissions import SubmittedJob
 from scavenger.domain.cost import Price
 from scavenger.domain.operation import operation_from_document
 from scavenger.domain.progress import Progress
+from scavenger.domain.restore import QuarantinedVm
 from scavenger.domain.submission import ServerRecord
+from scavenger.domain.vm import VmTags
 from scavenger.errors import NotSupportedError
 from scavenger.store.records import (
     EventRecord,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from scavenger.cloud.catalog.types import Listing
     from scavenger.control.documents.pool import SeenPool
     from scavenger.control.provisioning.bill import JobCost
+    from scavenger.control.provisioning.clean_up import Leftover
+    from scavenger.control.sweep import Sweep
 
 __all__ = [
     "cost",
@@ -45,9 +49,11 @@ __all__ = [
     "operation",
     "pool",
     "preview",
+    "quarantined",
     "servers",
     "status",
     "submission",
+    "sweep",
 ]
 
 Args = ParamSpec("Args")
@@ -165,6 +171,28 @@ def log_chunk(document: Mapping[str, Any]) -> LogChunk:
         document["over"],
         LogPosition(),
     )
+
+
+@_of_this_version
+def sweep(document: Mapping[str, Any]) -> Sweep:
+    """What a look at the clouds has found."""
+    from scavenger.control.sweep import Sweep
+
+    lines = {name: tuple(document[name]) for name in ("regions", "checked", "left")}
+    return Sweep(leftovers=tuple(map(_leftover, document["leftovers"])), **lines)
+
+
+@_of_this_version
+def quarantined(rows: Iterable[Mapping[str, Any]]) -> tuple[QuarantinedVm, ...]:
+    """VMs in quarantine."""
+    return msgspec.convert(rows, tuple[QuarantinedVm, ...])
+
+
+def _leftover(row: Mapping[str, Any]) -> Leftover:
+    from scavenger.control.provisioning.clean_up import Leftover
+
+    tags = {one.name: row["vm"][one.name] for one in fields(VmTags)}
+    return msgspec.convert({**row, "vm": {**row["vm"], "tags": tags}}, Leftover)
 
 
 @_of_this_version

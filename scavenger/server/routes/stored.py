@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from scavenger.control.documents.catalog import Asked, catalog_document, find_machines
 from scavenger.control.documents.models import job_names, model_document, models_document
-from scavenger.control.documents.pool import pool_document, see_pool
+from scavenger.control.documents.plain import SCHEMA_VERSION
+from scavenger.control.documents.pool import drained, pool_document, see_pool
+from scavenger.control.search.model_library import check_model, save_fit
+from scavenger.errors import ConfigurationError
+from scavenger.models.job_model import JobModel
 from scavenger.server import schemas
-from scavenger.server.access import CallerOf, Changer
+from scavenger.server.access import Admin, CallerOf, Changer, find_job
 from scavenger.server.context import ContextOf, answer
+from scavenger.server.repeating import OnceOf
+from scavenger.server.routes.jobs import JobKey
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1")
 
 ModelKey = Annotated[str, Path(min_length=1, max_length=64, description="Id of a model, or its beginning.")]
+ModelName = Annotated[str, Query(min_length=1, max_length=64)]
 Word = Annotated[str | None, Query(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
 
 
@@ -31,6 +38,34 @@ def list_models(context: ContextOf, caller: CallerOf) -> Response:
     return answer(models_document(models, names))
 
 
+@router.get(
+    "/models/export", response_model=schemas.ModelExport, tags=["models"], summary="Models for another store"
+)
+def export_models(
+    context: ContextOf, _: CallerOf, model: Annotated[list[ModelName] | None, Query(max_length=1000)] = None
+) -> Response:
+    """Models as one document, which `POST models/import` takes; of none that is named, all that are intact."""
+    return answer(context.store.export_models(model))
+
+
+@router.post(
+    "/models/import",
+    response_model=schemas.ModelsImported,
+    status_code=202,
+    tags=["models"],
+    summary="Import models",
+)
+def import_models(context: ContextOf, once: OnceOf, request: schemas.ModelExport) -> Response:
+    """Import exported models, all or none; each must match its digest and be able to predict."""
+
+    def change() -> dict[str, Any]:
+        document = request.model_dump(mode="json", exclude_unset=True)
+        found = context.store.import_models(document, check=check_model)
+        return {"schema_version": SCHEMA_VERSION, "imported": [model.id for model in found]}
+
+    return once.answer(change)
+
+
 @router.get("/models/{model}", response_model=schemas.ModelAnswer, tags=["models"], summary="One model")
 def show_model(context: ContextOf, _: CallerOf, model: ModelKey) -> Response:
     """A fitted model with its content."""
@@ -40,9 +75,35 @@ def show_model(context: ContextOf, _: CallerOf, model: ModelKey) -> Response:
 @router.delete(
     "/models/{model}", response_model=schemas.ModelAnswer, tags=["models"], summary="Delete a model"
 )
-def delete_model(context: ContextOf, _: Changer, model: ModelKey) -> Response:
+def delete_model(context: ContextOf, once: OnceOf, model: ModelKey) -> Response:
     """Delete a model, and return it."""
-    return answer(model_document(context.writer.call(lambda: context.store.delete_model(model))))
+    return once.answer(lambda: model_document(context.store.delete_model(model)), 200)
+
+
+@router.post(
+    "/jobs/{job}/model",
+    response_model=schemas.ModelAnswer,
+    status_code=202,
+    tags=["models"],
+    summary="Store a fit",
+)
+def put_fit(
+    context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.FitRequest
+) -> Response:
+    """Store a model that `scavenger models fit` has fitted to past measurements, for jobs like this one."""
+
+    def change() -> dict[str, Any]:
+        record = find_job(context, caller, job)
+        return model_document(save_fit(context.store, record, _read_model(request.model)))
+
+    return once.answer(change)
+
+
+def _read_model(document: dict[str, Any]) -> JobModel:
+    try:
+        return JobModel.from_dict(document)
+    except ValueError as error:
+        raise ConfigurationError(f"the model cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
 @router.get("/catalog", response_model=schemas.CatalogAnswer, tags=["prices"], summary="Machine types")
@@ -66,3 +127,11 @@ def show_catalog(
 def show_pool(_: CallerOf) -> Response:
     """The pool of aggregators that jobs share on the server's machine, and what each of them uses."""
     return answer(pool_document(see_pool()))
+
+
+@router.post(
+    "/aggregators/drain", response_model=schemas.DrainAnswer, tags=["aggregators"], summary="Drain a node"
+)
+def drain_node(_: Admin, request: schemas.DrainRequest) -> Response:
+    """Move all aggregators off a node of the pool while their jobs train; it then gets none until `undo`."""
+    return answer(drained(request.node, undo=request.undo))

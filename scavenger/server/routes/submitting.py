@@ -51,6 +51,7 @@ def submit(
         audit=request.audit,
         priority=request.priority,
         idempotency_key=idempotency_key,
+        run=request.run,
     )
     return answer(submission_answer(submitted(context.writer.call(lambda: context.store.submit(new)))), 202)
 

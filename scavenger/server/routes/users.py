@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from scavenger import __version__
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.control.documents.service import service_document
+from scavenger.control.settings import load_settings
 from scavenger.domain.access import Caller
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.server import schemas
@@ -42,6 +44,12 @@ def info(context: ContextOf, caller: CallerOf) -> Response:
             "servers": len(context.store.servers()),
         }
     )
+
+
+@router.get("/service", response_model=schemas.ServiceAnswer, summary="Servers, users and webhooks")
+def service(context: ContextOf, _: Admin) -> Response:
+    """Live servers, users with their tokens, and what became of notifications, as `scavenger api info` shows them."""
+    return answer(service_document(context.store, load_settings().notify))
 
 
 @router.get("/users", response_model=schemas.UsersAnswer, summary="Users")

@@ -1,0 +1,204 @@
+"""VMs that cost money and that no job uses: found in every region that the store knows, told, and ended when asked.
+
+A server looks for them at fixed times; `scavenger gc` looks when it is run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+from scavenger.control.notifying.settings import tell
+from scavenger.control.provisioning import providers
+from scavenger.control.provisioning.clean_up import CleanUp, Leftover, abandoned_regions
+from scavenger.errors import CloudError, ConfigurationError, ScavengerError
+from scavenger.policy.notifying import leftover_notification
+from scavenger.store import Store
+
+if TYPE_CHECKING:
+    from scavenger.cloud.base import AdmittingProvider
+
+__all__ = ["EVERY_S", "Sweep", "end_leftovers", "find_leftovers", "region_of", "sweep_once", "sweeping"]
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 3600.0
+"""Time between two sweeps of a server."""
+FIRST_S = 60.0
+"""Time from a server's start to its first sweep: jobs that are resumed have taken their VMs by then."""
+
+Inform = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a look at the clouds has found.
+
+    Attributes:
+        regions: Where VMs may be, as `gcp/us-central1`.
+        checked: Those of them whose cloud has answered.
+        leftovers: VMs that no job uses.
+        left: A line for each place that could not be checked.
+    """
+
+    regions: tuple[str, ...]
+    checked: tuple[str, ...]
+    leftovers: tuple[Leftover, ...]
+    left: tuple[str, ...]
+
+
+def region_of(text: str) -> tuple[str, str]:
+    """Cloud and region of a text such as `gcp/us-central1`.
+
+    Raises:
+        ConfigurationError: It does not name both.
+    """
+    provider, slash, region = text.partition("/")
+    if not (provider and slash and region):
+        raise ConfigurationError(f"--in {text}: write CLOUD/REGION, such as gcp/us-central1")
+    return provider, region
+
+
+def find_leftovers(store: Store, regions: Iterable[str] = (), *, inform: Inform = log.info) -> Sweep:
+    """Look for VMs that no job uses, and have what is found told to webhooks.
+
+    Args:
+        store: Holds which VMs are wanted.
+        regions: Such as `gcp/us-central1`, in addition to all in which the store ever asked for VMs.
+        inform: Takes one line for the user.
+
+    Raises:
+        ConfigurationError: A region is not written as CLOUD/REGION.
+    """
+    with ExitStack() as opened:
+        return _look(store, regions, opened, inform)[0]
+
+
+def end_leftovers(
+    store: Store,
+    regions: Iterable[str],
+    keys: Collection[str],
+    *,
+    limit_s: float | None = None,
+    inform: Inform = log.info,
+) -> tuple[str, ...]:
+    """End VMs, and remove what belongs to no VM any more; a VM that a job has come to use since it was found is left.
+
+    Args:
+        store: As of `find_leftovers`.
+        regions: As of `find_leftovers`.
+        keys: `Leftover.key` of those to end.
+        limit_s: Longest wait in a region until they are gone, seconds; see `CleanUp.end`.
+        inform: As of `find_leftovers`.
+
+    Returns:
+        A line for each resource that may be left behind; empty if everything was removed.
+    """
+    left: list[str] = []
+    with ExitStack() as opened:
+        found, clearings = _look(store, regions, opened, inform, told=True)
+        left += found.left
+        for clearing, leftovers in clearings:
+            left += clearing.end([one for one in leftovers if one.key in keys], limit_s=limit_s)
+    return tuple(left)
+
+
+Clearings = list[tuple[CleanUp, tuple[Leftover, ...]]]
+
+
+def _look(
+    store: Store, regions: Iterable[str], opened: ExitStack, inform: Inform, *, told: bool = False
+) -> tuple[Sweep, Clearings]:
+    wanted = sorted({*store.vm_regions(), *map(region_of, regions)})
+    clearings: Clearings = []
+    checked: list[str] = []
+    left: list[str] = []
+    for provider, region in wanted:
+        try:
+            clearing = CleanUp(store, providers.open_provider(provider, region))
+            clearings.append((clearing, clearing.find()))
+        except (CloudError, ConfigurationError) as error:
+            left.append(f"{provider}/{region} cannot be checked: {error}")
+            continue
+        checked.append(f"{provider}/{region}")
+    clearings += _of_leaders(store, opened, left, inform)
+    found = tuple(one for _, leftovers in clearings for one in leftovers)
+    if found and not told:
+        tell(store, leftover_notification([_told(one) for one in found], datetime.now(UTC)))
+    names = tuple(f"{provider}/{region}" for provider, region in wanted)
+    return Sweep(names, tuple(checked), found, tuple(left)), clearings
+
+
+def _told(one: Leftover) -> dict[str, str]:
+    return {
+        "provider": one.provider,
+        "region": one.region,
+        "instance_id": one.vm.instance_id,
+        "vm": one.vm.vm,
+        "reason": one.reason,
+    }
+
+
+def _of_leaders(
+    store: Store, opened: ExitStack, left: list[str], inform: Inform
+) -> Iterator[tuple[CleanUp, tuple[Leftover, ...]]]:
+    """What leaders' VMs have left that lead no job any more, or never did."""
+    from scavenger.control.leading.record import Leaders
+    from scavenger.control.leading.renting import LeaderVm
+
+    leaders = Leaders.beside(store)
+    for record in leaders.all():
+        try:
+            provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
+            vm = LeaderVm(opened.enter_context(leaders.open_store(record)), provider, inform=inform)
+            if (found := vm.leftovers(used=bool(record.job_id))) is not None:
+                yield found
+        except (CloudError, ConfigurationError) as error:
+            left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")
+
+
+def sweep_once(store: Store) -> Sweep:
+    """One sweep of a server: VMs that have powered themselves off are deleted, the others only told.
+
+    Raises:
+        ScavengerError: The store cannot be used, or a cloud fails at the deletion.
+    """
+    for provider, region in abandoned_regions(store):
+        if count := CleanUp(store, providers.open_provider(provider, region)).end_powered_off():
+            log.info("deleted %d powered-off VMs in %s/%s that no job uses", count, provider, region)
+    found = find_leftovers(store)
+    for line in found.left:
+        log.warning("%s", line)
+    for one in found.leftovers:
+        log.warning("no job uses %s; `scavenger gc` ends it", one)
+    return found
+
+
+@contextmanager
+def sweeping(store: Store, *, first_s: float = FIRST_S, every_s: float = EVERY_S) -> Iterator[None]:
+    """Sweep at fixed times within the block, in a thread; nothing that fails is raised."""
+    stop = threading.Event()
+
+    def work() -> None:
+        wait_s = first_s
+        while not stop.wait(wait_s):
+            wait_s = every_s
+            try:
+                sweep_once(store)
+            except ScavengerError as error:
+                log.warning("no sweep: %s", error)
+            except Exception as error:
+                log.exception("no sweep: internal fault, %s", type(error).__name__)
+
+    thread = threading.Thread(target=work, name="sweep", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=1.0)
