@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from scavenger.domain.notification import JobStanding, Notification, NotificationKind
+from scavenger.domain.submission import Spending
 from scavenger.masking import mask
+from scavenger.policy.admission import QueueLimits, budget_period
 from scavenger.presentation.formatting import clean, duration, money, plural
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "Refused",
     "SendAgain",
     "after_answer",
+    "budget_notifications",
     "job_notifications",
     "leftover_notification",
     "ping",
@@ -87,6 +91,46 @@ def _of_job(
     if address:
         data["url"] = f"{address}/jobs/{job.id}"
     return _notification(f"{job.id} {key}", kind, at, f"Job {job.name} ({job.id[:8]}) {text}", data)
+
+
+def budget_notifications(
+    spending: Spending, limits: QueueLimits, now: datetime, *, address: str = ""
+) -> tuple[Notification, ...]:
+    """What is to be told of a month's budgets: once that of a user, and that of all jobs, runs out.
+
+    Args:
+        spending: Of the calendar month.
+        limits: Have the budgets.
+        now: In that month.
+        address: URL of the dashboard; empty if there is none.
+    """
+    month = f"{budget_period(now):%Y-%m}"
+    told = []
+    for user, spent_usd in sorted(spending.spent.items()):
+        budget_usd = limits.budget_of(user)
+        if _runs_out(spent_usd, budget_usd):
+            words = f"the jobs of {user} have"
+            data = {"user": user, "month": month, "cost_usd": spent_usd, "budget_usd": budget_usd}
+            told.append(_of_month("user.budget", f"{month} {user}", now, words, data, address))
+    total_usd = math.fsum(spending.spent.values())
+    if _runs_out(total_usd, limits.budget_usd):
+        data = {"month": month, "cost_usd": total_usd, "budget_usd": limits.budget_usd}
+        told.append(_of_month("service.budget", month, now, "all jobs together have", data, address))
+    return tuple(told)
+
+
+def _runs_out(spent_usd: float, budget_usd: float | None) -> bool:
+    return budget_usd is not None and spent_usd > 0.0 and spent_usd >= BUDGET_SHARE * budget_usd
+
+
+def _of_month(
+    kind: NotificationKind, key: str, at: datetime, who: str, data: dict[str, Any], address: str
+) -> Notification:
+    spent_usd, budget_usd = data["cost_usd"], data["budget_usd"]
+    share = f"{100.0 * spent_usd / budget_usd:.0f} % of" if budget_usd else "more than"
+    text = f"{who} spent {share} this month's budget: {money(spent_usd)} of {money(budget_usd)}"
+    url = {"url": f"{address}/budgets"} if address else {}
+    return _notification(key, kind, at, text, {**data, **url})
 
 
 def leftover_notification(vms: Sequence[Mapping[str, Any]], at: datetime) -> Notification:

@@ -17,7 +17,7 @@ from scavenger.server.access import CallerOf
 from scavenger.server.callers import Callers
 from scavenger.server.context import Context, answer
 from scavenger.server.dashboard import routes as dashboard
-from scavenger.server.dashboard import submission_routes
+from scavenger.server.dashboard import submission_routes, vm_routes
 from scavenger.server.routes import health, jobs, leftovers, operations, stored, streaming, submitting, users
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
@@ -98,6 +98,7 @@ def create_app(
     app.include_router(health.router, responses=_REFUSALS)
     app.include_router(dashboard.router)
     app.include_router(submission_routes.router)
+    app.include_router(vm_routes.router)
     document = _openapi(app)
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from nested import built
 
 from scavenger.control.provisioning import clean_up as clearing
 from scavenger.control.provisioning import providers
+from scavenger.control.sweep import sweeping
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError
@@ -270,10 +272,37 @@ def test_after_a_restore_unknown_vms_are_shown_and_ended_only_when_a_user_says_s
     assert "2 VMs; `scavenger gc` shows them" in " ".join(scavenger("status", "--store", url)[2].split())
     assert scene.alive() == {later, off}
 
+    stays = next(one.instance_id for one in scene.cloud.truth() if one.token == later)
+    assert scavenger("gc", "--keep", stays, "--store", url)[0] == 0
+    assert scavenger("gc", "--yes", "--quarantined", "--store", url)[0] == 0
+    assert scene.alive() == {later}
+    assert scavenger("gc", "--yes", "--store", url)[1].startswith("No VM is left over")
+    with Store.open(url) as again:
+        (vm,) = again.quarantined_vms()
+        assert (vm.instance_id, bool(vm.kept_by)) == (stays, True)
+        again.keep_quarantined(vm.key, None)
     assert scavenger("gc", "--yes", "--quarantined", "--store", url)[0] == 0
     assert scene.alive() == set()
     assert scavenger("gc", "--yes", "--store", url)[1].startswith("No VM is left over")
     assert "quarantine" not in scavenger("status", "--store", url)[2]
+
+
+def test_a_server_sweeps_and_tells_what_it_finds(
+    scene: Scene, powered_off: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[notify.team]\nurl = "https://chat.example/x"\nevents = ["vms.leftover"]\n')
+    monkeypatch.setenv("SCAVENGER_CONFIG", str(file))
+    unknown = scene.launch(1, written=False)
+    scene.end_job()
+    with sweeping(scene.store, first_s=0.0, every_s=0.05):
+        until = time.monotonic() + 60.0
+        while not scene.store.notification_counts() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.2)  # further sweeps find the same
+    (told,) = scene.store.notification_counts()
+    assert (told.webhook, told.state, told.count) == ("team", "waiting", 1)
+    assert scene.alive() == {unknown}  # only what has powered itself off is deleted
 
 
 @pytest.fixture

@@ -8,12 +8,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from scavenger.domain.notification import JobStanding
+from scavenger.domain.submission import Spending
+from scavenger.policy.admission import QueueLimits
 from scavenger.policy.notifying import (
     GIVE_UP,
     Delivered,
     Refused,
     SendAgain,
     after_answer,
+    budget_notifications,
     job_notifications,
     leftover_notification,
 )
@@ -52,6 +55,26 @@ class TestWhatIsTold:
         found = job_notifications(replace(JOB, cost_usd=cost), AT)
         assert [one.kind for one in found] == ["job.budget"] * told
         assert job_notifications(replace(JOB, cost_usd=cost, budget_usd=None), AT) == ()
+
+    def test_a_months_budget_of_which_80_percent_are_spent(self) -> None:
+        limits = QueueLimits(budget_usd=100.0, user_budget_usd=50.0, user_budgets_usd={"bob": 20.0})
+        spending = Spending({"ann": 39.9, "bob": 16.0}, {"ann": 50.0})
+        [one] = budget_notifications(spending, limits, AT, address="http://127.0.0.1:8765")
+        assert (one.kind, one.data["user"], one.data["month"]) == ("user.budget", "bob", "2026-11")
+        assert one.text == "the jobs of bob have spent 80 % of this month's budget: $16.00 of $20.00"
+        assert one.data["url"] == "http://127.0.0.1:8765/budgets"
+
+        more = budget_notifications(Spending({"ann": 65.0, "bob": 16.0}, {}), limits, AT + timedelta(days=1))
+        assert [one.kind for one in more] == ["user.budget", "user.budget", "service.budget"]
+        assert more[1].id == one.id  # told once a month
+        [later] = budget_notifications(spending, limits, AT + timedelta(days=30))
+        assert later.id != one.id
+
+    def test_no_budget_and_a_budget_of_nothing(self) -> None:
+        spending = Spending({"ann": 39.9, "bob": 0.0}, {})
+        assert budget_notifications(spending, QueueLimits(), AT) == ()
+        [one] = budget_notifications(spending, QueueLimits(user_budget_usd=0.0), AT)
+        assert one.text == "the jobs of ann have spent more than this month's budget: $39.90 of $0"
 
     def test_the_same_fact_has_the_same_id_whenever_it_is_found(self) -> None:
         later = AT + timedelta(hours=1)

@@ -72,7 +72,11 @@ class TestAnotherUsersJob:
     def test_is_told_as_one_that_is_not_there(self, app: FastAPI, client: TestClient, world: World) -> None:
         """By id, beginning of the id and name; on every route of a job; in the words of a job that never was."""
         theirs = world.jobs["bob"]
-        bodies = {"scale": {"workers": 2}, "indicators": {"steps": [9], "values": {"loss": [1.0]}}}
+        bodies = {
+            "scale": {"workers": 2},
+            "indicators": {"steps": [9], "values": {"loss": [1.0]}},
+            "model": {"model": {}},
+        }
         paths = [path for path in app.openapi()["paths"] if path.startswith("/v1/jobs/{job}")]
         assert len(paths) > 12
         for path in paths:

@@ -81,13 +81,14 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
     from scavenger import logs
     from scavenger.control.notifying.settings import notifying
     from scavenger.control.service.server import Server, configured_limits, serve
+    from scavenger.control.sweep import sweeping
     from scavenger.store import Store
 
     limits = given.over(configured_limits())
     logs.set_up("server", logs.read_settings())
     with Store.open(store_url) as store, _api(store, place, limits) as address:
         console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
-        with notifying(store, address=address, within_s=_LAST_S):
+        with notifying(store, address=address, limits=limits, within_s=_LAST_S), sweeping(store):
             serve(Server(store, limits, address=address))
     return 0
 

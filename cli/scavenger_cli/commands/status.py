@@ -143,7 +143,7 @@ def _tell_of_quarantine(store: Store) -> None:
     if restore is None:
         return
     since = f"the store was restored from its backup of {when(restore.backup_at)}"
-    if vms := store.quarantined_vms():
+    if vms := [one for one in store.quarantined_vms() if not one.kept_by]:
         console.note(
             f"in quarantine, since {since}: {plural(len(vms), 'VM')}; `scavenger gc` shows them, and "
             "`scavenger gc --quarantined` ends them"

@@ -26,11 +26,13 @@ from scavenger.control.notifying.requests import (
 from scavenger.domain.notification import Notification, QueuedNotification
 from scavenger.domain.notify_settings import Webhook
 from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.policy.admission import QueueLimits, budget_period
 from scavenger.policy.notifying import (
     Delivered,
     Refused,
     SendAgain,
     after_answer,
+    budget_notifications,
     job_notifications,
     ping,
 )
@@ -58,6 +60,7 @@ class Notifier:
         webhooks: By name.
         address: URL of the dashboard, for links; empty if there is none.
         owner: Only jobs that this process runs are told of; None: all jobs of the store.
+        limits: Have the budgets of a month, of which is told, too; None: they are not.
         look_s: Time between two looks, seconds.
         environ: Holds addresses and secrets that are given by name.
     """
@@ -69,11 +72,12 @@ class Notifier:
         *,
         address: str = "",
         owner: Owner | None = None,
+        limits: QueueLimits | None = None,
         look_s: float = _LOOK_S,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._store, self._webhooks, self._environ = store, webhooks, environ
-        self._address, self._owner, self._look_s = address, owner, look_s
+        self._address, self._owner, self._limits, self._look_s = address, owner, limits, look_s
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._looked_at: datetime | None = None
@@ -145,6 +149,9 @@ class Notifier:
             for job in self._store.job_standings(back, owner=self._owner)
             for note in job_notifications(job, now, address=self._address)
         ]
+        if self._limits is not None and self._limits.has_budgets:
+            spending = self._store.spending(budget_period(now))
+            told += budget_notifications(spending, self._limits, now, address=self._address)
         self._looked_at = now
         return self._store.queue_notifications(_wanted(told, self._webhooks, since))
 

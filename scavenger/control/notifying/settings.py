@@ -10,6 +10,7 @@ from scavenger.control.settings import load_settings
 from scavenger.domain.notification import Notification
 from scavenger.domain.notify_settings import Webhook
 from scavenger.errors import ScavengerError
+from scavenger.policy.admission import QueueLimits
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 
@@ -20,7 +21,12 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def notifying(
-    store: Store, *, address: str = "", only_mine: bool = False, within_s: float = 0.0
+    store: Store,
+    *,
+    address: str = "",
+    only_mine: bool = False,
+    limits: QueueLimits | None = None,
+    within_s: float = 0.0,
 ) -> Iterator[None]:
     """Tell webhooks what becomes of jobs, within the block; nothing that fails is raised.
 
@@ -28,6 +34,7 @@ def notifying(
         store: Holds jobs and queue.
         address: URL of the dashboard; empty if there is none.
         only_mine: Whether only the jobs of this process are told of.
+        limits: Of a server, whose budgets of a month are told of.
         within_s: Longest wait at the end of the block for what is being sent; the rest stays in the queue.
     """
     if not (webhooks := _webhooks()):
@@ -36,7 +43,7 @@ def notifying(
     from scavenger.control.notifying.notifier import Notifier
 
     owner = this_process() if only_mine else None
-    notifier = Notifier(store, webhooks, address=address, owner=owner)
+    notifier = Notifier(store, webhooks, address=address, owner=owner, limits=limits)
     notifier.start()
     try:
         yield

@@ -20,15 +20,17 @@ def main() -> int:
         os._exit(0)
     os.chdir("/")
     from scavenger.control.notifying.settings import notifying
-    from scavenger.control.service.server import IDLE_S, Server, serve
+    from scavenger.control.service.server import IDLE_S, Server, configured_limits, serve
+    from scavenger.control.sweep import sweeping
     from scavenger.errors import ScavengerError
     from scavenger.logs import read_settings, set_up
     from scavenger.store import Store
 
     try:
         set_up("server", read_settings())
-        with Store.open() as store, notifying(store, within_s=_LAST_S):
-            serve(Server(store, idle_s=IDLE_S))
+        limits = configured_limits()
+        with Store.open() as store, notifying(store, limits=limits, within_s=_LAST_S), sweeping(store):
+            serve(Server(store, limits, idle_s=IDLE_S))
     except ScavengerError as error:  # as if two jobs have started a server at the same moment
         print(error, file=sys.stderr)
         return error.exit_code

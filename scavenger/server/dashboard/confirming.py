@@ -11,12 +11,21 @@ from scavenger.control.jobs.platform import PreparedJob
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import Migrate, Operation, ScaleTo, StopJob, describe
 from scavenger.domain.ranges import WORKERS_MAX
+from scavenger.domain.restore import QuarantinedVm
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.words import Fact
 
-__all__ = ["Confirmation", "cancellation_of", "confirmation_of", "operation_of", "plan_facts"]
+__all__ = [
+    "Confirmation",
+    "cancellation_of",
+    "confirmation_of",
+    "ending_of",
+    "keeping_of",
+    "operation_of",
+    "plan_facts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,30 @@ def cancellation_of(name: str) -> Confirmation:
         button="Withdraw the job",
         fields={"what": "cancel"},
         danger=True,
+    )
+
+
+def ending_of(vm: QuarantinedVm) -> Confirmation:
+    """The question before a VM in quarantine is ended."""
+    of_job = f" It has the tag of job {clean(vm.job_id[:8])}, and may train it." if vm.job_id else ""
+    return Confirmation(
+        what=f"End {clean(vm.instance_id)}",
+        consequence=f"{clean(vm.vm)} in {clean(vm.zone)}: the store does not know what it does.{of_job} "
+        "What is on its disk is lost.",
+        button="End the VM",
+        fields={"what": "end", "vm": vm.key},
+        danger=True,
+    )
+
+
+def keeping_of(vm: QuarantinedVm) -> Confirmation:
+    """The question before a VM in quarantine is kept."""
+    return Confirmation(
+        what=f"Keep {clean(vm.instance_id)}",
+        consequence="It goes on, costs money, and is no leftover any more. It ends itself if no process renews it; its "
+        "end can be asked for here later.",
+        button="Keep the VM",
+        fields={"what": "keep", "vm": vm.key},
     )
 
 

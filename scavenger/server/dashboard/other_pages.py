@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from scavenger.domain.intent import Intent
-from scavenger.presentation.formatting import clean, money, quantity, size
+from scavenger.domain.restore import QuarantinedVm, Restore
+from scavenger.presentation.formatting import clean, money, quantity, size, when
 from scavenger.presentation.panel import FINISHED
 from scavenger.server.dashboard.job_page import VmLine, vm_lines
 from scavenger.server.dashboard.words import Moment, moment
@@ -21,16 +22,43 @@ _ERRORS = ("time_s", "cost_usd", "step_time_s", "epochs")
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantineLine:
+    """A VM that the store does not know since it was restored.
+
+    Attributes:
+        key: Names it in forms.
+        job: The beginning of its job's id, by its tag.
+        since: Its start; None if the cloud does not report it.
+        decided: Whether it stays, and who says so.
+    """
+
+    key: str
+    name: str
+    type: str
+    where: str
+    job: str
+    since: Moment | None
+    decided: str
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
 class VmsPage:
     """VMs that are not gone, of all visible jobs.
 
     Attributes:
         rate: What they cost by the hour.
+        quarantined: As of the last look at the clouds.
+        restored: Why VMs are in quarantine, in words; empty if the store was never restored.
+        decides: Whether who looks may end and keep them.
     """
 
     lines: tuple[VmLine, ...]
     rate: str
     at: Moment
+    quarantined: tuple[QuarantineLine, ...] = ()
+    restored: str = ""
+    decides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +94,22 @@ class ModelsPage:
     at: Moment
 
 
-def vms_page(vms: Sequence[tuple[JobRecord, Sequence[Intent]]], now: datetime) -> VmsPage:
+def vms_page(
+    vms: Sequence[tuple[JobRecord, Sequence[Intent]]],
+    now: datetime,
+    *,
+    restore: Restore | None = None,
+    quarantined: Sequence[QuarantinedVm] = (),
+    decides: bool = False,
+) -> VmsPage:
     """The page of VMs.
 
     Args:
         vms: Jobs with those of their VMs that are not gone.
         now: With a time zone.
+        restore: The last restore from a backup; None if there was none, or who looks sees only their own jobs.
+        quarantined: VMs that the store does not know since.
+        decides: Whether who looks may end and keep them.
     """
     lines = [
         replace(line, job_path=f"/jobs/{job.id}", job_name=clean(job.name))
@@ -79,7 +117,37 @@ def vms_page(vms: Sequence[tuple[JobRecord, Sequence[Intent]]], now: datetime) -
         for line in vm_lines(intents, {}, now)
     ]
     rate = math.fsum(one.charges.price_usd_per_hour for _, intents in vms for one in intents)
-    return VmsPage(tuple(lines), f"{money(rate)} per hour", moment(now, now))
+    return VmsPage(
+        tuple(lines),
+        f"{money(rate)} per hour",
+        moment(now, now),
+        tuple(_quarantine_line(one, now) for one in quarantined),
+        "" if restore is None else _restored(restore, now),
+        decides,
+    )
+
+
+def _quarantine_line(vm: QuarantinedVm, now: datetime) -> QuarantineLine:
+    return QuarantineLine(
+        vm.key,
+        clean(vm.instance_id),
+        clean(vm.vm),
+        clean(f"{vm.provider}/{vm.zone}"),
+        clean(vm.job_id[:8]) or "-",
+        None if vm.launched_at is None else moment(vm.launched_at, now),
+        f"stays, says {clean(vm.kept_by)}" if vm.kept_by else "not yet",
+        bool(vm.kept_by),
+    )
+
+
+def _restored(restore: Restore, now: datetime) -> str:
+    looked = (
+        "" if restore.looked_at is None else f" The clouds were asked {moment(restore.looked_at, now).ago}."
+    )
+    return (
+        f"The store was restored from its backup of {when(restore.backup_at)}. VMs that it does not know may train "
+        f"jobs that were begun after that, so none is ended before somebody decides so.{looked}"
+    )
 
 
 def models_page(

@@ -28,7 +28,7 @@ from scavenger.server.dashboard.figures import errors_figure, job_figures
 from scavenger.server.dashboard.gather import Journals, lines_of, sight_of
 from scavenger.server.dashboard.job_list import PAGE_SIZE, JobsPage, jobs_page, waiting_line
 from scavenger.server.dashboard.job_page import JobSight, job_page
-from scavenger.server.dashboard.other_pages import models_page, vms_page
+from scavenger.server.dashboard.other_pages import models_page
 from scavenger.server.dashboard.pages import asset
 from scavenger.server.dashboard.plots import figures_document
 from scavenger.server.paging import encode, job_place
@@ -163,7 +163,14 @@ def confirm(request: Request, context: ContextOf, caller: Changer, job: str) -> 
     else:
         sight = _sight(context, find_job(context, caller, job).id)
         job_id, name, question = sight.job.id, sight.job.name, confirmation_of(sight, asked)
-    return page_answer("confirm.html", caller.user.name, id=job_id, name=clean(name), question=question)
+    return page_answer(
+        "confirm.html",
+        caller.user.name,
+        action=f"/jobs/{job_id}/operate",
+        back=f"/jobs/{job_id}",
+        trail=(("/", "Jobs"), (f"/jobs/{job_id}", clean(name))),
+        question=question,
+    )
 
 
 @router.post("/jobs/{job}/operate")
@@ -186,33 +193,7 @@ def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Respon
     return RedirectResponse(f"/jobs/{found.id}", status_code=303)
 
 
-# ---- VMs and models ---------------------------------------------------------------------------------------------
-
-
-@router.get("/vms")
-def vms(context: ContextOf, caller: CallerOf) -> Response:
-    """VMs that are not gone."""
-    return page_answer("vms.html", caller.user.name, here="/vms", page=_vms(context, only_of(caller)))
-
-
-@router.get("/vms/live")
-def vms_live(request: Request, context: ContextOf, caller: CallerOf) -> Response:
-    """The live part of the page of VMs."""
-    return part_answer(request, "vms_live.html", page=_vms(context, only_of(caller)))
-
-
-def _vms(context: Context, user: str | None) -> Any:
-    store = context.store
-    by_job: dict[str, list[Any]] = {}
-    for intent in store.intents(living=True):
-        by_job.setdefault(intent.job_id, []).append(intent)
-    found = []
-    for job_id, intents in by_job.items():
-        try:
-            found.append((store.job(job_id, user=user), intents))
-        except NotFoundError:  # another user's
-            continue
-    return vms_page(found, datetime.now(UTC))
+# ---- models and budgets -----------------------------------------------------------------------------------------
 
 
 @router.get("/models")

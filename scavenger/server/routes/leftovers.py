@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from scavenger.control.documents.leftovers import left_document, quarantine_document, sweep_document
+from scavenger.control.provisioning.clean_up import CleanUp
+from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.sweep import end_leftovers, find_leftovers
 from scavenger.domain.restore import QuarantinedVm
 from scavenger.server import schemas
@@ -75,4 +77,6 @@ def end_quarantined(context: Context, key: str, limit_s: float = END_S) -> tuple
     """
     store = context.store
     vm: QuarantinedVm = context.writer.call(lambda: store.keep_quarantined(key, None))
-    return end_leftovers(store, [f"{vm.provider}/{vm.region}"], [key], limit_s=limit_s)
+    left = end_leftovers(store, [f"{vm.provider}/{vm.region}"], [key], limit_s=limit_s)
+    CleanUp(store, open_provider(vm.provider, vm.region)).find()  # which are in quarantine now
+    return left
