@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from uuid import uuid4
@@ -36,19 +37,23 @@ class Restored:
 
 
 @pytest.fixture
-def restored(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restored:
+def restored(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Restored]:
     cloud = FakeProvider(stop_s=0.0)
     monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment, settings: cloud)
     monkeypatch.setattr(clean_up, "POLL_S", 0.0)
     store.backup(tmp_path / "b")
     url = f"sqlite:///{tmp_path}/restored.db"
     Store.restore(url, tmp_path / "b")
-    again = Store.open(url)
-    tags = {"owner": again.installation(), "job_id": "c75918c9-fb0c", "slot": 0, "generation": 0}
-    request = {**tags, "vm": "small", "zone": "fake-1a", "spot": False, "run_max_s": 60.0}
-    vms = tuple(cloud.launch(built(VmRequest, token=str(uuid4()), **request)).instance_id for _ in range(2))
-    client = TestClient(create_app(again), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)
-    return Restored(again, client, cloud, vms)
+    with Store.open(url) as again:
+        tags = {"owner": again.installation(), "job_id": "c75918c9-fb0c", "slot": 0, "generation": 0}
+        request = {**tags, "vm": "small", "zone": "fake-1a", "spot": False, "run_max_s": 60.0}
+        vms = tuple(
+            cloud.launch(built(VmRequest, token=str(uuid4()), **request)).instance_id for _ in range(2)
+        )
+        client = TestClient(
+            create_app(again), base_url="http://127.0.0.1:8765", raise_server_exceptions=False
+        )
+        yield Restored(again, client, cloud, vms)
 
 
 def test_they_are_shown_ended_and_kept_by_an_admin(restored: Restored, world: World) -> None:
