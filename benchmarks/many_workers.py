@@ -14,7 +14,7 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.keras_peer import run_peer
 from benchmarks.live import job_file, train, visit
 from scavenger.control.training.trainer import Trainer
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["BENCHMARK"]
 
@@ -25,7 +25,7 @@ _STEPS = 40
 _CONTROL = ("aggregator", "coordinator", "supervisor")
 
 
-def _used_s(supervisor: Supervisor) -> dict[str, float]:
+def _used_s(supervisor: JobSupervisor) -> dict[str, float]:
     """Processor seconds by role, of which the supervisor is this process."""
     used: dict[str, float] = defaultdict(float)
     for process in supervisor.processes():
@@ -58,7 +58,7 @@ def _window(trainer: Trainer, workers: int) -> _Window:
     )
 
 
-def _memory(supervisor: Supervisor) -> tuple[Spread, int]:
+def _memory(supervisor: JobSupervisor) -> tuple[Spread, int]:
     """Private memory of the workers, bytes, and the aggregator's descriptors."""
     workers = [
         psutil.Process(supervisor.engine.pid(name)) for name in supervisor.workers("ready", "training")

@@ -99,11 +99,20 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """Train with this many of the workers that have arrived, from the next boundary on."""
+    """Train with this many of the workers that have arrived, from the next boundary on.
+
+    Attributes:
+        workers: K.
+        without: Workers that leave first, and for good.
+        global_batch_size: B, samples; 0 if each worker chooses how many it reads.
+        lr_scale: Factor for the learning rate.
+    """
 
     workers: int
     reason: str
     without: tuple[str, ...] = ()
+    global_batch_size: int = 0
+    lr_scale: float = 1.0
 
 
 Happening = Launched | Arrived | Asked | Pushed | Averaged | Donated | Gone | Finished | Resized

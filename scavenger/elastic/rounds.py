@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from scavenger.elastic.barrier import Announce
 from scavenger.elastic.leases import (
     Apply,
     Ask,
@@ -64,6 +65,7 @@ from scavenger.elastic.round_events import (
     Start,
     Stranded,
 )
+from scavenger.elastic.view import split
 
 __all__ = ["Rounds"]
 
@@ -92,6 +94,9 @@ class Rounds:
         self._granted: dict[str, Grant] = {}
         self._pushed: dict[str, Part] = {}
         self._sealed: Proposed | None = None
+        self._divides = False
+        self._in_effect: Announce | None = None
+        self._share_of: dict[str, int] = {}
         self._donor: str | None = None
         self._wanted = False
 
@@ -126,6 +131,25 @@ class Rounds:
         """Workers in any of the states; by default all that are not gone."""
         return self._membership.workers(*states) if states else self._membership.alive
 
+    @property
+    def in_effect(self) -> Announce | None:
+        """The view in effect, with its members as of its beginning; None before the first."""
+        return self._in_effect
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest view is in effect, and all of its members train."""
+        newest = self._membership.announced
+        return newest is not None and newest.number == self.view and not self._fresh()
+
+    def share(self, worker: str) -> int:
+        """Samples that a member is to read in the next step; 0 if it chooses that itself."""
+        return self._share_of.get(worker, 0)
+
+    def spare(self, keep: int) -> tuple[str, ...]:
+        """Workers in standby that may go so that `keep` stay, the newest first."""
+        return self._membership.spare(keep)
+
     # ---- what happens --------------------------------------------------------------------------------------
 
     def handle(self, event: Happening) -> list[Order]:
@@ -145,7 +169,14 @@ class Rounds:
                 self._membership.ready(event.worker)
                 return self._between()
             case Resized():
-                self._membership.resize(event.workers, event.workers, event.reason, without=event.without)
+                self._divides = event.global_batch_size > 0
+                self._membership.resize(
+                    event.workers,
+                    event.global_batch_size or event.workers,
+                    event.reason,
+                    without=event.without,
+                    lr_scale=event.lr_scale,
+                )
                 return self._between()
             case Asked():
                 return self._asked(event)
@@ -270,8 +301,10 @@ class Rounds:
         announced = self._membership.announced
         if self.finishing or announced is None or announced.number == self.view:
             return []
-        before, self.view = self._members, announced.number
+        before, self.view, self._in_effect = self._members, announced.number, announced
         self._members = tuple(member.worker for member in announced.members)
+        shares = split(0, announced.global_batch_size if self._divides else 0, len(self._members))
+        self._share_of = {name: one.samples for name, one in zip(self._members, shares, strict=True)}
         self._membership.installed(self.view, self._members)
         orders: list[Order] = []
         for worker in before:

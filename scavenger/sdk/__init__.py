@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scavenger.sdk.data import FromGenerator, ParquetFiles, TFRecords, sample_seed
 from scavenger.sdk.job import KerasJob
+from scavenger.sdk.loop_job import LoopJob
 
 if TYPE_CHECKING:
     from scavenger.sdk import loop
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FromGenerator",
     "KerasJob",
+    "LoopJob",
     "ParquetFiles",
     "RunningJob",
     "TFRecords",

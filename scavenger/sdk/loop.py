@@ -30,10 +30,26 @@ import numpy.typing as npt
 
 from scavenger.errors import ConfigurationError, TrainingCodeError
 
-__all__ = ["Batch", "Granted", "Job", "Left", "Link", "Progress", "Source", "Step", "connect", "init"]
+__all__ = [
+    "Batch",
+    "Evaluation",
+    "Granted",
+    "Job",
+    "Left",
+    "Link",
+    "Progress",
+    "Source",
+    "Step",
+    "connect",
+    "init",
+]
 
 Array = npt.NDArray[Any]
 State = Mapping[str, Any]
+Evaluation = Callable[[], Mapping[str, float]]
+
+STATISTICS = "statistics/"
+"""Names of arrays that `push_pull` averages, but that are no gradients, begin with this: they are no gradient noise."""
 
 
 class Left(BaseException):
@@ -79,20 +95,33 @@ class Granted(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that every worker applies."""
+    """A step that every worker applies; `share` and `lr_scale` are as in `Progress`, from the next step on.
+
+    If `borrowed`, the arrays of the mean are valid only until the step is reported as applied.
+    """
 
     step: int
     epoch_over: bool
     workers: int
     mean: dict[str, Array]
+    share: int = 0
+    lr_scale: float = 1.0
+    borrowed: bool = False
 
 
 class Progress(NamedTuple):
-    """The job's progress when a worker joins."""
+    """The job's progress when a worker joins.
+
+    Attributes:
+        share: Samples that this worker reads in a step; 0 if the training function chooses that.
+        lr_scale: Factor for the learning rate.
+    """
 
     step: int
     epoch: int
     workers: int
+    share: int = 0
+    lr_scale: float = 1.0
 
 
 class Link(Protocol):
@@ -108,12 +137,17 @@ class Link(Protocol):
         sizes: Sequence[int],
         state: Callable[[], dict[str, Array]],
         load: Callable[[dict[str, Array]], None],
+        evaluate: Evaluation | None = None,
     ) -> Progress:
         """Wait until this worker is a member and has loaded the state of the others."""
         ...
 
     def seek(self, epoch: int) -> Granted | Step | None:
         """Ask for samples; returns a step instead if one was made without this worker, None if the epoch is over."""
+        ...
+
+    def allocate(self, like: Mapping[str, Array]) -> dict[str, Array]:
+        """Make arrays that `push` need not copy."""
         ...
 
     def push(self, part: Granted, tensors: dict[str, Array]) -> Step:
@@ -139,6 +173,7 @@ def init(
     *,
     state: Callable[[], State],
     load: Callable[[dict[str, Array]], None],
+    evaluate: Evaluation | None = None,
 ) -> Job:
     """Join the job: wait until this worker is needed, then load the state of the others.
 
@@ -148,6 +183,9 @@ def init(
         shards: Number of samples of each shard; or a source, which also provides the `data` of each batch.
         state: The whole replica as named arrays: weights, optimizer slots, counters. Called between steps.
         load: Restores such a state. Not called at the worker whose replica the others copy.
+        evaluate: Returns metrics of the replica by name, such as `val_accuracy`, for the goal of a job file, which has
+            it called at one worker whenever an epoch ends. `LoopJob(metrics=...)` names them. It must not change the
+            replica.
 
     Returns:
         The job, ready to train.
@@ -166,7 +204,7 @@ def init(
         raise TrainingCodeError(
             "loop.init needs the number of samples of each shard, and some samples in all"
         )
-    progress = _link.enter(sizes, lambda: _arrays(state(), "state"), load)
+    progress = _link.enter(sizes, lambda: _arrays(state(), "state"), load, evaluate)
     return Job(_link, source, progress)
 
 
@@ -177,11 +215,12 @@ class Job:
         epoch: Current epoch, 0-based; the same at every worker.
         step: The last step that was applied.
         workers: Number of workers in that step.
+        lr_scale: Factor for the learning rate, by `elastic.lr_scaling` of the job file.
     """
 
     def __init__(self, link: Link, source: Source | None, progress: Progress) -> None:
         self._link, self._source = link, source
-        self.step, self.epoch, self.workers = progress
+        self.step, self.epoch, self.workers, self._share, self.lr_scale = progress
         self._granted: Granted | None = None
         self._batch: Batch | None = None
         self._made: Step | None = None
@@ -193,32 +232,38 @@ class Job:
         """This worker's name; names are never reused in a job."""
         return self._link.worker
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int | None = None) -> Iterator[int]:
         """Iterate over the epochs, from the current one: a worker that joins late does not start from the first.
 
         Args:
-            count: Number of epochs of the job.
+            count: Number of epochs of the job; None in a job with a job file, whose `goal` ends it.
         """
-        while self.epoch < count:
+        while count is None or self.epoch < count:
             before = (self.epoch, self.step)
             yield self.epoch
             if before == (self.epoch, self.step):
                 raise TrainingCodeError("an epoch was left without a step: read it with job.batches")
 
-    def batches(self, local_batch_size: int) -> Iterator[Batch]:
+    def batches(self, local_batch_size: int | None = None) -> Iterator[Batch]:
         """Iterate over this worker's batches of the epoch; the epoch ends after the same step for all workers.
 
         After a `break`, the next call continues where this one stopped.
 
         Args:
-            local_batch_size: Largest batch, samples; a batch never spans two shards.
+            local_batch_size: Largest batch, samples; a batch never spans two shards. None in a job with a job file,
+                which chooses it.
 
         Raises:
             ValueError: If it is below 1.
-            TrainingCodeError: If a batch is taken before the last one was pushed and notified.
+            TrainingCodeError: If a batch is taken before the last one was pushed and notified; or if the size is given
+                where the job chooses it, or is not where nobody does.
         """
-        if local_batch_size < 1:
+        if local_batch_size is not None and local_batch_size < 1:
             raise ValueError(f"no batch of {local_batch_size} samples")
+        if local_batch_size is not None and self._share:
+            raise TrainingCodeError("the job file's job chooses the batch size: write job.batches()")
+        if local_batch_size is None and not self._share:
+            raise TrainingCodeError("run_loop chooses no batch size: write job.batches(local_batch_size=...)")
         epoch = self.epoch
         while True:
             if self._batch is not None:
@@ -227,7 +272,7 @@ class Job:
                 )
             if self.epoch != epoch:
                 return
-            batch = self._next(local_batch_size)
+            batch = self._next(local_batch_size or self._share)
             if batch is None:
                 self.epoch += 1
                 return
@@ -250,16 +295,28 @@ class Job:
     def _read(self, shard: int, start: int, stop: int) -> Any:
         return None if self._source is None else self._source.read(shard, start, stop)
 
-    def push_pull(self, tensors: State | None, samples: int | None = None) -> dict[str, Array]:
+    def allocate(self, like: Mapping[str, Array]) -> dict[str, Array]:
+        """Make arrays of these names, shapes and types, of zeros, that `push_pull` sends without a copy.
+
+        They are in memory that is shared with the process that forms the mean, where there is such memory. So they may
+        be written only before `push_pull` and after it, which is all that a thread can do; and all arrays of a
+        `push_pull` must come from one call.
+        """
+        return self._link.allocate(like)
+
+    def push_pull(
+        self, tensors: State | None, samples: int | None = None, *, into: dict[str, Array] | None = None
+    ) -> dict[str, Array]:
         """Average the workers' tensors over all samples of the step; waits for all workers.
 
         Args:
             tensors: Means over this worker's samples, as float arrays or objects that NumPy converts to them, with
                 the same names and shapes at every worker. Ignored if the batch is empty: pass None.
             samples: Number of samples of the batch, checked if given.
+            into: Arrays that the mean is written to; they may be those that are pushed. None for new ones.
 
         Returns:
-            The mean by name, with the given types, read-only; bit-identical at every worker.
+            The mean by name, with the given types, read-only unless it is `into`; bit-identical at every worker.
 
         Raises:
             TrainingCodeError: If there is no batch, it was already pushed, or has another size.
@@ -280,7 +337,7 @@ class Job:
                 raise TrainingCodeError("push_pull of a batch with samples needs their gradients")
             self._made = self._link.push(part, given)
         self._pulled = True
-        return self._made.mean
+        return _received(self._made, into)
 
     def notify_batch_end(self, loss: Any = None) -> None:
         """Report that the mean is applied; workers join and leave during this call.
@@ -300,13 +357,32 @@ class Job:
             if batch.stop == self._granted.stop:
                 self._granted = None
         epoch = self.epoch
-        self.step, self.workers = made.step, made.workers
+        self.step, self.workers, self._share, self.lr_scale = (
+            made.step,
+            made.workers,
+            made.share,
+            made.lr_scale,
+        )
         if made.epoch_over:
             self.epoch, self._granted = self.epoch + 1, None
         value = None if loss is None or not len(batch) else float(loss)
         if value is not None and not math.isfinite(value):
             value = None  # messages carry finite numbers only; the check of the gradients reports the fault
         self._link.boundary(epoch, len(batch), value)
+
+
+def _received(made: Step, into: dict[str, Array] | None) -> dict[str, Array]:
+    """The mean of a step, in arrays that stay as they are."""
+    if into is not None:
+        for name, array in made.mean.items():
+            np.copyto(into[name], array)
+        return into
+    if not made.borrowed:
+        return made.mean
+    copies = {name: array.copy() for name, array in made.mean.items()}
+    for copy in copies.values():
+        copy.flags.writeable = False
+    return copies
 
 
 def _arrays(tensors: State, what: str) -> dict[str, Array]:

@@ -24,4 +24,4 @@ def coordinator_name(token: int) -> str:
 
 def partial_model(path: Path) -> Path:
     """Return the temporary path of a model file until it is complete; Keras requires the file extension."""
-    return path.with_name(f".{path.stem}.partial.keras")
+    return path.with_name(f".{path.stem}.partial{path.suffix}")

@@ -228,6 +228,21 @@ def test_the_first_worker_keeps_its_replica_and_the_others_wait_for_it() -> None
     assert loaded == [Start("w1", 0, 0, 1, load=True), Start("w2", 0, 0, 1, load=True)]
 
 
+def test_a_batch_is_divided_among_the_members_from_the_view_on_that_it_came_with() -> None:
+    rounds = begun("w0", "w1")
+    assert (rounds.share("w0"), rounds.settled) == (0, True)
+
+    tell(rounds, Resized(2, "larger", global_batch_size=7, lr_scale=0.5))
+    assert (rounds.share("w0"), rounds.settled) == (0, False)
+    grants = [ask(rounds, "w0"), ask(rounds, "w1")]
+    tell(rounds, push(rounds, grants[0], 2), push(rounds, grants[1], 2), Averaged(1))
+
+    assert [rounds.share(name) for name in ("w0", "w1", "w2")] == [4, 3, 0]
+    assert rounds.settled
+    assert rounds.in_effect is not None
+    assert (rounds.in_effect.global_batch_size, rounds.in_effect.lr_scale) == (7, 0.5)
+
+
 def test_a_round_waits_for_every_member_and_its_mean_goes_to_all() -> None:
     rounds = begun("w0", "w1")
     grants = [ask(rounds, "w0"), ask(rounds, "w1")]

@@ -21,6 +21,7 @@ PUBLIC = {
     "scavenger.sdk": [
         "FromGenerator",
         "KerasJob",
+        "LoopJob",
         "ParquetFiles",
         "RunningJob",
         "TFRecords",

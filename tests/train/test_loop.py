@@ -100,7 +100,7 @@ def test_the_mean_is_that_of_all_samples_at_once_in_whatever_order(sizes: list[i
     samples = [random.normal(size=(size, 3)).astype("float32") for size in sizes]
     given = [(f"w{k}", len(x), {"g": x.mean(axis=0)}) for k, x in enumerate(samples)]
 
-    forwards, backwards = (weighted_mean(order, step=1)["g"] for order in (given, given[::-1]))
+    forwards, backwards = (weighted_mean(order, step=1).arrays["g"] for order in (given, given[::-1]))
 
     assert forwards.dtype == np.float32
     np.testing.assert_allclose(forwards, np.concatenate(samples).mean(axis=0), rtol=1e-4, atol=1e-6)
@@ -142,7 +142,7 @@ class Alone:
         self.said: list[tuple[int, int, float | None]] = []
         self.over: set[int] = set()
 
-    def enter(self, sizes: Sequence[int], state: Any, load: Any) -> loop.Progress:
+    def enter(self, sizes: Sequence[int], state: Any, load: Any, evaluate: Any = None) -> loop.Progress:
         self.sizes = sizes
         return loop.Progress(0, 0, 1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from scavenger import logs
 from scavenger.control.jobs.platform import PreparedJob, Resources
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
-from scavenger.control.jobs.running_job import MODEL_FILE, Parts, RunningJob
+from scavenger.control.jobs.running_job import Parts, RunningJob
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
 from scavenger.control.training.audit import AUDIT_FILE
@@ -95,8 +95,6 @@ def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
     count = prepared.platform.space.workers[0]
     workers = "1 worker" if count == 1 else f"{count} workers"
     recorder.on_event(PhaseChanged("starting", f"{workers} on {prepared.job.infra}"))
-    # left by an attempt that was killed while it saved the model
-    partial_model(attempt.work_dir / MODEL_FILE).unlink(missing_ok=True)
     warnings: list[str] = []
 
     def warn(message: str) -> None:
@@ -142,6 +140,8 @@ def _build(
         engine=resources.engine,
         clock=options.clock,
     )
+    # left by an attempt that was killed while it saved the model
+    partial_model(attempt.work_dir / supervisor.model_file).unlink(missing_ok=True)
     trainer = trainer_of(
         supervisor,
         job,

@@ -18,7 +18,7 @@ from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["LocalResources", "PooledResources"]
 
@@ -31,7 +31,7 @@ class LocalResources:
     def __init__(self, space: SearchSpace, engine: Callable[[Path, int], Engine] | None) -> None:
         self.space, self.engine = space, engine
 
-    def meter(self, supervisor: Supervisor) -> CostMeter:
+    def meter(self, supervisor: JobSupervisor) -> CostMeter:
         """See `platform.Resources.meter`."""
         return WorkerCostMeter(supervisor, {offer.vm: offer for offer in self.space.offers})
 
@@ -91,7 +91,7 @@ class PooledResources(LocalResources):
         self._recorded_at = 0.0
         self._first: tuple[int, float] | None = None  # a step, and what had been used for starting until then
 
-    def meter(self, supervisor: Supervisor) -> CostMeter:
+    def meter(self, supervisor: JobSupervisor) -> CostMeter:
         """See `platform.Resources.meter`."""
         return PooledCostMeter(
             supervisor, {offer.vm: offer for offer in self.space.offers}, lambda: self._share

@@ -13,6 +13,7 @@ from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.local_resources import LocalResources, PooledResources
+from scavenger.control.jobs.training_code import check_loop, names_a_loop
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
@@ -44,7 +45,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.protocol import PoolLoad, pool_folder
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["Platform", "PreparedJob", "Resources", "check_room", "prepare_job"]
 
@@ -63,7 +64,7 @@ class Resources(Protocol):
     space: SearchSpace
     engine: Callable[[Path, int], Engine] | None
 
-    def meter(self, supervisor: Supervisor) -> CostMeter:
+    def meter(self, supervisor: JobSupervisor) -> CostMeter:
         """The job's cost meter."""
 
     @property
@@ -187,8 +188,11 @@ def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
 
 def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
     check_supported(job)
-    check_keras_backend(os.environ)
     folder = check_training_module(job, job_file)
+    if names_a_loop(job, folder):
+        check_loop(job)
+    else:
+        check_keras_backend(os.environ)
     check_writable(folder / job.output, "output")
     if job.checkpoint is not None:
         check_location(job.checkpoint.path)
@@ -357,7 +361,7 @@ class _VmResources:
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self.engine: Callable[[Path, int], Engine] | None = fleet.engine
 
-    def meter(self, supervisor: Supervisor) -> CostMeter:
+    def meter(self, supervisor: JobSupervisor) -> CostMeter:
         return self._fleet.meter
 
     @property

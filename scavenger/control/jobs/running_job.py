@@ -16,12 +16,10 @@ from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.report import JobState, Observer, PhaseChanged
 from scavenger.errors import CleanupError, LimitReachedError, ScavengerError
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["MODEL_FILE", "Parts", "RunningJob"]
+__all__ = ["Parts", "RunningJob"]
 
-MODEL_FILE = "model.keras"
-"""File name of the saved model in the job's output folder."""
 _ALIVE_S = 1.0
 """Interval between heartbeats while the model is saved."""
 
@@ -33,7 +31,7 @@ class Parts:
     recorder: Recorder
     journals: Journals
     resources: Resources
-    supervisor: Supervisor
+    supervisor: JobSupervisor
     trainer: Trainer
     workflow: JobWorkflow
     operations: OperationHandler
@@ -142,7 +140,7 @@ class RunningJob:
         self.ending_at_s = trainer.elapsed_s if self.ending_at_s is None else self.ending_at_s
         if not (trainer.step and self._save_wanted) or self.model_path or self._closed:
             return
-        path = trainer.journal.path.with_name(MODEL_FILE)
+        path = trainer.journal.path.with_name(supervisor.model_file)
         recorder.on_event(PhaseChanged("saving", str(path)))
         # where the target was reached, the last epoch is the best one
         best = (trainer.history.best_epoch is not None or trainer.callbacks.keep_best) and not trainer.reached

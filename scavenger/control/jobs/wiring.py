@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scavenger.control.jobs.resumption import Resumption
+from scavenger.control.jobs.training_code import names_a_loop
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.journal import Journal
@@ -15,9 +16,11 @@ from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.domain.report import Observer
 from scavenger.policy import learning_rate_scale
+from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.ray.engine import engine_maker
 from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
@@ -35,7 +38,7 @@ def supervisor_of(
     restore: Restore | None,
     engine: Callable[[Path, int], Engine] | None,
     clock: Callable[[], float],
-) -> Supervisor:
+) -> JobSupervisor:
     """Build the supervisor of the job's processes, without starting them.
 
     Args:
@@ -47,28 +50,41 @@ def supervisor_of(
         restore: The checkpoint to restore; None for a new job.
     """
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
+    source = JobSource(
+        str(job.train),
+        folder,
+        job.seed,
+        space.offers[0].cpus,
+        job_id,
+        data="" if job.data is None else str(job.data),
+        params=job.params,
+    )
+    timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
+    checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
+    if names_a_loop(job, folder):
+        return LoopJobSupervisor.open(
+            source,
+            work_dir=work_dir,
+            timeouts=timeouts,
+            restore=restore,
+            checkpoint=checkpoint,
+            engine=engine,
+            clock=clock,
+        )
     return Supervisor.open(
-        JobSource(
-            str(job.train),
-            folder,
-            job.seed,
-            space.offers[0].cpus,
-            job_id,
-            data="" if job.data is None else str(job.data),
-            params=job.params,
-        ),
+        source,
         work_dir=work_dir,
-        timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks),
+        timeouts=timeouts,
         aggregators=job.elastic.aggregators,
         restore=restore,
-        checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),
+        checkpoint=checkpoint,
         engine=engine or engine_maker(job.engine),
         clock=clock,
     )
 
 
 def trainer_of(
-    supervisor: Supervisor,
+    supervisor: JobSupervisor,
     job: JobSpec,
     space: SearchSpace,
     *,

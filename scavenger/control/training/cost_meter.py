@@ -8,7 +8,7 @@ from typing import Protocol
 
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import AggregationShare
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["CostMeter", "PooledCostMeter", "WorkerCostMeter"]
 
@@ -32,7 +32,7 @@ class CostMeter(Protocol):
 class WorkerCostMeter:
     """Cost meter of a job that pays for workers only, from a worker's launch to the end of its process."""
 
-    def __init__(self, supervisor: Supervisor, offers: Mapping[str, Offer]) -> None:
+    def __init__(self, supervisor: JobSupervisor, offers: Mapping[str, Offer]) -> None:
         self._supervisor, self._offers = supervisor, offers
 
     def spent_usd(self) -> float:
@@ -71,7 +71,7 @@ class PooledCostMeter(WorkerCostMeter):
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: JobSupervisor,
         offers: Mapping[str, Offer],
         share: Callable[[], AggregationShare],
         clock: Callable[[], float] = time.monotonic,

@@ -35,7 +35,7 @@ from scavenger.store import Store
 from scavenger.store.record_file import RecordFile
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["CONTENDED_S", "Recorder", "refuse_second_run"]
 
@@ -82,7 +82,7 @@ class Recorder(Observer):
         self._store, self.record, self._observer, self._clock = store, record, observer, clock
         self._patience_s = patience_s
         self._copy: RecordFile | None = None
-        self._supervisor: Supervisor | None = None
+        self._supervisor: JobSupervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
         self._tracker = ProgressTracker()
         if record.predicted is not None:
@@ -131,7 +131,7 @@ class Recorder(Observer):
             self._writes.settle(_HASTE_S)
         self._writes.stop()
 
-    def watch(self, supervisor: Supervisor) -> None:
+    def watch(self, supervisor: JobSupervisor) -> None:
         """Start recording the processes of this supervisor."""
         self._supervisor = supervisor
 

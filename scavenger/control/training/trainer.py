@@ -54,7 +54,7 @@ from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
 
 __all__ = ["Trainer"]
@@ -92,7 +92,7 @@ class Trainer:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: JobSupervisor,
         *,
         goal: Goal,
         offers: Sequence[Offer],

@@ -3,34 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from scavenger.errors import NonFiniteError, TrainingCodeError
+from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop.messages import Array
+from scavenger.train.norms import sqnorm
 
-__all__ = ["weighted_mean"]
+__all__ = ["Contribution", "Means", "weighted_mean"]
+
+Contribution = tuple[str, int, dict[str, Array]]
+"""A worker, its number of samples (at least 1), and its means over them."""
+
+_BLOCK = 32 * 1024
+"""Elements that are summed at once: in double precision, they stay in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The means of a step.
+
+    Attributes:
+        arrays: By name, of the shapes and types that the first worker pushed.
+        worker_sqnorm: Mean over the samples of the squared norm of each worker's gradient, as
+            `scavenger.models.noise` defines it.
+        sqnorm: Squared norm of the mean gradient.
+    """
+
+    arrays: dict[str, Array]
+    worker_sqnorm: float
+    sqnorm: float
 
 
 def weighted_mean(
-    contributions: Sequence[tuple[str, int, dict[str, Array]]], *, step: int
-) -> dict[str, Array]:
+    contributions: Sequence[Contribution], *, step: int, into: dict[str, Array] | None = None
+) -> Means:
     """Mean of named arrays over samples, summed in double precision.
 
     Args:
-        contributions: For each of at least one worker, its name, its number of samples (at least 1), and its means
-            over them.
+        contributions: Those of at least one worker.
         step: The step, for error messages.
-
-    Returns:
-        Arrays of the shapes and types that the first worker pushed.
+        into: Arrays to write the means to, of the types and shapes that were pushed; None for new ones.
 
     Raises:
         TrainingCodeError: If a worker pushed other names, shapes or types than the first.
         NonFiniteError: If a mean is NaN or infinite.
     """
-    first, _, pattern = contributions[0]
+    _check_alike(contributions, step)
+    pattern = contributions[0][2]
     total = sum(samples for _, samples, _ in contributions)
+    shares = [samples / total for _, samples, _ in contributions]
+    means = {name: np.empty_like(like) for name, like in pattern.items()} if into is None else into
+    worker_sqnorm = mean_sqnorm = 0.0
+    for name in pattern:
+        parts = [_flat(tensors[name]) for _, _, tensors in contributions]
+        squares = _average(parts, shares, means[name].reshape(-1))
+        if squares is None:
+            bad = [worker for worker, _, tensors in contributions if not np.isfinite(tensors[name]).all()]
+            who = " and ".join(bad) or "the workers together"
+            raise NonFiniteError(f"{who} pushed NaN or infinity in {name!r} at step {step}")
+        if not name.startswith(STATISTICS):
+            worker_sqnorm += squares[0]
+            mean_sqnorm += squares[1]
+    return Means(means, worker_sqnorm, mean_sqnorm)
+
+
+def _average(parts: Sequence[Array], shares: Sequence[float], mean: Array) -> tuple[float, float] | None:
+    """Write the mean of flat arrays; returns the mean squared norm and the norm of the mean, None if not finite."""
+    worker_sqnorm = mean_sqnorm = 0.0
+    sums, part = np.empty(_BLOCK), np.empty(_BLOCK)
+    for at in range(0, mean.size, _BLOCK):
+        length = min(_BLOCK, mean.size - at)
+        total, scaled = sums[:length], part[:length]
+        for index, (given, share) in enumerate(zip(parts, shares, strict=True)):
+            block = given[at : at + length]
+            worker_sqnorm += share * sqnorm(block)
+            target = scaled if index else total
+            np.copyto(target, block)
+            target *= share
+            if index:
+                total += scaled
+        square = sqnorm(total)
+        if not np.isfinite(square) and not np.isfinite(total).all():
+            return None
+        mean_sqnorm += square
+        np.copyto(mean[at : at + length], total, casting="same_kind")
+    return worker_sqnorm, mean_sqnorm
+
+
+def _flat(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _check_alike(contributions: Sequence[Contribution], step: int) -> None:
+    first, _, pattern = contributions[0]
     for worker, _, tensors in contributions:
         for name in pattern.keys() | tensors.keys():
             a, b = pattern.get(name), tensors.get(name)
@@ -39,19 +107,6 @@ def weighted_mean(
                     f"in step {step}, {first} and {worker} pushed different arrays as {name!r}: "
                     f"{_describe(a)} and {_describe(b)}"
                 )
-    means = {}
-    for name, like in pattern.items():
-        accumulated = np.zeros(like.shape, dtype=np.float64)
-        share = np.empty_like(accumulated)
-        for _, samples, tensors in contributions:
-            np.multiply(tensors[name], samples / total, out=share, dtype=np.float64)
-            accumulated += share
-        if not np.isfinite(accumulated).all():
-            bad = [worker for worker, _, tensors in contributions if not np.isfinite(tensors[name]).all()]
-            who = " and ".join(bad) or "the workers together"
-            raise NonFiniteError(f"{who} pushed NaN or infinity in {name!r} at step {step}")
-        means[name] = accumulated.astype(like.dtype)
-    return means
 
 
 def _describe(array: Array | None) -> str:

@@ -24,6 +24,8 @@ __all__ = [
     "Ask",
     "Donate",
     "DonatedState",
+    "Evaluate",
+    "Evaluated",
     "Finished",
     "Grant",
     "Hello",
@@ -37,6 +39,7 @@ __all__ = [
     "TensorHeader",
     "decode",
     "encode",
+    "headers_of",
     "pack",
     "unpack",
 ]
@@ -70,9 +73,19 @@ class _Message(msgspec.Struct, frozen=True, tag_field="loop", tag=True, forbid_u
 
 
 class Hello(_Message, frozen=True):
-    """A worker has built its replica; `sizes` are the samples of each shard, which every worker must agree on."""
+    """A worker has built its replica.
+
+    Attributes:
+        sizes: The samples of each shard, which every worker must agree on.
+        tensors: The arrays of its state, without their data.
+        metrics: Names of the metrics that its evaluation yields.
+        source: Hash of the training module, which stored models are kept by.
+    """
 
     sizes: tuple[int, ...]
+    tensors: tuple[TensorHeader, ...] = ()
+    metrics: tuple[str, ...] = ()
+    source: str = ""
 
 
 class Ask(_Message, frozen=True):
@@ -83,7 +96,12 @@ class Ask(_Message, frozen=True):
 
 
 class Push(_Message, frozen=True):
-    """A worker's gradients of samples `start` to `stop` of a shard, and the lease attempt that it read them under."""
+    """A worker's gradients of samples `start` to `stop` of a shard, and the lease attempt that it read them under.
+
+    Attributes:
+        shared: Whether the arrays are in the worker's place of the shared memory, and no frames follow.
+        compute_s: How long the worker read and computed.
+    """
 
     view: int
     step: int
@@ -92,6 +110,8 @@ class Push(_Message, frozen=True):
     start: int
     stop: int
     tensors: tuple[TensorHeader, ...]
+    shared: bool = False
+    compute_s: float = 0.0
 
 
 class DonatedState(_Message, frozen=True):
@@ -102,12 +122,21 @@ class DonatedState(_Message, frozen=True):
 
 
 class Stepped(_Message, frozen=True):
-    """A worker has applied a step; the loss, if there is one, is over this worker's samples."""
+    """A worker has applied a step, in `update_s`; the loss, if there is one, is over this worker's samples."""
 
     step: int
     epoch: int
     samples: int
     loss: float | None
+    update_s: float = 0.0
+
+
+class Evaluated(_Message, frozen=True):
+    """A worker has evaluated its replica after an epoch."""
+
+    epoch: int
+    metrics: dict[str, float]
+    took_s: float
 
 
 class Finished(_Message, frozen=True):
@@ -121,7 +150,13 @@ class Finished(_Message, frozen=True):
 
 
 class Start(_Message, frozen=True):
-    """Start to train; see `scavenger.elastic.rounds.Start`. If `load`, the state to load follows."""
+    """Start to train; see `scavenger.elastic.rounds.Start`. If `load`, the state to load follows.
+
+    Attributes:
+        share: Samples that the worker reads in a step; 0 if it chooses that itself.
+        lr_scale: Factor for the learning rate.
+        place: The worker's place in the shared memory; -1 for none.
+    """
 
     step: int
     epoch: int
@@ -129,6 +164,9 @@ class Start(_Message, frozen=True):
     members: int
     load: bool
     tensors: tuple[TensorHeader, ...] = ()
+    share: int = 0
+    lr_scale: float = 1.0
+    place: int = -1
 
 
 class Grant(_Message, frozen=True):
@@ -141,7 +179,10 @@ class Grant(_Message, frozen=True):
 
 
 class Mean(_Message, frozen=True):
-    """Mean of a step's gradients, which follows; see `scavenger.elastic.rounds.Publish`."""
+    """Mean of a step's gradients, which follows or is in the shared memory; see `scavenger.elastic.rounds.Publish`.
+
+    The share and the factor are as in `Start`, and hold from the next step on.
+    """
 
     step: int
     epoch: int
@@ -149,10 +190,19 @@ class Mean(_Message, frozen=True):
     view: int
     members: int
     tensors: tuple[TensorHeader, ...]
+    share: int = 0
+    lr_scale: float = 1.0
+    shared: bool = False
 
 
 class Over(_Message, frozen=True):
     """An epoch is over; see `scavenger.elastic.rounds.Over`."""
+
+    epoch: int
+
+
+class Evaluate(_Message, frozen=True):
+    """Request to evaluate the replica after an epoch, which is over."""
 
     epoch: int
 
@@ -170,7 +220,20 @@ class Leave(_Message, frozen=True):
 
 
 LoopMessage = (
-    Hello | Ask | Push | DonatedState | Stepped | Finished | Start | Grant | Mean | Over | Donate | Leave
+    Hello
+    | Ask
+    | Push
+    | DonatedState
+    | Stepped
+    | Evaluated
+    | Finished
+    | Start
+    | Grant
+    | Mean
+    | Over
+    | Evaluate
+    | Donate
+    | Leave
 )
 _loop: Codec[LoopMessage] = Codec(LoopMessage)
 _process: Codec[Beat | Failed] = Codec(Beat | Failed)
@@ -187,6 +250,14 @@ def decode(data: bytes) -> LoopMessage | Beat | Failed:
         return _loop.decode(data)
     except MessageError:
         return _process.decode(data)
+
+
+def headers_of(tensors: Mapping[str, Array]) -> tuple[TensorHeader, ...]:
+    """Describe arrays of numbers, whose bytes are little-endian and in C order wherever they are sent."""
+    return tuple(
+        TensorHeader(name, tensor.dtype.newbyteorder("<").str, tensor.shape)
+        for name, tensor in tensors.items()
+    )
 
 
 def pack(tensors: Mapping[str, Array]) -> tuple[tuple[TensorHeader, ...], list[Any]]:

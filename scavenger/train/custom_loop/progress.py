@@ -32,10 +32,11 @@ class StepTimer:
         """How long the step in progress has taken so far."""
         return now - self._since
 
-    def stepped(self, now: float) -> None:
-        """Record that a step was done, and begin with the next."""
+    def stepped(self, now: float) -> float:
+        """Record that a step was done, and begin with the next; returns how long it took."""
         took, self._since = now - self._since, now
         self.step_time_s += (took - self.step_time_s) * (_STEP_TIME_WEIGHT if self.step_time_s else 1.0)
+        return took
 
 
 class LostWorkers:

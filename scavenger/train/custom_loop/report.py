@@ -2,26 +2,92 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from scavenger.elastic.barrier import Announce
 from scavenger.elastic.leases import Part
 from scavenger.elastic.quarantine import Quarantined
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.supervisor.events import Lost, Started
 
-__all__ = ["EpochDone", "LoopEvent", "LoopReport", "LoopResults", "RolledBack", "Snapshotted", "StepDone"]
+__all__ = [
+    "EpochDone",
+    "Evaluated",
+    "LoopEvent",
+    "LoopReport",
+    "LoopResults",
+    "Released",
+    "Reported",
+    "RolledBack",
+    "SnapshotFailed",
+    "Snapshotted",
+    "StepDone",
+    "ViewChanged",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step was applied; `parts` are its samples by worker, in the order of the view."""
+    """The mean of a step was formed.
+
+    Attributes:
+        view: The view that it was computed under.
+        parts: Its samples by worker, in the order of the view.
+        step_time_s: Time since the step before.
+        compute_s: How long each worker has read and computed.
+        worker_sqnorm, sqnorm, noise_parts: As in `scavenger.domain.measurement.StepRecord`.
+        members: Workers that apply it.
+    """
 
     step: int
     epoch: int
     view: int
     parts: tuple[tuple[str, Part], ...]
+    step_time_s: float = 0.0
+    compute_s: dict[str, float] = field(default_factory=dict)
+    worker_sqnorm: float = 0.0
+    sqnorm: float = 0.0
+    noise_parts: int = 1
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """Other members, or another batch, from `first_step` on, whose samples are of `epoch`."""
+
+    view: Announce
+    first_step: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker has applied a step, in `update_s`; `loss` is over its samples, None if it gave none."""
+
+    worker: str
+    step: int
+    loss: float | None
+    samples: int
+    update_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A worker has evaluated its replica after an epoch."""
+
+    worker: str
+    epoch: int
+    metrics: dict[str, float]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A worker that no view needs is being ended."""
+
+    worker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +101,20 @@ class EpochDone:
 
 @dataclass(frozen=True, slots=True)
 class Snapshotted:
-    """A checkpoint of the replica after this step was written."""
+    """A checkpoint of the replica after this step, which is in `epoch`, was written."""
 
     step: int
+    epoch: int = 0
+    written_s: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """A checkpoint of the replica after this step could not be written; training goes on."""
+
+    step: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +124,19 @@ class RolledBack:
     step: int
 
 
-LoopEvent = StepDone | EpochDone | Snapshotted | RolledBack | Started | Lost
+LoopEvent = (
+    StepDone
+    | Reported
+    | EpochDone
+    | Evaluated
+    | Snapshotted
+    | SnapshotFailed
+    | RolledBack
+    | Started
+    | Released
+    | Lost
+    | ViewChanged
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,21 +21,28 @@ from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, cause_of_d
 from scavenger.elastic.rounds import Rounds
 from scavenger.errors import (
     ConfigurationError,
+    NotSupportedError,
     TrainingCodeError,
     TrainingHungError,
+    TransientError,
     WorkersLostError,
 )
 from scavenger.train.custom_loop import messages as lm
-from scavenger.train.custom_loop.mean import weighted_mean
+from scavenger.train.custom_loop.epoch_ends import EpochEnds
+from scavenger.train.custom_loop.exchange import Averaged, Exchange, unpack
 from scavenger.train.custom_loop.progress import LostWorkers, StepTimer
 from scavenger.train.custom_loop.report import (
     EpochDone,
+    Evaluated,
     LoopEvent,
     LoopReport,
     LoopResults,
+    Released,
+    Reported,
     RolledBack,
-    Snapshotted,
+    SnapshotFailed,
     StepDone,
+    ViewChanged,
 )
 from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshot, LoopSnapshots
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
@@ -46,6 +54,9 @@ from scavenger.train.supervisor.events import Lost, Started
 from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
+
+_EVALUATION_S = 600.0
+"""How much longer than a step an evaluation may take, unless a limit is set."""
 
 
 class LoopRun:
@@ -59,6 +70,14 @@ class LoopRun:
         timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
         replace: Whether to start another worker for each that dies.
         clock: Monotonic seconds.
+        ends: Holds members back when an epoch ends; None if the training function decides alone. With it, the owner of
+            the run starts workers, ends them, and decides how many train.
+
+    Attributes:
+        supervisor: Starts, ends and reaches the workers.
+        described: The first worker's description of its replica and data; None before.
+        on_state: Called with the name, step and state of a worker that has sent its state.
+        paused: Whether no further step is made.
     """
 
     def __init__(
@@ -71,17 +90,23 @@ class LoopRun:
         timeouts: Timeouts,
         replace: bool,
         clock: Callable[[], float],
+        ends: EpochEnds | None = None,
     ) -> None:
         self._source, self.supervisor, self._checkpointer = source, supervisor, checkpointer
         self._timeouts, self._replace, self._clock = timeouts, replace, clock
         self._rounds: Rounds | None = None
-        self._target, self._begun = workers, False
+        self._ends, self._begun = ends, ends is not None
+        self._wanted: r.Resized | None = None
+        self._target, self._view = workers, 0
         self._lost = LostWorkers()
-        self._pushed: dict[tuple[str, int], dict[str, lm.Array]] = {}
+        self._exchange = Exchange(supervisor, measures_alone=ends is not None)
         self._donation: dict[str, lm.Array] = {}
         self._timer, self._results = StepTimer(clock()), LoopResults()
         self._watched_at = clock()
         self._events: list[LoopEvent] = []
+        self.described: lm.Hello | None = None
+        self.on_state: Callable[[str, int, dict[str, lm.Array]], None] = lambda worker, step, state: None
+        self.paused = False
 
     @classmethod
     def open(
@@ -135,7 +160,7 @@ class LoopRun:
     def __enter__(self) -> LoopRun:
         try:
             for _ in range(self._target):
-                self._launch()
+                self.launch("", None)
         except BaseException:
             self.supervisor.close()
             raise
@@ -144,11 +169,52 @@ class LoopRun:
     def __exit__(self, *_: object) -> None:
         self.supervisor.close()
 
+    # ---- requests of an owner that decides how many workers train ------------------------------------------
+
+    def launch(self, vm: str, threads: int | None) -> str:
+        """Start a worker; see `LoopSupervisor.launch`."""
+        name = self.supervisor.launch(vm, threads=threads)
+        self._handle(r.Launched(name))
+        return name
+
+    def resize(self, wanted: r.Resized) -> None:
+        """Train with so many workers and so large a batch from the next step boundary on.
+
+        Raises:
+            RuntimeError: If no worker has built its replica yet.
+        """
+        if self._rounds is None:
+            raise RuntimeError("a loop cannot be resized before its data is known")
+        self._wanted = replace(wanted, without=())
+        self._handle(wanted)
+
+    def release(self, worker: str, reason: str) -> None:
+        """Have a worker end that no view needs."""
+        self.supervisor.leave(worker, reason)
+        if self._ends is not None:
+            self._ends.gone(worker)
+            self._handle(r.Gone(worker, Cause.EVICTED))
+        self._events.append(Released(worker))
+
+    def go_on(self) -> None:
+        """Let the members read the next epoch."""
+        if self._ends is not None:
+            self._timer.restart(self._clock())
+            for worker, step, epoch in self._ends.go_on():
+                self._handle(r.Asked(worker, step, epoch))
+
+    def want_checkpoint(self, step: int) -> None:
+        """Have the state of a worker after this step, when it arrives, be written as a checkpoint."""
+        if self._rounds is not None:
+            ledger = self._rounds.ledger.snapshot()
+            launched = self.supervisor.launched
+            self._checkpointer.asked(LoopSnapshot(step, self._rounds.view, launched, ledger, {}))
+
     # ---- requests and state --------------------------------------------------------------------------------
 
     def scale_out(self, workers: int) -> tuple[str, ...]:
         """Start more workers; they build their replicas while the others train. Returns their names."""
-        names = tuple(self._launch() for _ in range(workers))
+        names = tuple(self.launch("", None) for _ in range(workers))
         self._target += workers
         self._resize("scale out", ())
         return names
@@ -164,6 +230,11 @@ class LoopRun:
             raise ConfigurationError(f"of the members {self.members}, {tuple(leavers)} cannot leave")
         self._target = max(1, self._target - len(leavers))
         self._resize("scale in", tuple(leavers))
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds, to be read; None before the first worker has built its replica."""
+        return self._rounds
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -204,6 +275,7 @@ class LoopRun:
             TrainingError: If the function raised, hangs, yields NaN, or differs between workers.
             WorkersLostError: If every worker died, or too many died within a short time.
         """
+        self._write()
         self.supervisor.wait(timeout_s)
         self._receive()
         for ended in self.supervisor.ended():
@@ -224,27 +296,35 @@ class LoopRun:
                 case Failed():
                     raise error_of(message.kind, message.message, process=name, log=self.supervisor.log(name))
                 case lm.Hello() if name in self.supervisor.starting:
-                    self._arrived(name, message.sizes)
+                    self._arrived(name, message)
                 case lm.Ask():
-                    self._handle(r.Asked(name, message.step, message.epoch))
+                    if self._ends is None or not self._ends.holds(name, message.step, message.epoch):
+                        self._handle(r.Asked(name, message.step, message.epoch))
                 case lm.Push():
                     part = Part(message.shard, Attempt(*message.attempt), message.start, message.stop)
-                    self._pushed.setdefault((name, message.step), _unpack(name, message.tensors, frames))
+                    self._exchange.take(name, message, frames)
                     self._handle(r.Pushed(name, message.view, message.step, part))
                 case lm.DonatedState():
-                    self._donated(name, message.step, _unpack(name, message.tensors, frames))
-                case lm.Stepped() if message.loss is not None:
-                    self._results.loss(message.epoch, message.loss, message.samples)
+                    self._donated(name, message.step, unpack(name, message.tensors, frames))
+                case lm.Stepped():
+                    if message.loss is not None:
+                        self._results.loss(message.epoch, message.loss, message.samples)
+                    self._events.append(
+                        Reported(name, message.step, message.loss, message.samples, message.update_s)
+                    )
+                case lm.Evaluated():
+                    self._events.append(Evaluated(name, message.epoch, message.metrics, message.took_s))
                 case lm.Finished() if name in self.members:
-                    self._finished(name, _unpack(name, message.tensors, frames))
+                    self._finished(name, unpack(name, message.tensors, frames))
                 case _:
                     pass
 
-    def _arrived(self, name: str, sizes: tuple[int, ...]) -> None:
+    def _arrived(self, name: str, described: lm.Hello) -> None:
         if self._rounds is None:
-            self._open(sizes)
+            self._open(described.sizes)
+            self.described = described
         assert self._rounds is not None
-        if sizes != self._rounds.ledger.sizes:
+        if described.sizes != self._rounds.ledger.sizes:
             raise TrainingCodeError(
                 f"the shards of {name} differ from those of the workers before it, or of the checkpoint"
             )
@@ -256,8 +336,22 @@ class LoopRun:
         self._donation = state
         self._handle(r.Donated(name, step))
         self._donation = {}
-        if self._checkpointer.take(step, state):
-            self._events.append(Snapshotted(step))
+        self._checkpointer.take(step, state)
+        self.on_state(name, step, state)
+        if self._ends is None:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the checkpoint that is ready, if there is one."""
+        try:
+            written = self._checkpointer.write()
+        except (ConfigurationError, NotSupportedError, TransientError) as error:
+            if self._ends is None:
+                raise
+            self._events.append(SnapshotFailed(self.step, str(error)))
+            return
+        if written is not None:
+            self._events.append(written)
 
     def _finished(self, name: str, state: dict[str, lm.Array]) -> None:
         self._results.finished(state)
@@ -270,7 +364,8 @@ class LoopRun:
         """Begin from the newest checkpoint, or from the start if there is none, with the present workers."""
         held, before = self._checkpointer.held, self._rounds
         if held is None:
-            self._rounds = Rounds(Ledger(sizes, self._source.seed))
+            incarnation, view = (0, 0) if before is None else (before.ledger.incarnation + 1, before.view)
+            self._rounds = Rounds(Ledger(sizes, self._source.seed, incarnation=incarnation), view=view)
         else:
             snapshot, view = held.ledger, held.view
             incarnation = snapshot["incarnation"]
@@ -280,14 +375,16 @@ class LoopRun:
                 snapshot = {**snapshot, "suspects": before.ledger.snapshot()["suspects"]}
             ledger = Ledger.restore(snapshot, incarnation=incarnation + 1)
             self._rounds = Rounds(ledger, held=True, view=view)
-        self._pushed = {}
+        self._exchange.clear()
+        if self._ends is not None:
+            self._ends.begin(self._rounds.ledger.epoch)
         self._checkpointer.discard_requests()
         for name in self.supervisor.staying:
             self._rounds.handle(r.Launched(name))
 
     def _resize(self, reason: str, without: tuple[str, ...]) -> None:
         if self._begun:
-            self._handle(r.Resized(self._target, reason, without))
+            self._handle(self._wanted or r.Resized(self._target, reason, without))
 
     def _handle(self, event: r.Happening) -> None:
         if self._rounds is not None:
@@ -296,10 +393,14 @@ class LoopRun:
     def _carry_out(self, actions: Sequence[r.Order]) -> None:
         rounds = self._rounds
         assert rounds is not None
+        if (view := rounds.in_effect) is not None and view.number != self._view:
+            self._view = view.number
+            self._events.append(ViewChanged(view, rounds.step + 1, rounds.epoch))
         for action in actions:
             match action:
                 case r.Average():
-                    self._average(action)
+                    if not self.paused:
+                        self._average(action)
                 case Grant():
                     number = (action.attempt.incarnation, action.attempt.number)
                     self.supervisor.send(
@@ -314,7 +415,7 @@ class LoopRun:
                     self._checkpointer.asked(LoopSnapshot(action.step, rounds.view, launched, ledger, {}))
                     self.supervisor.send(action.worker, lm.Donate(action.step))
                 case r.Leave():
-                    self.supervisor.leave(action.worker, action.reason)
+                    self.release(action.worker, action.reason)
                 case r.Expel():
                     self._lose(action.worker, action.reason, Cause.EVICTED)
                 case r.Stranded():
@@ -331,20 +432,51 @@ class LoopRun:
         rounds = self._rounds
         assert rounds is not None
         step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
-        pushed = [
-            (name, part.stop - part.start, self._pushed[name, step]) for name, part in action.contributions
-        ]
-        headers, frames = lm.pack(weighted_mean(pushed, step=step))
-        self._timer.stepped(self._clock())
-        self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
-        self._events.append(StepDone(step, epoch, view, action.contributions))
+        averaged = self._exchange.average(step, action.contributions)
+        step_time_s = self._timer.stepped(self._clock())
         actions = rounds.handle(r.Averaged(step))
+        members: tuple[str, ...] = ()
         for published in actions:
             if isinstance(published, r.Publish):  # workers get the mean before any other message
-                mean = lm.Mean(step, epoch, published.over, published.view, published.members, headers)
-                for worker in published.workers:
-                    self.supervisor.send(worker, mean, frames)
+                members = published.workers
+                self._publish(published, epoch, averaged)
+        self._events.append(
+            StepDone(
+                step,
+                epoch,
+                view,
+                action.contributions,
+                step_time_s=step_time_s,
+                compute_s=averaged.compute_s,
+                worker_sqnorm=averaged.worker_sqnorm,
+                sqnorm=averaged.sqnorm,
+                noise_parts=averaged.noise_parts,
+                members=members,
+            )
+        )
         self._carry_out(actions)
+
+    def _publish(self, published: r.Publish, epoch: int, averaged: Averaged) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        for worker in published.workers:
+            mean = lm.Mean(
+                published.step,
+                epoch,
+                published.over,
+                published.view,
+                published.members,
+                averaged.headers,
+                rounds.share(worker),
+                self._lr_scale,
+                averaged.shared,
+            )
+            self.supervisor.send(worker, mean, averaged.frames)
+
+    @property
+    def _lr_scale(self) -> float:
+        in_effect = None if self._rounds is None else self._rounds.in_effect
+        return 1.0 if in_effect is None else in_effect.lr_scale
 
     def _start(self, action: r.Start, members: int) -> None:
         state: dict[str, lm.Array] = {}
@@ -353,15 +485,21 @@ class LoopRun:
             state = self._donation or (held.state if held is not None else {})
         headers, frames = lm.pack(state)
         self._timer.restart(self._clock())
-        start = lm.Start(action.step, action.epoch, action.view, members, action.load, headers)
+        assert self._rounds is not None
+        start = lm.Start(
+            action.step,
+            action.epoch,
+            action.view,
+            members,
+            action.load,
+            headers,
+            self._rounds.share(action.worker),
+            self._lr_scale,
+            self.supervisor.place(action.worker),
+        )
         self.supervisor.send(action.worker, start, frames)
 
     # ---- losses --------------------------------------------------------------------------------------------
-
-    def _launch(self) -> str:
-        name = self.supervisor.launch()
-        self._handle(r.Launched(name))
-        return name
 
     def _ended(self, ended: Exit) -> None:
         name = ended.name
@@ -378,9 +516,13 @@ class LoopRun:
         """Count a worker as lost."""
         if worker not in self.supervisor.staying:
             return
+        arrived = self.supervisor.arrived
         self.supervisor.mark_lost(worker)
+        if self._ends is not None:
+            self._ends.gone(worker)
         self._lost.add(worker)
-        self._events.append(Lost(worker, reason))
+        crashed, ready = cause is Cause.CRASHED, worker in arrived
+        self._events.append(Lost(worker, reason, crashed=crashed, ready=ready))
         actions = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
         # deaths that are blamed on samples do not count: they end when those samples are quarantined
         if not any(
@@ -392,10 +534,10 @@ class LoopRun:
                     f"{times}, the last since it {reason} (log: {self.supervisor.log(worker)})"
                 )
         if self._replace and not (self._rounds is not None and self._rounds.finishing):
-            self._launch()
+            self.launch("", None)
         if self._rounds is not None:
             self._carry_out(actions)
-        if not self.done and not self.supervisor.staying:
+        if self._ends is None and not self.done and not self.supervisor.staying:
             raise WorkersLostError(
                 f"no worker is left: {worker} {reason} (log: {self.supervisor.log(worker)})"
             )
@@ -405,11 +547,11 @@ class LoopRun:
         rounds = self._rounds
         assert rounds is not None
         held = self._checkpointer.held
-        if held is None:
+        if held is None and self._ends is None:
             raise WorkersLostError("every worker that held the weights was lost, and there is no checkpoint")
         self._open(rounds.ledger.sizes)
-        self._events.append(RolledBack(held.step))
-        self._results.undo_from(held.ledger["epoch"])
+        self._events.append(RolledBack(0 if held is None else held.step))
+        self._results.undo_from(0 if held is None else held.ledger["epoch"])
         for name in self.supervisor.arrived:
             self._handle(r.Arrived(name, self.supervisor.host(name)))
         self._resize("after a checkpoint", ())
@@ -432,13 +574,19 @@ class LoopRun:
             return
         self.supervisor.look_at_work(now)
         missing, waited = rounds.missing, self._timer.waited_s(now)
+        limit_s = self._timeouts.step_s
+        if self._ends is not None:
+            missing = tuple(name for name in missing if name not in self._ends.idle)
+            limit_s = (
+                self._timeouts.evaluation_s or limit_s + _EVALUATION_S if self._ends.evaluator else limit_s
+            )
         for worker in self.supervisor.liveness.suspects(
             now, awaited=missing, awaited_for_s=waited, step_time_s=self._timer.step_time_s
         ):
             self._lose(worker, "was silent, though its process was running", Cause.SILENT)
-        if waited > self._timeouts.step_s:
+        if waited > limit_s and not self.paused:
             self._timer.restart(now)
-            reason = f"did not do its part of step {rounds.step + 1} within {self._timeouts.step_s:.0f} s"
+            reason = f"did not do its part of step {rounds.step + 1} within {limit_s:.0f} s"
             others = set(rounds.members) - set(missing)
             for worker in missing:
                 self._hung(worker, reason, others)
@@ -453,10 +601,3 @@ class LoopRun:
         if not others:
             raise TrainingHungError(f"{worker} {reason}; its stack is in {self.supervisor.log(worker)}")
         self._lose(worker, reason, Cause.HUNG)
-
-
-def _unpack(name: str, headers: Sequence[lm.TensorHeader], frames: Sequence[bytes]) -> dict[str, lm.Array]:
-    try:
-        return lm.unpack(headers, frames)
-    except (ValueError, TypeError) as error:
-        raise TrainingCodeError(f"{name} sent arrays that cannot be read: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from scavenger.elastic.membership import worker_name
 from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import MessageError
 from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
 from scavenger.train.supervisor.watching import WorkWatch
+from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["LoopSupervisor"]
@@ -41,6 +44,11 @@ class LoopSupervisor:
         self._processes, self._first, self._clock = processes, first, clock
         self._registry = ProcessRegistry(processes.engine, clock)
         self._work = WorkWatch()
+        self._exited: dict[str, str] = {}
+        self._places: dict[str, int] = {}
+        self._memory: GradientMemory | None = None
+        if processes.block_fd >= 0 and processes.engine.socket_dir is not None:  # else on other machines, too
+            self._memory = GradientMemory(processes.block_fd)
         self.liveness = Liveness()
 
     @classmethod
@@ -65,9 +73,29 @@ class LoopSupervisor:
         Raises:
             ConfigurationError: If the engine's port cannot be bound.
         """
-        return cls(Processes.open(source, engine, log_dir=log_dir), first=first, clock=clock)
+        processes = Processes.open(source, engine, log_dir=log_dir, block_fd=create_block())
+        return cls(processes, first=first, clock=clock)
 
     # ---- the state of workers ------------------------------------------------------------------------------
+
+    @property
+    def registry(self) -> ProcessRegistry:
+        """The state of every worker that there has been in this run."""
+        return self._registry
+
+    @property
+    def memory(self) -> GradientMemory | None:
+        """The memory that workers share with this process; None if they run elsewhere."""
+        return self._memory
+
+    def place(self, worker: str) -> int:
+        """Return the worker's place in the shared memory, which no other running worker has; -1 if there is none."""
+        if self._memory is None:
+            return -1
+        if worker not in self._places:
+            taken = {p for name, p in self._places.items() if self._registry[name].ended_s is None}
+            self._places[worker] = next(p for p in itertools.count(MEAN + 1) if p not in taken)
+        return self._places[worker]
 
     @property
     def engine(self) -> Engine:
@@ -135,16 +163,17 @@ class LoopSupervisor:
                 if not isinstance(message, Beat):
                     yield name, message, frames[1:]
                 elif self._registry[name].status is Status.READY:
+                    self._registry.beat(name, message)
                     self.liveness.heard(name, self._clock())
                     self._work.heard(name, self._clock())
 
     # ---- starting and ending workers -----------------------------------------------------------------------
 
-    def launch(self) -> str:
-        """Start a worker; returns its name."""
+    def launch(self, vm: str = "", *, threads: int | None = None) -> str:
+        """Start a worker, on this type of VM and with so many threads; returns its name."""
         name = worker_name(self.launched)
-        self._processes.launch("loop", name)
-        self._registry.launched(name, Role.WORKER)
+        self._processes.launch("loop", name, vm=vm, threads=threads)
+        self._registry.launched(name, Role.WORKER, vm=vm)
         return name
 
     def arrive(self, worker: str) -> None:
@@ -160,8 +189,11 @@ class LoopSupervisor:
 
     def mark_lost(self, worker: str) -> None:
         """End a worker that counts as lost, and ignore its messages from now on."""
-        self.engine.kill(worker)
-        self._registry.expel(worker, "counts as lost")
+        if worker in self._exited:
+            self._registry.ended(worker, self._exited[worker])
+        else:
+            self.engine.kill(worker)
+            self._registry.expel(worker, "counts as lost")
         self.liveness.forget(worker)
 
     def show_stack(self, worker: str) -> None:
@@ -178,8 +210,9 @@ class LoopSupervisor:
         """Return workers that have ended unexpectedly; they still count, so that their last messages are received."""
         unexpected = []
         for ended in self.engine.poll():
-            if self._registry[ended.name].status is Status.LEAVING:
-                self._registry.ended(ended.name, "")
+            self._exited[ended.name] = ended.cause
+            if self._registry[ended.name].status in (Status.LEAVING, Status.EXPELLED):
+                self._registry.ended(ended.name, ended.cause)
             elif self.counts(ended.name):
                 unexpected.append(ended)
         return unexpected
@@ -200,4 +233,7 @@ class LoopSupervisor:
     def close(self) -> None:
         """End every process and free everything; safe to call twice."""
         self.engine.kill_all()
+        for worker in self._registry.workers:
+            if worker.ended_s is None:
+                self._registry.ended(worker.name, "", expected=True)
         self._processes.close()

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
+import math
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import zmq
 
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk import loop as sdk
+from scavenger.sdk.loop_job import LoopJob
 from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.messages import Beat
@@ -25,6 +34,15 @@ __all__ = ["LoopLink", "serve"]
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """The training code, as the worker has imported it."""
+
+    function: Callable[..., object]
+    metrics: tuple[str, ...] = ()
+    source: str = ""
+
+
 class LoopLink:
     """A `scavenger.sdk.loop.Link` over a socket.
 
@@ -34,11 +52,16 @@ class LoopLink:
     Args:
         name: The worker's name.
         socket: Its connection to the hub.
+        code: The training code, which it describes to the job.
+        memory: The memory that it shares with the process that runs the loop; None if there is none.
     """
 
-    def __init__(self, name: str, socket: Dealer) -> None:
-        self._name, self._socket = name, socket
+    def __init__(self, name: str, socket: Dealer, code: _Code, memory: GradientMemory | None = None) -> None:
+        self._name, self._socket, self._code, self._memory = name, socket, code, memory
         self._state: Callable[[], dict[str, lm.Array]] | None = None
+        self._evaluate: sdk.Evaluation | None = None
+        self._place = MEAN
+        self._since = 0.0
         self.step = self.view = 0
 
     @property
@@ -56,23 +79,29 @@ class LoopLink:
         sizes: Sequence[int],
         state: Callable[[], dict[str, lm.Array]],
         load: Callable[[dict[str, lm.Array]], None],
+        evaluate: sdk.Evaluation | None = None,
     ) -> sdk.Progress:
         """See `scavenger.sdk.loop.Link.enter`."""
         if self.entered:
             raise TrainingCodeError("loop.init must be called only once")
-        self._state = state
+        metrics = self._code.metrics
+        if metrics and evaluate is None:
+            raise TrainingCodeError(f"LoopJob names {', '.join(metrics)}: give loop.init an evaluate=")
+        self._state, self._evaluate = state, evaluate
         fail_here("worker.joining")
-        self._send(lm.Hello(tuple(sizes)))
+        self._send(lm.Hello(tuple(sizes), lm.headers_of(state()), metrics, self._code.source))
         start, frames = self._wait_for(lm.Start)
         if start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
-        return sdk.Progress(start.step, start.epoch, start.members)
+        self._place = max(MEAN, start.place)
+        return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         """See `scavenger.sdk.loop.Link.seek`."""
         self._send(lm.Ask(self.step, epoch))
         message, frames = self._wait_for(lm.Grant, lm.Mean, lm.Over)
+        self._since = time.monotonic()
         match message:
             case lm.Grant():
                 fail_here("worker.leased")
@@ -85,19 +114,54 @@ class LoopLink:
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
         """See `scavenger.sdk.loop.Link.push`."""
         fail_here("worker.computed")
-        headers, frames = lm.pack(tensors)
+        took_s = time.monotonic() - self._since
+        shared = self._memory is not None and self._place != MEAN
+        headers, frames = (self._share(tensors), list[Any]()) if shared else lm.pack(tensors)
         self._send(
-            lm.Push(self.view, self.step + 1, part.shard, part.attempt, part.start, part.stop, headers),
+            lm.Push(
+                self.view,
+                self.step + 1,
+                part.shard,
+                part.attempt,
+                part.start,
+                part.stop,
+                headers,
+                shared,
+                took_s,
+            ),
             frames,
         )
         fail_here("worker.pushed")
         mean, received = self._wait_for(lm.Mean)
+        self._since = time.monotonic()
         return self._decode_step(mean, received)
+
+    def _share(self, tensors: dict[str, lm.Array]) -> tuple[lm.TensorHeader, ...]:
+        """Write arrays to the shared memory; returns their headers."""
+        assert self._memory is not None
+        headers = lm.headers_of(tensors)
+        for name, array in self._memory.arrays(self._place, headers).items():
+            given = tensors[name]
+            if given is not array and given.__array_interface__["data"] != array.__array_interface__["data"]:
+                np.copyto(array, given)
+        return headers
+
+    def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
+        """See `scavenger.sdk.loop.Link.allocate`."""
+        arrays = {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
+        if self._memory is None or self._place == MEAN:
+            return arrays
+        shared = self._memory.arrays(self._place, lm.headers_of(arrays))
+        for array in shared.values():
+            array[...] = 0
+        return shared
 
     def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
         """See `scavenger.sdk.loop.Link.boundary`."""
         self.step += 1
-        self._send(lm.Stepped(self.step, epoch, samples, loss))
+        now = time.monotonic()
+        self._send(lm.Stepped(self.step, epoch, samples, loss, now - self._since))
+        self._since = now
         while self._socket.socket.poll(0):
             event = self._receive()
             if event is not None:
@@ -116,7 +180,13 @@ class LoopLink:
 
     def _decode_step(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
         self.view = mean.view
-        return sdk.Step(mean.step, mean.over, mean.members, lm.unpack(mean.tensors, frames))
+        if mean.shared and self._memory is not None:
+            tensors = self._memory.arrays(MEAN, mean.tensors)
+        else:
+            tensors = lm.unpack(mean.tensors, frames)
+        return sdk.Step(
+            mean.step, mean.over, mean.members, tensors, mean.share, mean.lr_scale, borrowed=mean.shared
+        )
 
     def _wait_for(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
         """Wait for the next message of these kinds; messages that may come at any time are handled meanwhile."""
@@ -140,10 +210,22 @@ class LoopLink:
                 headers, state = lm.pack(self._state())
                 self._send(lm.DonatedState(self.step, headers), state, copy=True)
                 return None
+            case lm.Evaluate():
+                self._send(self._evaluated(message.epoch))
+                return None
             case lm.Grant() | lm.Mean() | lm.Over() | lm.Start():
                 return message, frames
             case _:
                 return None
+
+    def _evaluated(self, epoch: int) -> lm.Evaluated:
+        began = time.monotonic()
+        found = {} if self._evaluate is None else self._evaluate()
+        metrics = {str(name): float(value) for name, value in found.items()}
+        if missing := [name for name in self._code.metrics if name not in metrics]:
+            raise TrainingCodeError(f"evaluate returned no {missing[0]!r}, which LoopJob names")
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return lm.Evaluated(epoch, finite, time.monotonic() - began)
 
     def _send(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
         """Send a message; without `copy`, the frames must not be changed until the answer has arrived."""
@@ -156,12 +238,14 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     Raises:
         TrainingCodeError: If there is no such function, or it returns without having called `loop.init`.
     """
-    link = LoopLink(config.name, socket)
+    code = _code(config.train, config.job_dir, config.params)
+    memory = None if config.memory_fd < 0 else GradientMemory(config.memory_fd)
+    link = LoopLink(config.name, socket, code, memory)
     heartbeat = Heartbeat(context, config, link.status)
     heartbeat.start()
     try:
         sdk.connect(link)
-        _function(config.train, config.job_dir)()
+        code.function(**config.params)
         if not link.entered:
             raise TrainingCodeError(f"{config.train} ended without calling loop.init")
         link.finish()
@@ -172,11 +256,21 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
         heartbeat.close()
 
 
-def _function(train: str, job_dir: str) -> Callable[[], object]:
+def _code(train: str, job_dir: str, params: Mapping[str, Any]) -> _Code:
+    """Import the training code: a function, or a `LoopJob` of one."""
     module_name, _, attribute = train.partition(":")
     sys.path.insert(0, job_dir)
     module = importlib.import_module(module_name)
-    function = getattr(module, attribute, None)
-    if not callable(function):
+    found = getattr(module, attribute, None)
+    if isinstance(found, LoopJob):
+        return _Code(found.function, found.metrics, _hash(module, params))
+    if not callable(found):
         raise TrainingCodeError(f"{module.__file__} has no function {attribute!r}")
-    return function  # type: ignore[no-any-return]
+    return _Code(found, source=_hash(module, params))
+
+
+def _hash(module: ModuleType, params: Mapping[str, Any]) -> str:
+    """Hash of a module's source and the arguments of its function: what a stored model of the loop depends on."""
+    path = Path(module.__file__ or "")
+    source = path.read_bytes() if path.is_file() else b""
+    return hashlib.sha256(source + repr(sorted(params.items())).encode()).hexdigest()[:16]

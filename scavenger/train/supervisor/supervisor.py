@@ -61,6 +61,8 @@ class Supervisor:
     Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
     """
 
+    model_file = "model.keras"
+
     def __init__(
         self,
         processes: Processes,

@@ -1,0 +1,57 @@
+"""The ends of the epochs of a loop that a job file names: one member evaluates, then the job says whether to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["EpochEnds"]
+
+
+class EpochEnds:
+    """Holds members back that want to read the next epoch, until the job lets them.
+
+    Attributes:
+        epoch: The newest epoch that may be read.
+        evaluator: The member that evaluates its replica, as long as it does; else empty.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.evaluator = ""
+        self._held: dict[str, tuple[int, int]] = {}
+
+    def begin(self, epoch: int) -> None:
+        """Begin, or begin again after a rollback, with this epoch."""
+        self.epoch, self.evaluator = epoch, ""
+        self._held.clear()
+
+    def holds(self, worker: str, step: int, epoch: int) -> bool:
+        """Whether a request for samples of an epoch, after a step, is held back."""
+        if epoch <= self.epoch:
+            return False
+        self._held[worker] = (step, epoch)
+        return True
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Members that are held back, in the order of their requests."""
+        return tuple(self._held)
+
+    @property
+    def idle(self) -> Collection[str]:
+        """Members that nothing is awaited of."""
+        return self._held.keys() - {self.evaluator}
+
+    def gone(self, worker: str) -> None:
+        """Forget a worker; if it was the evaluator, another one may be chosen."""
+        self._held.pop(worker, None)
+        if self.evaluator == worker:
+            self.evaluator = ""
+
+    def go_on(self) -> list[tuple[str, int, int]]:
+        """Let the next epoch be read; returns the requests that were held back, as worker, step and epoch."""
+        self.epoch += 1
+        self.evaluator = ""
+        released = [(worker, step, epoch) for worker, (step, epoch) in self._held.items()]
+        self._held.clear()
+        return released

@@ -1,0 +1,153 @@
+"""The gradients that the workers of a loop have pushed, and their mean, in the shared memory or in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scavenger.elastic.leases import Part
+from scavenger.errors import TrainingCodeError
+from scavenger.sdk.loop import STATISTICS
+from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.gradient_memory import MEAN
+from scavenger.train.custom_loop.mean import Means, weighted_mean
+from scavenger.train.custom_loop.supervisor import LoopSupervisor
+
+__all__ = ["Averaged", "Exchange", "SuccessiveSteps", "unpack"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pushed:
+    """What a worker has pushed for a step; `shared` if it is in the shared memory."""
+
+    tensors: dict[str, lm.Array]
+    headers: tuple[lm.TensorHeader, ...]
+    shared: bool
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """The mean of a step, ready to be sent, and what was learned on the way.
+
+    Attributes:
+        headers, frames: Describe and hold the mean; there are no frames if it is in the shared memory.
+        compute_s: How long each worker has read and computed.
+        worker_sqnorm, sqnorm, noise_parts: As in `scavenger.domain.measurement.StepRecord`.
+    """
+
+    headers: tuple[lm.TensorHeader, ...]
+    frames: Sequence[Any]
+    shared: bool
+    compute_s: dict[str, float]
+    worker_sqnorm: float
+    sqnorm: float
+    noise_parts: int
+
+
+class Exchange:
+    """Takes what workers push, and forms the mean of a step.
+
+    Args:
+        supervisor: Knows the shared memory, and each worker's place in it.
+        measures_alone: Whether the gradient noise is measured at one worker, too, which takes a copy of the gradient.
+    """
+
+    def __init__(self, supervisor: LoopSupervisor, *, measures_alone: bool) -> None:
+        self._supervisor = supervisor
+        self._pushed: dict[tuple[str, int], _Pushed] = {}
+        self._alone = SuccessiveSteps() if measures_alone else None
+
+    def clear(self) -> None:
+        """Forget everything that was pushed."""
+        self._pushed = {}
+
+    def take(self, worker: str, push: lm.Push, frames: Sequence[bytes]) -> None:
+        """Take what a worker pushes; in the shared memory, it stays as it is until the worker has the mean.
+
+        Raises:
+            TrainingCodeError: If it cannot be read.
+        """
+        if (worker, push.step) in self._pushed:
+            return
+        memory = self._supervisor.memory if push.shared else None
+        try:
+            if memory is None:
+                tensors = unpack(worker, push.tensors, frames)
+            else:
+                tensors = memory.arrays(self._supervisor.place(worker), push.tensors)
+        except (OSError, TypeError, ValueError) as error:
+            raise TrainingCodeError(f"{worker} pushed arrays that cannot be read: {error}") from error
+        pushed = _Pushed(tensors, push.tensors, memory is not None, push.compute_s)
+        self._pushed[worker, push.step] = pushed
+
+    def average(self, step: int, parts: Sequence[tuple[str, Part]]) -> Averaged:
+        """Form the mean of a step over the samples of these workers, who have pushed; forgets the step.
+
+        Raises:
+            TrainingCodeError, NonFiniteError: See `weighted_mean`.
+        """
+        pushed = {worker: self._pushed[worker, step] for worker, _ in parts}
+        first, memory = pushed[parts[0][0]], self._supervisor.memory
+        shared = first.shared and memory is not None
+        into = memory.arrays(MEAN, first.headers) if shared and memory is not None else None
+        samples = [part.stop - part.start for _, part in parts]
+        contributions = [
+            (worker, count, pushed[worker].tensors) for (worker, _), count in zip(parts, samples, strict=True)
+        ]
+        means = weighted_mean(contributions, step=step, into=into)
+        headers, frames = (first.headers, list[Any]()) if shared else lm.pack(means.arrays)
+        self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
+        noise = (means.worker_sqnorm, means.sqnorm, len(parts))
+        if len(parts) == 1 and self._alone is not None:
+            noise = self._alone.noise(means, samples[0])
+        compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
+        return Averaged(headers, frames, shared, compute_s, *noise)
+
+
+class SuccessiveSteps:
+    """The gradient noise of a single worker, from the gradients of two successive steps.
+
+    Between two steps the weights change little, so their gradients g and h, each over B samples, differ mostly by the
+    noise: with the trace S of the covariance of a sample's gradient, E[|g|² + |h|²] / 2 = G² + S / B and
+    E[|g + h|²] / 4 = G² + S / (2 B). What is returned are the norms that two halves of one batch would have had:
+    G² + 2 S / B, and G² + S / B. It is too large where a step changes the gradient by much.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, lm.Array] = {}
+        self._samples, self._sqnorm = 0, 0.0
+
+    def noise(self, means: Means, samples: int) -> tuple[float, float, int]:
+        """Add a step of so many samples; returns the norms of the halves and the whole, and the number of parts."""
+        before, same = self._before, samples == self._samples
+        product = 0.0
+        gradients = {name: a for name, a in means.arrays.items() if not name.startswith(STATISTICS)}
+        if same and before.keys() == gradients.keys():
+            product = sum(
+                float(np.vdot(array, before[name].reshape(array.shape))) for name, array in gradients.items()
+            )
+        elif same:
+            same = False
+        single = (self._sqnorm + means.sqnorm) / 2
+        both = (single + product) / 2
+        self._before = {name: array.copy() for name, array in gradients.items()}
+        self._samples, self._sqnorm = samples, means.sqnorm
+        if not same:
+            return means.worker_sqnorm, means.sqnorm, 1
+        return max(0.0, 3 * single - 2 * both), single, 2
+
+
+def unpack(worker: str, headers: Sequence[lm.TensorHeader], frames: Sequence[bytes]) -> dict[str, lm.Array]:
+    """Read the arrays that a worker has sent.
+
+    Raises:
+        TrainingCodeError: If they cannot be read.
+    """
+    try:
+        return lm.unpack(headers, frames)
+    except (ValueError, TypeError) as error:
+        raise TrainingCodeError(f"{worker} sent arrays that cannot be read: {error}") from error

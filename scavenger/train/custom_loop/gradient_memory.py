@@ -1,0 +1,64 @@
+"""Shared memory through which the workers of a custom training loop and their supervisor exchange gradients.
+
+Place 0 holds the mean, each other place what one worker pushes. All places have the size of one set of arrays, so a
+process finds a place by its number and the headers of the arrays alone. Nobody writes to a place that another reads:
+a worker writes once it has the mean of the step before, and the mean is written once every member has pushed.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from scavenger.train.custom_loop.messages import Array, TensorHeader
+
+__all__ = ["MEAN", "GradientMemory"]
+
+MEAN = 0
+"""The place of the mean."""
+_ALIGNED = 64
+
+
+class GradientMemory:
+    """The shared memory of one job; see the module.
+
+    Args:
+        fd: Descriptor of the memory, which every process of the job inherits; it is not closed here.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._headers: tuple[TensorHeader, ...] = ()
+        self._mapped: dict[int, dict[str, Array]] = {}
+
+    def arrays(self, place: int, headers: Sequence[TensorHeader]) -> dict[str, Array]:
+        """The arrays at a place, which may be written to; the same ones at every call with the same headers.
+
+        Raises:
+            OSError: If there is no room for them.
+        """
+        described = tuple(headers)
+        if described != self._headers:
+            self._headers, self._mapped = described, {}
+        if place not in self._mapped:
+            self._mapped[place] = self._map(place, described)
+        return self._mapped[place]
+
+    def _map(self, place: int, headers: tuple[TensorHeader, ...]) -> dict[str, Array]:
+        offsets, at = [], 0
+        for header in headers:
+            offsets.append(at)
+            at += -(-header.bytes // _ALIGNED) * _ALIGNED
+        size = max(1, -(-at // mmap.ALLOCATIONGRANULARITY)) * mmap.ALLOCATIONGRANULARITY
+        os.posix_fallocate(self._fd, place * size, size)  # a write beyond what there is would end the process
+        block = mmap.mmap(self._fd, size, offset=place * size)
+        return {
+            header.name: np.frombuffer(
+                block, header.dtype, count=math.prod(header.shape), offset=offset
+            ).reshape(header.shape)
+            for header, offset in zip(headers, offsets, strict=True)
+        }

@@ -1,0 +1,180 @@
+"""What makes a loop a job: its description, the ends of its epochs, its reports, and its noise at one worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scavenger.control.jobs.training_code import check_loop, names_a_loop
+from scavenger.domain.job import JobSpec
+from scavenger.elastic.leases import Attempt, Part
+from scavenger.elastic.ledger import Ledger
+from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.models.noise import noise_scale_parts
+from scavenger.sdk import LoopJob
+from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.epoch_ends import EpochEnds
+from scavenger.train.custom_loop.exchange import SuccessiveSteps
+from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
+from scavenger.train.custom_loop.job_reports import EpochLosses, StepInReport, manifest_of
+from scavenger.train.custom_loop.mean import weighted_mean
+from scavenger.train.custom_loop.report import Reported, StepDone
+from scavenger.train.transport.block_file import create_block
+
+_SPEC = {"version": 1, "name": "x", "train": "train:job", "goal": {"max_epochs": 3}}
+
+
+def _spec(**sections: object) -> JobSpec:
+    return JobSpec.model_validate({**_SPEC, **sections})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loop"),
+    [
+        ("job = LoopJob(train)", True),
+        ("job = sdk.LoopJob(train, metrics=['a'])", True),
+        ("job: LoopJob = LoopJob(train)", True),
+        ("@LoopJob\ndef job(): ...", True),
+        ("other = LoopJob(train)", False),
+        ("def job():\n    return KerasJob()", False),
+        ("job = KerasJob(model, data)", False),
+        ("job = (", False),
+    ],
+)
+def test_a_loop_is_known_from_its_module_without_importing_it(
+    tmp_path: Path, text: str, is_loop: bool
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+
+    assert names_a_loop(_spec(), tmp_path) is is_loop
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"infra": "aws/us-east-1"}, "infra: aws/us-east-1"),
+        ({"engine": "ray"}, "engine: ray"),
+        ({"aggregation": "shared"}, "aggregation: shared"),
+        ({"elastic": {"aggregators": 2}}, "elastic.aggregators: 2"),
+    ],
+)
+def test_what_a_loop_cannot_run_on_is_refused(sections: dict[str, object], words: str) -> None:
+    check_loop(_spec())
+    with pytest.raises(NotSupportedError, match=words):
+        check_loop(_spec(**sections))
+
+
+def test_a_loop_job_takes_a_function_and_names() -> None:
+    assert LoopJob(print, metrics=["a"]).metrics == ("a",)
+    with pytest.raises(TypeError, match="takes a function"):
+        LoopJob(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes names"):
+        LoopJob(print, metrics="val_accuracy")
+
+
+def test_members_wait_at_the_end_of_an_epoch_until_all_may_go_on() -> None:
+    ends = EpochEnds()
+    assert not ends.holds("w0", 3, 0)
+    assert ends.holds("w0", 8, 1)
+    assert ends.holds("w1", 8, 1)
+    ends.evaluator = "w0"
+    assert ends.idle == {"w1"}
+    ends.gone("w0")
+    assert (ends.evaluator, ends.held) == ("", ("w1",))
+    assert ends.go_on() == [("w1", 8, 1)]
+    assert not ends.holds("w1", 9, 1)
+    ends.begin(0)  # after a rollback
+    assert ends.holds("w2", 4, 1)
+
+
+def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -> None:
+    parts = tuple((f"w{k}", Part(k, Attempt(0, k), 2, 2 + count)) for k, count in enumerate((4, 2)))
+    done = StepDone(5, 1, 3, parts, step_time_s=0.5, compute_s={"w0": 0.2, "w1": 0.3}, noise_parts=2)
+    step, ledger = StepInReport(done, 6, {"w0", "w1"}), Ledger((10, 10), 0)
+
+    step.add(Reported("w0", 5, 1.0, 4, 0.01))
+    assert step.awaited == {"w1"}
+    step.add(Reported("w1", 5, 4.0, 2, 0.02))
+    report = step.report(ledger)
+
+    assert (report.samples, report.global_batch_size, report.workers) == (6, 6, 2)
+    assert report.pieces == (("w0", 2, 6), ("w1", 12, 14))
+    assert report.loss == pytest.approx(2.0)
+    assert (report.compute_s, report.update_s) == (0.3, 0.02)
+    losses = EpochLosses()
+    losses.add(1, step.loss, 6)
+    losses.add(1, 5.0, 3)
+    assert losses.metrics(1) == {"loss": pytest.approx(3.0)}
+    assert losses.metrics(2) == {}
+
+
+def test_a_change_of_the_state_or_the_source_makes_another_loop() -> None:
+    header = lm.TensorHeader("w", "<f4", (3, 2))
+    one = manifest_of(lm.Hello((5, 7), (header,), ("val_error",), "abc"))
+
+    assert (one.dataset_size, one.parameters, one.metric_names) == (12, 6, ("loss", "val_error"))
+    assert (
+        one.architecture != manifest_of(lm.Hello((5,), (lm.TensorHeader("w", "<f4", (2, 3)),))).architecture
+    )
+    assert one.optimizer != manifest_of(lm.Hello((5,), (header,), (), "abd")).optimizer
+
+
+@pytest.mark.parametrize("batch", [4, 32])
+def test_the_noise_of_successive_steps_is_that_of_two_halves(batch: int) -> None:
+    random, true = np.random.default_rng(0), np.full(50, 0.2)
+    steps, traces, squares = SuccessiveSteps(), [], []
+    for _ in range(4000):
+        gradient = true + random.normal(size=50) / np.sqrt(batch)  # a trace of 50, |g|² = 2
+        means = weighted_mean([("w0", batch, {"g": gradient, "statistics/m": gradient * 100})], step=1)
+        worker, whole, parts = steps.noise(means, batch)
+        if parts == 2:
+            trace, square = noise_scale_parts(worker, whole, batch / 2, batch)
+            traces.append(trace)
+            squares.append(square)
+
+    assert len(traces) == 3999
+    assert np.mean(traces) == pytest.approx(50.0, rel=0.03)
+    assert np.mean(squares) == pytest.approx(2.0, rel=0.1)
+
+
+def test_steps_of_different_sizes_tell_no_noise_at_one_worker() -> None:
+    steps = SuccessiveSteps()
+    means = weighted_mean([("w0", 4, {"g": np.ones(3)})], step=1)
+
+    assert [steps.noise(means, samples)[2] for samples in (4, 3, 3, 4)] == [1, 1, 2, 1]
+
+
+@pytest.fixture
+def block() -> Iterator[int]:
+    fd = create_block()
+    yield fd
+    os.close(fd)
+
+
+def test_places_of_the_shared_memory_are_apart_and_seen_by_all(block: int) -> None:
+    tensors = {"a": np.arange(5000.0), "b": np.arange(3, dtype="float32"), "c": np.zeros((0, 2))}
+    headers = lm.headers_of(tensors)
+    worker, supervisor = GradientMemory(block), GradientMemory(block)
+
+    for place in (1, 2):
+        for name, array in worker.arrays(place, headers).items():
+            np.copyto(array, tensors[name] * place)
+    seen = [supervisor.arrays(place, headers) for place in (1, 2)]
+    weighted_mean([("w0", 1, seen[0]), ("w1", 3, seen[1])], step=1, into=supervisor.arrays(MEAN, headers))
+
+    for name, array in worker.arrays(MEAN, headers).items():
+        assert array.dtype == tensors[name].dtype
+        np.testing.assert_allclose(array, tensors[name] * 1.75)
+
+
+def test_other_arrays_are_told_apart_in_the_shared_memory(block: int) -> None:
+    memory = GradientMemory(block)
+    one = memory.arrays(1, lm.headers_of({"g": np.ones(3)}))
+    other = memory.arrays(2, lm.headers_of({"g": np.ones(4)}))
+
+    with pytest.raises(TrainingCodeError, match="w0 and w1 pushed different arrays"):
+        weighted_mean([("w0", 1, one), ("w1", 1, other)], step=4)

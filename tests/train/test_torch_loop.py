@@ -1,0 +1,144 @@
+"""PyTorch loops: the adapter, and the same weights as DDP on the same order of data. Needs PyTorch (`[compare]`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scavenger.sdk import run_loop
+from scavenger.sdk.loop import STATISTICS
+from scavenger.train.custom_loop.report import LoopEvent, StepDone
+from scavenger.train.custom_loop.run import LoopRun
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
+
+JOBS = Path(__file__).with_name("jobs")
+SHARD = 32
+
+
+class Alone:
+    """A job of this worker alone, whose mean is what it pushes."""
+
+    lr_scale = 1.0
+
+    def allocate(self, like: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
+
+    def push_pull(self, arrays: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
+        self.pushed = {name: array.copy() for name, array in arrays.items()}
+        return into
+
+
+def _network() -> Any:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+def _step(elastic: Any, job: Alone, x: Any) -> None:
+    elastic.zero_grad()
+    elastic.module(x).square().mean().backward()
+    elastic.step(job)
+
+
+@pytest.mark.parametrize("make", ["SGD", "Adam", "AdamW"])
+def test_a_replica_that_loads_the_state_of_another_goes_on_as_it(make: str) -> None:
+    from scavenger.sdk.torch import Elastic
+
+    x, job = torch.randn(8, 3), Alone()
+    options: dict[str, Any] = {"lr": 0.05} | ({"momentum": 0.9} if make == "SGD" else {})
+    replicas = []
+    for _ in range(2):
+        model = _network()
+        replicas.append(Elastic(model, getattr(torch.optim, make)(model.parameters(), **options)))
+    first, second = replicas
+    for _ in range(3):
+        _step(first, job, x)
+    first.optimizer.param_groups[0]["lr"] = 0.01
+
+    second.load({name: array.copy() for name, array in first.state().items()})
+    for replica in replicas:
+        _step(replica, Alone(), x)
+
+    states = [replica.state() for replica in replicas]
+    assert states[0].keys() == states[1].keys()
+    for name in states[0]:
+        np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=name)
+    assert second.optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_gradients_are_one_array_which_the_parameters_share_and_statistics_are_apart() -> None:
+    from scavenger.sdk.torch import Elastic
+
+    model, job = _network(), Alone()
+    elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    _step(elastic, job, torch.randn(8, 3))
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
+
+    assert {name for name in job.pushed if not name.startswith(STATISTICS)} == {"torch.float32"}
+    np.testing.assert_array_equal(job.pushed["torch.float32"], expected)
+    assert STATISTICS + "1.running_mean" in job.pushed
+    begin = elastic._arrays["torch.float32"].__array_interface__["data"][0]
+    assert next(iter(model.parameters())).grad.data_ptr() == begin
+
+
+@pytest.mark.slow
+def test_a_loop_on_two_workers_reaches_the_weights_of_ddp_on_the_same_order_of_data(tmp_path: Path) -> None:
+    steps: list[list[tuple[int, int]]] = []
+
+    def on_event(run: LoopRun, event: LoopEvent) -> None:
+        if isinstance(event, StepDone):
+            rows = [
+                (part.shard * SHARD + part.start, part.shard * SHARD + part.stop) for _, part in event.parts
+            ]
+            assert len({stop - start for start, stop in rows}) == 1
+            steps.append(rows)
+
+    report = run_loop(
+        "torch_small:train", workers=2, work_dir=tmp_path / "work", job_dir=JOBS, on_event=on_event
+    )
+    both = [rows for rows in steps if len(rows) == 2]
+    assert report.replicas_equal
+    assert len(both) == len(steps) == 3 * 8
+    weights = _with_ddp(both, tmp_path)
+
+    assert weights
+    for name, expected in weights.items():
+        np.testing.assert_allclose(report.state[f"model/{name}"], expected, rtol=1e-6, atol=1e-6)
+
+
+def _with_ddp(steps: list[list[tuple[int, int]]], folder: Path) -> dict[str, Any]:
+    order, weights = folder / "order.json", folder / "weights.npz"
+    order.write_text(json.dumps(steps))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(JOBS / "torch_small.py"),
+                str(rank),
+                "2",
+                str(port),
+                str(order),
+                str(weights),
+            ],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return dict(np.load(weights))
