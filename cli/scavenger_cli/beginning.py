@@ -20,6 +20,7 @@ class Example(StrEnum):
     DIGITS = "digits"
     CHARLM = "charlm"
     OWN_LOOP = "own_loop"
+    TORCH_DIGITS = "torch_digits"
 
 
 def register(app: typer.Typer) -> None:

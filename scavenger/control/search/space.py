@@ -136,7 +136,8 @@ def check_keras_backend(environ: Mapping[str, str]) -> None:
     if backend not in ("tensorflow", ""):
         raise NotSupportedError(
             f"{place} sets Keras's backend to {backend!r}, but workers compute with TensorFlow; set it to tensorflow, "
-            "or start the command with KERAS_BACKEND=tensorflow"
+            "or start the command with KERAS_BACKEND=tensorflow; loops in PyTorch or JAX run as a LoopJob "
+            "(docs/own-loop.md)"
         )
 
 

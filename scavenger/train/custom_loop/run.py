@@ -16,7 +16,6 @@ from pathlib import Path
 from scavenger.elastic import round_events as r
 from scavenger.elastic.leases import Attempt, EpochEnded, Found, Grant, Part
 from scavenger.elastic.ledger import Ledger
-from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, cause_of_death
 from scavenger.elastic.rounds import Rounds
 from scavenger.errors import (
@@ -30,7 +29,7 @@ from scavenger.errors import (
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.exchange import Averaged, Exchange, unpack
-from scavenger.train.custom_loop.progress import LostWorkers, StepTimer
+from scavenger.train.custom_loop.progress import LostWorkers
 from scavenger.train.custom_loop.report import (
     EpochDone,
     Evaluated,
@@ -46,6 +45,7 @@ from scavenger.train.custom_loop.report import (
 )
 from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshot, LoopSnapshots
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
+from scavenger.train.custom_loop.watching import LoopWatch, Overdue
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
@@ -54,9 +54,6 @@ from scavenger.train.supervisor.events import Lost, Started
 from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
-
-_EVALUATION_S = 600.0
-"""How much longer than a step an evaluation may take, unless a limit is set."""
 
 
 class LoopRun:
@@ -93,7 +90,7 @@ class LoopRun:
         ends: EpochEnds | None = None,
     ) -> None:
         self._source, self.supervisor, self._checkpointer = source, supervisor, checkpointer
-        self._timeouts, self._replace, self._clock = timeouts, replace, clock
+        self._replace, self._clock = replace, clock
         self._rounds: Rounds | None = None
         self._ends, self._begun = ends, ends is not None
         self._wanted: r.Resized | None = None
@@ -101,8 +98,7 @@ class LoopRun:
         self._lost = LostWorkers()
         self._exchange = Exchange(supervisor, measures_alone=ends is not None)
         self._donation: dict[str, lm.Array] = {}
-        self._timer, self._results = StepTimer(clock()), LoopResults()
-        self._watched_at = clock()
+        self._watch, self._results = LoopWatch(supervisor, timeouts, ends, clock), LoopResults()
         self._events: list[LoopEvent] = []
         self.described: lm.Hello | None = None
         self.on_state: Callable[[str, int, dict[str, lm.Array]], None] = lambda worker, step, state: None
@@ -199,7 +195,7 @@ class LoopRun:
     def go_on(self) -> None:
         """Let the members read the next epoch."""
         if self._ends is not None:
-            self._timer.restart(self._clock())
+            self._watch.timer.restart(self._clock())
             for worker, step, epoch in self._ends.go_on():
                 self._handle(r.Asked(worker, step, epoch))
 
@@ -284,7 +280,7 @@ class LoopRun:
             if not self._begun and self.supervisor.arrived and not self.supervisor.starting:
                 self._begun = True
                 self._resize("start", ())
-            self._watch()
+            self._look()
         events, self._events = self._events, []
         return events
 
@@ -433,7 +429,7 @@ class LoopRun:
         assert rounds is not None
         step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
         averaged = self._exchange.average(step, action.contributions)
-        step_time_s = self._timer.stepped(self._clock())
+        step_time_s = self._watch.timer.stepped(self._clock())
         actions = rounds.handle(r.Averaged(step))
         members: tuple[str, ...] = ()
         for published in actions:
@@ -484,7 +480,7 @@ class LoopRun:
             held = self._checkpointer.held  # after a resume, no member can donate its state
             state = self._donation or (held.state if held is not None else {})
         headers, frames = lm.pack(state)
-        self._timer.restart(self._clock())
+        self._watch.timer.restart(self._clock())
         assert self._rounds is not None
         start = lm.Start(
             action.step,
@@ -558,46 +554,30 @@ class LoopRun:
 
     # ---- watching ------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _look(self) -> None:
         """Handle workers that are silent, over a time limit, or do not end; request the state for checkpoints."""
-        now = self._clock()
-        if now - self._watched_at < HEARTBEAT_S:
+        if not self._watch.due():
             return
-        self._watched_at = now
         self.supervisor.tidy_up()
-        for worker in self.supervisor.starting:
-            if self.supervisor.age_s(worker) > self._timeouts.start_s:
-                reason = f"did not call loop.init within {self._timeouts.start_s:.0f} s"
-                self._hung(worker, reason, self.supervisor.arrived)
+        for overdue in self._watch.starting():
+            self._late(overdue)
         rounds = self._rounds
-        if rounds is None:
+        if rounds is None or self.paused:
             return
-        self.supervisor.look_at_work(now)
-        missing, waited = rounds.missing, self._timer.waited_s(now)
-        limit_s = self._timeouts.step_s
-        if self._ends is not None:
-            missing = tuple(name for name in missing if name not in self._ends.idle)
-            limit_s = (
-                self._timeouts.evaluation_s or limit_s + _EVALUATION_S if self._ends.evaluator else limit_s
-            )
-        for worker in self.supervisor.liveness.suspects(
-            now, awaited=missing, awaited_for_s=waited, step_time_s=self._timer.step_time_s
-        ):
-            self._lose(worker, "was silent, though its process was running", Cause.SILENT)
-        if waited > limit_s and not self.paused:
-            self._timer.restart(now)
-            reason = f"did not do its part of step {rounds.step + 1} within {limit_s:.0f} s"
-            others = set(rounds.members) - set(missing)
-            for worker in missing:
-                self._hung(worker, reason, others)
+        for overdue in self._watch.training(rounds):
+            self._late(overdue)
         if rounds is self._rounds and not rounds.finishing and self._checkpointer.due(rounds.step):
             self._carry_out(rounds.want_state())
 
-    def _hung(self, worker: str, reason: str, others: Collection[str]) -> None:
-        """End a worker that is over its time limit; if no other worker kept it, the training code is the cause."""
+    def _late(self, overdue: Overdue) -> None:
+        """End a worker that is over its time; if it hangs, and no other kept the limit, the code is the cause."""
+        worker, reason = overdue.worker, overdue.reason
         if worker not in self.supervisor.staying:
             return
+        if overdue.silent:
+            self._lose(worker, reason, Cause.SILENT)
+            return
         self.supervisor.show_stack(worker)
-        if not others:
+        if not overdue.others:
             raise TrainingHungError(f"{worker} {reason}; its stack is in {self.supervisor.log(worker)}")
         self._lose(worker, reason, Cause.HUNG)
