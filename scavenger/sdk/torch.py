@@ -65,6 +65,7 @@ class Elastic:
                 )
         self._flat = _flat_gradients(self._parameters)
         self._arrays: dict[str, Array] = {}
+        self._statistics: dict[str, Array] = {}
 
     def zero_grad(self) -> None:
         """Set all gradients to zero; to be called before each `backward`, instead of the optimizer's `zero_grad`."""
@@ -88,6 +89,8 @@ class Elastic:
             mean = self._arrays[name]
             value = mean if buffer.dtype.is_floating_point else np.rint(mean)
             buffer.copy_(torch.from_numpy(np.array(value)))
+            # the next forward pass changes it, before the step that it belongs to is applied
+            self._statistics[f"model/{name.removeprefix(STATISTICS)}"] = _array(buffer).copy()
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * job.lr_scale
@@ -119,6 +122,7 @@ class Elastic:
     def state(self) -> dict[str, Array]:
         """The whole replica as named arrays: parameters, buffers, and what the optimizer keeps of each parameter."""
         found = {f"model/{name}": _array(tensor) for name, tensor in self.module.state_dict().items()}
+        found |= {name: array for name, array in self._statistics.items() if name in found}
         for name, value in self._slots():
             found[f"optimizer/{name}"] = _array(value)
         found["rates"] = np.array([group["lr"] for group in self.optimizer.param_groups])
@@ -132,6 +136,7 @@ class Elastic:
             if name.startswith("model/")
         }
         self.module.load_state_dict(model)
+        self._statistics.clear()
         kept: dict[int, dict[str, Any]] = {}
         for name, array in state.items():
             if name.startswith("optimizer/"):

@@ -74,6 +74,20 @@ def test_a_replica_that_loads_the_state_of_another_goes_on_as_it(make: str) -> N
     assert second.optimizer.param_groups[0]["lr"] == 0.01
 
 
+def test_the_state_is_that_of_the_last_step_though_a_forward_pass_has_changed_the_statistics() -> None:
+    from scavenger.sdk.torch import Elastic
+
+    model = _network()
+    elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    _step(elastic, Alone(), torch.randn(8, 3))
+    before = {name: array.copy() for name, array in elastic.state().items()}
+
+    model(torch.randn(8, 3) + 5.0)
+
+    for name, array in elastic.state().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
 def test_gradients_are_one_array_which_the_parameters_share_and_statistics_are_apart() -> None:
     from scavenger.sdk.torch import Elastic
 

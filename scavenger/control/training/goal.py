@@ -32,8 +32,8 @@ class Goal:
             return
         if metric.startswith("val_") and metric[4:] in names:
             raise ConfigurationError(
-                f"goal.metric: {metric} needs validation data: give KerasJob(..., validation=(x, y)), or write "
-                f"{metric[4:]}"
+                f"goal.metric: {metric} needs validation data: give KerasJob(..., validation=(x, y)) or "
+                f"LoopJob(..., metrics=['{metric}']), or write {metric[4:]}"
             )
         close = get_close_matches(metric, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

@@ -130,7 +130,7 @@ class LoopJobSupervisor:
         """
         url = checkpoint.url if checkpoint is not None else None if restore is None else restore.url
         snapshots = None if url is None else LoopSnapshots(url, source.train)
-        held = None if restore is None or snapshots is None else snapshots.latest()
+        held = None if restore is None or snapshots is None else snapshots.latest(finite=True)
         ends = EpochEnds()
         supervisor = LoopSupervisor.open(
             source,

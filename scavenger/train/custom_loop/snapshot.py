@@ -78,14 +78,17 @@ class LoopSnapshots:
         )
         return sum(part.bytes for part in parts)
 
-    def latest(self) -> LoopSnapshot | None:
+    def latest(self, *, finite: bool = False) -> LoopSnapshot | None:
         """Read the newest checkpoint that passes verification; None if there is no checkpoint.
+
+        Args:
+            finite: Whether all of its numbers must be finite.
 
         Raises:
             ConfigurationError: If it belongs to another job.
             TransientError: If the checkpoints cannot be read, or all of them are damaged.
         """
-        found = self._store.latest()
+        found = self._store.latest(finite=finite)
         if found is None:
             return None
         manifest = found.manifest

@@ -141,9 +141,8 @@ class LoopLink:
         assert self._memory is not None
         headers = lm.headers_of(tensors)
         for name, array in self._memory.arrays(self._place, headers).items():
-            given = tensors[name]
-            if given is not array and given.__array_interface__["data"] != array.__array_interface__["data"]:
-                np.copyto(array, given)
+            if not _same(tensors[name], array):
+                np.copyto(array, tensors[name])
         return headers
 
     def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
@@ -254,6 +253,11 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     finally:
         sdk.connect(None)
         heartbeat.close()
+
+
+def _same(a: lm.Array, b: lm.Array) -> bool:
+    """Whether two arrays of one shape and type are the same memory."""
+    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
 def _code(train: str, job_dir: str, params: Mapping[str, Any]) -> _Code:
