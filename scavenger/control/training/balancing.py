@@ -8,7 +8,7 @@ from statistics import median
 from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.errors import ScavengerError
 from scavenger.policy.bucket_balance import DEFAULT_RULES, Balance, BalanceRules, Measured, observe
-from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
 
 __all__ = ["Balancing", "measured"]
@@ -27,7 +27,7 @@ class Balancing:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: JobSupervisor,
         reports: Callable[[], Sequence[m.StepReport]],
         *,
         note: Callable[[str], None],

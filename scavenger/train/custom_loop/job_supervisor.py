@@ -16,6 +16,7 @@ from pathlib import Path
 
 from scavenger.elastic import recovery
 from scavenger.elastic import round_events as r
+from scavenger.elastic.migration import BucketMap
 from scavenger.errors import (
     ConfigurationError,
     ModelNotSavedError,
@@ -59,6 +60,7 @@ from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
 __all__ = ["LoopJobSupervisor"]
 
+_NO_AGGREGATORS = "a loop of one's own has no aggregators: its workers hold the weights"
 _TURN_S = 0.05
 _GRACE_S = 5.0
 
@@ -223,13 +225,21 @@ class LoopJobSupervisor:
     def run_callbacks(self, request: m.RunCallbacks) -> None:
         """Nothing: a loop has no callbacks of Keras."""
 
+    def migrate(self, buckets: Mapping[int, int]) -> None:
+        """Refuse: a loop has no aggregators.
+
+        Raises:
+            NotSupportedError: Always.
+        """
+        raise NotSupportedError(_NO_AGGREGATORS)
+
     def use_aggregators(self, aggregators: Collection[int]) -> None:
         """Refuse: a loop has no aggregators.
 
         Raises:
             NotSupportedError: Always.
         """
-        raise NotSupportedError("a loop of one's own has no aggregators: its workers hold the weights")
+        raise NotSupportedError(_NO_AGGREGATORS)
 
     def finish(
         self,
@@ -306,6 +316,16 @@ class LoopJobSupervisor:
     def aggregators(self) -> int:
         """Number of aggregators: none."""
         return 0
+
+    @property
+    def map(self) -> BucketMap | None:
+        """Which aggregator holds each bucket of the model: None."""
+        return None
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Size of each bucket of the model: there are none."""
+        return ()
 
     @property
     def migrating(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.train.engines.base import Engine
 from scavenger.train.supervisor.events import Event, ProcessState
 from scavenger.train.transport import messages as m
@@ -49,6 +50,8 @@ class JobSupervisor(Protocol):
 
     def release(self, keep: int) -> None: ...
 
+    def migrate(self, buckets: Mapping[int, int]) -> None: ...
+
     def use_aggregators(self, aggregators: Collection[int]) -> None: ...
 
     def verdict(
@@ -86,6 +89,12 @@ class JobSupervisor(Protocol):
 
     @property
     def aggregators(self) -> int: ...
+
+    @property
+    def map(self) -> BucketMap | None: ...
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]: ...
 
     @property
     def migrating(self) -> bool: ...
