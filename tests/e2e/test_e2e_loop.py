@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_jobs import Job, ended, lines, marked, training, wait_for
+from real_jobs import Job, lines, marked, training, wait_for
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
@@ -129,13 +129,6 @@ def test_a_loop_is_searched_and_survives_the_death_of_a_worker_and_of_the_comman
         saved = _saved(report["model_path"])
         for name, value in _replayed(audit).items():
             np.testing.assert_allclose(saved[name], value, rtol=1e-9, atol=1e-12)
-
-
-def test_what_a_loop_cannot_do_is_refused_before_it_starts(make_job: Callable[..., Job]) -> None:
-    job = _loop(make_job, elastic={"aggregators": 2})
-    assert "a LoopJob has no aggregators" in ended(job.start("optimize")).error
-    job.change(elastic={}, infra="gcp/us-central1-a")
-    assert "runs a LoopJob on this machine only" in ended(job.start("optimize")).error
 
 
 def _record(job: Job) -> Any:
