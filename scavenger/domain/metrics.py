@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Census", "LiveJob"]
+__all__ = ["Census", "LiveJob", "VmSums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,21 @@ class Census:
     vms: Mapping[tuple[str, str, str], int]
     live: tuple[LiveJob, ...]
     notifications: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class VmSums:
+    """What is on record of the VMs of one job: as long as it is the same, so is their bill, if none is living.
+
+    Attributes:
+        count: VMs that were ever wanted.
+        living: Those that are not gone.
+        seconds, usd: What was counted of all, seconds and US dollars.
+        settled: Those whose end the cloud has reported.
+    """
+
+    count: int
+    living: int
+    seconds: float
+    usd: float
+    settled: int

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import func, select
 
-from scavenger.domain.metrics import Census, LiveJob
+from scavenger.domain.metrics import Census, LiveJob, VmSums
 from scavenger.store.base import Part
 from scavenger.store.documents import budget_of
 from scavenger.store.records import LIVE_STATES
@@ -84,6 +84,20 @@ class Counts(Part):
             ),
             {(webhook, state): count for webhook, state, count in told},
         )
+
+    def vm_sums(self, ids: Collection[str]) -> dict[str, VmSums]:
+        """Sums over the VMs of each of the jobs, by job; those that have rented none are left out."""
+        row = IntentRow
+        sums = (
+            func.count(),
+            func.count().filter(row.state != "GONE"),
+            func.sum(row.billed_s),
+            func.sum(row.spent_usd),
+            func.count(row.ended_at),
+        )
+        query = select(row.job_id, *sums).where(row.job_id.in_(ids)).group_by(row.job_id)
+        with self._database.reading() as session:
+            return {row[0]: VmSums(*row[1:]) for row in session.execute(query)}
 
     def jobs_with_vms(self, ids: Collection[str]) -> frozenset[str]:
         """Those of the jobs that have rented VMs."""

@@ -6,6 +6,8 @@ import os
 import pwd
 import socket
 from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
 
 import psutil
 
@@ -44,10 +46,28 @@ def is_owner_alive(owner: Owner, heartbeat_at: datetime, *, at: datetime) -> boo
     fresh = at - heartbeat_at < HEARTBEAT_STALE
     if owner.host != socket.gethostname():
         return fresh
+    started_at_s = _start_of(owner.pid)
+    return started_at_s is not None and (abs(started_at_s - owner.started_at_s) < START_TOLERANCE_S or fresh)
+
+
+def _start_of(pid: int) -> float | None:
+    """Start of a process, seconds since the epoch; None if there is none, or only its exit status is left.
+
+    As `psutil.Process(pid).create_time()`, by one read in place of three: a list shows up to 200 live jobs.
+
+    References:
+        .. [1] proc_pid_stat(5): fields 3 and 22, which follow the name in parentheses.
+    """
     try:
-        process = psutil.Process(owner.pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return abs(process.create_time() - owner.started_at_s) < START_TOLERANCE_S or fresh
-    except psutil.NoSuchProcess:
-        return False
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return _booted_at_s() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def _booted_at_s() -> float:
+    return float(psutil.boot_time())

@@ -11,12 +11,16 @@ import pytest
 from cli_fake import Run
 from cli_samples import make_report
 from nested import built
+from sqlalchemy import create_engine, update
 
+from scavenger.control.documents.costs import billed
+from scavenger.control.documents.jobs import listed
 from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.store import Store
+from scavenger.store.schema import IntentRow
 
 ESTIMATE = CostEstimate(
     5400.0,
@@ -177,3 +181,22 @@ def test_status_shows_the_bill_of_the_vms_and_not_the_last_count_of_an_ended_pro
     assert (job["cost_usd"], job["actual"]["cost_usd"]) == (pytest.approx(cost), pytest.approx(cost))
     (listed,) = json.loads(scavenger("status", "-o", "json")[1])["jobs"]
     assert listed["cost_usd"] == pytest.approx(cost)
+
+
+def test_a_list_keeps_a_bill_only_as_long_as_nothing_that_it_depends_on_changes(store: Store) -> None:
+    job_id = finished(store, vms=2)
+    assert not finished(store).startswith(job_id[:8])
+
+    def shown() -> list[float | None]:
+        return [one.job.cost_usd for one in listed(store, store.jobs(5))]
+
+    def paid() -> list[float | None]:
+        return [billed(store, job).cost_usd for job in store.jobs(5)]
+
+    before = shown()
+    assert before == shown() == paid()
+    engine = create_engine(store.url)
+    with engine.begin() as connection:  # the cloud corrects its times
+        connection.execute(update(IntentRow).values(spent_usd=IntentRow.spent_usd + 1.0))
+    engine.dispose()
+    assert shown() == paid() != before

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scavenger.control.documents.costs import all_billed
 from scavenger.control.documents.operations import operation_row
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.domain.progress import PROGRESS, Progress
@@ -66,17 +67,19 @@ def progress_of(store: Store, job: JobRecord) -> Progress | None:
 
 
 def listed(store: Store, jobs: Sequence[JobRecord], *, progress: bool = True) -> tuple[ListedJob, ...]:
-    """Read what lists show of jobs; without `progress`, which takes about as long as the rest, in half the time."""
+    """Read what lists show of jobs, with their bills; without `progress`, which takes about as long as the rest, in
+    half the time."""
     ids = [job.id for job in jobs]
+    alive = frozenset(job.id for job in jobs if store.is_alive(job))
     told, runners = store.latest_data(ids, PROGRESS) if progress else {}, store.have_runners(ids)
     return tuple(
         ListedJob(
             job,
-            store.is_alive(job),
+            job.id in alive,
             job.id in runners,
             Progress.read(told[job.id]) if job.id in told else None,
         )
-        for job in jobs
+        for job in all_billed(store, jobs, alive)
     )
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from scavenger.control.documents.catalog import Asked, Found, find_machines
-from scavenger.control.documents.costs import all_billed, billed, cost_of
+from scavenger.control.documents.costs import billed, cost_of
 from scavenger.control.documents.jobs import JobStatus, ListedJob, listed, status_of
 from scavenger.control.documents.logs import JobLogs, LogReader, Wanted
 from scavenger.control.documents.models import job_names
@@ -77,7 +77,7 @@ class StoreSource:
     def jobs(
         self, limit: int, *, states: Collection[str] = (), name: str | None = None
     ) -> tuple[ListedJob, ...]:
-        return listed(self.store, all_billed(self.store, self.store.jobs(limit, states=states, name=name)))
+        return listed(self.store, self.store.jobs(limit, states=states, name=name))
 
     def job(self, key: str) -> JobRecord:
         return self.store.job(key)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from scavenger.control.documents.costs import all_billed, billed, cost_of
+from scavenger.control.documents.costs import billed, cost_of
 from scavenger.control.documents.jobs import listed, progress_of
 from scavenger.control.documents.logs import log_folder
 from scavenger.control.training.run_course import CourseReader
@@ -76,7 +76,4 @@ def _is_resumable(store: Store, job: JobRecord) -> bool:
 
 def lines_of(store: Store, jobs: Sequence[JobRecord], now: datetime) -> list[JobLine]:
     """The jobs of a list, with their progress and bills."""
-    return [
-        job_line(one.job, one.progress, alive=one.alive, now=now)
-        for one in listed(store, all_billed(store, jobs))
-    ]
+    return [job_line(one.job, one.progress, alive=one.alive, now=now) for one in listed(store, jobs)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
-from scavenger.control.documents.costs import all_billed, billed, cost_document, cost_of
+from scavenger.control.documents.costs import billed, cost_document, cost_of
 from scavenger.control.documents.curves import curve_document, plan_document, report_with_curve
 from scavenger.control.documents.jobs import jobs_document, listed, status_document, status_of
 from scavenger.control.documents.logs import JobLogs, Wanted, logs_document
@@ -68,7 +68,7 @@ def list_jobs(
         jobs, following = _page(
             store, limit, states=state or (), name=name, user=only_of(caller), cursor=cursor
         )
-        found = listed(store, all_billed(store, jobs), progress=progress)
+        found = listed(store, jobs, progress=progress)
         document = jobs_document(store.name, found)
     return answer({**document, "next": following})
 
