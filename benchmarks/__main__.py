@@ -43,6 +43,7 @@ from benchmarks import (
     starting,
     startup,
     step,
+    study,
     switch,
     tenant_order,
     two_hosts,
@@ -89,6 +90,7 @@ _MODULES = (
     gpu,
     migration,
     philly,
+    study,
 )
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from scavenger.pipelines.async_client import AsyncClient
     from scavenger.pipelines.client import Client
     from scavenger.pipelines.job import Job
+    from scavenger.pipelines.study import Study
     from scavenger.sdk import KerasJob, RunningJob
 
-__all__ = ["AsyncClient", "Client", "Job", "KerasJob", "RunningJob", "ScavengerError", "__version__"]
+__all__ = ["AsyncClient", "Client", "Job", "KerasJob", "RunningJob", "ScavengerError", "Study", "__version__"]
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _MODULES = {
     "KerasJob": "scavenger.sdk",
     "RunningJob": "scavenger.sdk",
     "ScavengerError": "scavenger.errors",
+    "Study": "scavenger.pipelines.study",
 }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -28,18 +29,23 @@ from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
+from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
     from scavenger.control.documents.submissions import SubmittedJob
     from scavenger.control.jobs.job_run import JobRun
     from scavenger.control.sources.base import Source
+    from scavenger.pipelines.study import Study
     from scavenger.store import Store
+    from scavenger.store.records import JobRecord
 
 __all__ = ["Client"]
 
 _LAST_S = 5.0
 """Longest wait at the end of a job for notifications that are being sent."""
 _LOOK_S = 0.5
+_RECORDS_MAX = 10_000
+"""Most jobs of one name, such as trials of a study, that are looked at."""
 Choices = Plan | Choice | CurvePoint | Configuration
 
 
@@ -81,6 +87,7 @@ class Client:
         self._budget = Budget(dollars(budget))
         self._progress = progress
         self._lock = threading.Lock()
+        self._warm = WarmServers()
         self._running: dict[int, JobRun] = {}
         self._submitted: dict[str, tuple[Allowance, ExitStack]] = {}
 
@@ -90,10 +97,11 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._source.__exit__(kind, error, trace)
+        self.close()
 
     def close(self) -> None:
-        """Close the store, or the connection to the server."""
+        """End what is kept for further jobs, and close the store or the connection to the server."""
+        self._warm.close()
         self._source.__exit__(None, None, None)
 
     @property
@@ -175,6 +183,41 @@ class Client:
             return self._there(job, observer)
         return self._here(job, run=True, observer=observer)
 
+    def resume(self, job: str, *, observer: Observer | None = None) -> Run:
+        """Have a job that ended before its goal go on from its checkpoint; returned as by `attempt`.
+
+        Args:
+            job: As of `result`.
+            observer: Receives what happens.
+
+        Raises:
+            ConfigurationError, TransientError: If it cannot be resumed.
+        """
+        record = self._source.job(job)
+        if isinstance(self._source, StoreSource):
+            return self._resumed_here(record, observer)
+        return self.wait(self._source.resume(record, audit=False).id, observer=observer)
+
+    def study(
+        self,
+        name: str,
+        *,
+        budget: str | float | None = None,
+        deadline: str | float | None = None,
+        at_once: int = 1,
+    ) -> Study:
+        """A study: trials that share what is learned, what is warm, and a budget; see `Study`.
+
+        Args:
+            name: Its name, which is that of its jobs; a study of this name on record goes on.
+            budget: US dollars for all its trials, those on record included.
+            deadline: Its longest time, as `8h` or seconds, those of earlier attempts included.
+            at_once: How many trials share what is left of the budget, if they run at once.
+        """
+        from scavenger.pipelines.study import Study
+
+        return Study(self, name, budget=budget, deadline=deadline, at_once=at_once)
+
     def submit(self, job: Job, *, priority: int = 0) -> Submission:
         """Submit a job, to be run by a server on this machine, or by the client's server; does not wait.
 
@@ -229,7 +272,7 @@ class Client:
         if job_id in self._submitted:
             allowance, aside = self._submitted.pop(job_id)
             with aside:
-                allowance.cost_usd = _recorded_cost(self._source, job_id)
+                allowance.cost_usd = self.cost_of(job_id)
         return self.result(job_id)
 
     # ---- what is on record ---------------------------------------------------------------------------------
@@ -251,6 +294,11 @@ class Client:
             return Run(report_from_document(record.report))
         except ValueError as error:
             raise StoreError(f"the stored report of job {record.id[:8]} cannot be read: {error}") from error
+
+    def records(self, name: str) -> tuple[JobRecord, ...]:
+        """The jobs of a name on record, newest first, without their reports; those whose process is gone have ended."""
+        self._source.end_dead()
+        return tuple(one.job for one in self._source.jobs(_RECORDS_MAX, name=name))
 
     def curve(self, job: str) -> Plan:
         """The predicted time and cost of every configuration of a job on record, and its choice.
@@ -279,22 +327,63 @@ class Client:
     def _here(self, job: Job, *, run: bool, observer: Observer | None) -> Run:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.platform import prepare_job
+
+        with self._budget.allowance(job.spec.constraints.budget) as allowance:
+            spec = _limited(job, allowance.usd).spec
+
+            def begin(store: Store, seen: Observer) -> JobRun:
+                prepared = prepare_job(spec, job.path, warm=self._warm)
+                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None)
+
+            return self._driven(begin, allowance, observer)
+
+    def _resumed_here(self, record: JobRecord, observer: Observer | None) -> Run:
+        from scavenger.control.jobs.resume import resume_job
+
+        most, before_usd = record.spec.get("constraints", {}).get("budget"), self.cost_of(record.id)
+        with self._budget.allowance(None if most is None else max(0.0, most - before_usd)) as allowance:
+
+            def begin(store: Store, seen: Observer) -> JobRun:
+                return resume_job(record.id, store=store, observer=seen, confirm=None, warm=self._warm)
+
+            return self._driven(begin, allowance, observer, before_usd)
+
+    def _driven(
+        self,
+        begin: Callable[[Store, Observer], JobRun],
+        allowance: Allowance,
+        observer: Observer | None,
+        before_usd: float = 0.0,
+    ) -> Run:
         from scavenger.control.notifying.settings import notifying
 
         refuse_in_workers()
-        store = self._store()
-        with (
-            self._budget.allowance(job.spec.constraints.budget) as allowance,
-            notifying(store, only_mine=True, within_s=_LAST_S),
-            shown_progress(self._progress, observer) as seen,
-        ):
-            prepared = prepare_job(_limited(job, allowance.usd).spec, job.path)
-            one = JobRun(prepared, store=store, observer=seen, run=run, confirm=None)
-            try:
+        store, job_id = self._store(), ""
+        try:
+            with (
+                notifying(store, only_mine=True, within_s=_LAST_S),
+                shown_progress(self._progress, observer) as seen,
+            ):
+                one = begin(store, seen)
                 with self._stoppable(one):
-                    return Run(drive(one))
-            finally:
-                allowance.cost_usd = _recorded_cost(self._source, one.job_id)
+                    try:
+                        return Run(drive(one))
+                    finally:
+                        job_id = one.job_id
+        finally:
+            allowance.cost_usd = max(0.0, self.cost_of(job_id) - before_usd)
+
+    def cost_of(self, job_id: str) -> float:
+        """What a job has cost by its record, US dollars; 0 if it has none.
+
+        Args:
+            job_id: Its id; may be empty.
+        """
+        if not job_id:
+            return 0.0
+        with suppress(ScavengerError):
+            return self._source.cost(job_id, datetime.now(UTC)).actual_usd or 0.0
+        return 0.0
 
     @contextmanager
     def _stoppable(self, run: JobRun) -> Iterator[None]:
@@ -305,15 +394,16 @@ class Client:
         finally:
             del self._running[thread]
 
-    def stop_job(self, thread: int, reason: str) -> None:
+    def stop_job(self, thread: int, reason: str, *, save: bool = True) -> None:
         """Stop the job that a thread of this program runs by this client, in order; none if it runs none.
 
         Args:
             thread: As of `threading.get_ident`.
             reason: For the record.
+            save: Whether its model is saved.
         """
         if (run := self._running.get(thread)) is not None:
-            run.request_stop(reason)
+            run.request_stop(reason, save=save)
 
     # ---- by a server ---------------------------------------------------------------------------------------
 
@@ -382,14 +472,3 @@ def _fixed(job: Job, choice: Choices | None, workers: int | None, batch_size: in
     if job.spec.search.strategy == "auto":
         changes["search.strategy"] = "reuse"
     return job.with_settings(changes)
-
-
-def _recorded_cost(source: Source, job_id: str) -> float:
-    """What a job has cost by its record; 0 if it has none."""
-    from datetime import UTC, datetime
-
-    if not job_id:
-        return 0.0
-    with suppress(ScavengerError):
-        return source.cost(job_id, datetime.now(UTC)).actual_usd or 0.0
-    return 0.0

@@ -56,13 +56,14 @@ class Job:
         deadline: str | float | None = None,
         params: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         """A job in Python.
 
         Args:
             train: A function that returns a `scavenger.sdk.KerasJob`, or with `data`, a compiled model. It is imported
                 by worker processes, so it is one of a module file, neither of a notebook nor inside another function;
-                or `module:function`, of a module in the present folder.
+                or `module:function`, of a module in `folder`.
             goal: As in a job file, as `{"metric": "val_accuracy", "target": 0.97, "max_epochs": 60}`; a number is
                 `max_epochs` alone.
             data: A function of the same folder that returns the arguments of `KerasJob` besides the model, as
@@ -75,11 +76,13 @@ class Job:
             deadline: Its longest time, as `8h` or seconds.
             params: Arguments by name for `train`: numbers, texts, and lists and mappings of them.
             settings: Other keys of a job file, as `{"infra": "aws/us-east-1", "profile.steps": 10}`.
+            folder: Where modules are that are named by text; by default the present folder.
 
         Raises:
             ConfigurationError: If the function cannot be imported by other processes, or a value is not valid.
         """
-        folder, entry = _place_of(train, "train")
+        named = Path(folder or "").absolute()
+        place, entry = _place_of(train, "train", named)
         document: dict[str, Any] = {
             "version": 1,
             "name": name or _name_of(entry),
@@ -87,10 +90,10 @@ class Job:
             "goal": {"max_epochs": goal} if isinstance(goal, int) else dict(goal),
         }
         if data is not None:
-            data_folder, document["data"] = _place_of(data, "data")
-            if data_folder != folder:
+            data_place, document["data"] = _place_of(data, "data", named)
+            if data_place != place:
                 raise ConfigurationError(
-                    f"data is of {data_folder}, and train of {folder}; put both into one folder"
+                    f"data is of {data_place}, and train of {place}; put both into one folder"
                 )
         if params:
             document["params"] = _plain(dict(params))
@@ -103,7 +106,7 @@ class Job:
             **dict(settings or {}),
         }
         spec = override_job(job_of(document), changes)
-        self._set(spec, folder / f"{spec.name}.yaml", is_file=False)
+        self._set(spec, place / f"{spec.name}.yaml", is_file=False)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Job:
@@ -165,14 +168,14 @@ def _path_of(spec: JobSpec, folder: Path) -> Path:
     return folder / f"{spec.name}.{digest[:8]}.yaml"
 
 
-def _place_of(code: Code, key: str) -> tuple[Path, str]:
-    """The folder and the `module:function` of a function.
+def _place_of(code: Code, key: str, folder: Path) -> tuple[Path, str]:
+    """The folder and the `module:function` of a function, or of what a text names in a folder.
 
     Raises:
         ConfigurationError: If no other process can import it.
     """
     if isinstance(code, str):
-        return Path.cwd(), code
+        return folder, code
     name, module_name = getattr(code, "__qualname__", ""), getattr(code, "__module__", None)
     if not name.isidentifier():
         raise ConfigurationError(

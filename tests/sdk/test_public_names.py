@@ -16,6 +16,7 @@ PUBLIC = {
         "KerasJob",
         "RunningJob",
         "ScavengerError",
+        "Study",
         "__version__",
     ],
     "scavenger.sdk": [

@@ -64,8 +64,18 @@ class JobRun:
 
     # ---- calls from other threads --------------------------------------------------------------------------
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the job to stop at the next step boundary; safe in signal handlers and other threads."""
+    def request_stop(self, reason: str, *, save: bool = True) -> None:
+        """Ask the job to stop at the next step boundary; safe in signal handlers and other threads.
+
+        Args:
+            reason: For the record.
+            save: Whether its model is saved, if it has begun.
+        """
+        self._stop_reason = reason
+        if self._running is not None:
+            self._running.stop_as_asked(reason, save)
+
+    def _stop_training(self, reason: str) -> None:
         self._stop_reason = reason
         if self._running is not None:
             self._running.parts.trainer.stop(reason)
@@ -194,7 +204,7 @@ class JobRun:
             raise Interrupted(self._stop_reason)
 
     def _driven(self, attempt: Attempt) -> JobState:
-        self._running = begin_job(attempt, stop=self.request_stop)
+        self._running = begin_job(attempt, stop=self._stop_training)
         if self._stop_reason is not None:
             self._running.parts.trainer.stop(self._stop_reason)
         return self._running.run()

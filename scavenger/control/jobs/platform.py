@@ -42,6 +42,7 @@ from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.warm import WarmServers
 from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.protocol import PoolLoad, pool_folder
@@ -171,22 +172,27 @@ class PreparedJob:
     platform: Platform
 
 
-def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
+def prepare_job(job: JobSpec, job_file: Path, *, warm: WarmServers | None = None) -> PreparedJob:
     """Check a job as far as possible before it starts; starts nothing and spends nothing.
+
+    Args:
+        job: The job.
+        job_file: Its file, next to which its code is.
+        warm: Fork servers that jobs of this program share on this machine; None: the job has its own.
 
     Raises:
         ConfigurationError: If the job file asks for something that does not exist; the message begins with the place
             in the file.
     """
     try:
-        return _prepared(job, job_file)
+        return _prepared(job, job_file, warm)
     except ConfigurationError as error:
         if not error.key or isinstance(error, JobFileError):
             raise
         raise type(error)(f"{place_of(error.key, job, job_file)}: {error}", key=error.key) from error
 
 
-def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
+def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> PreparedJob:
     check_supported(job)
     folder = check_training_module(job, job_file)
     if names_a_loop(job, folder):
@@ -204,9 +210,9 @@ def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
         refreshed = refresh_if_old(job)
         return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job), refreshed))
     if (gpus := gpus_of(job)) is None:
-        return PreparedJob(job, job_file, folder, ThisMachine(job))
+        return PreparedJob(job, job_file, folder, ThisMachine(job, warm=warm))
     job, notes = one_worker_each(job, len(gpus.names))
-    return PreparedJob(job, job_file, folder, ThisMachine(job, gpus, notes))
+    return PreparedJob(job, job_file, folder, ThisMachine(job, gpus, notes, warm=warm))
 
 
 def check_writable(path: Path, key: str) -> None:
@@ -236,9 +242,18 @@ class ThisMachine:
     Args:
         gpus: The GPUs that the workers are placed on; None if they compute on processors.
         notes: Messages for the user.
+        warm: Fork servers that the job takes its processes from; None for one of its own.
     """
 
-    def __init__(self, job: JobSpec, gpus: LocalGpus | None = None, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        gpus: LocalGpus | None = None,
+        notes: tuple[str, ...] = (),
+        *,
+        warm: WarmServers | None = None,
+    ) -> None:
+        self._warm = warm
         self._gpus = () if gpus is None else gpus.names
         machine = LocalCloud(gpus=len(self._gpus), gpu_model="" if gpus is None else gpus.model)
         self.cloud: Cloud = machine
@@ -267,7 +282,9 @@ class ThisMachine:
         """See `Platform.allocate`."""
         for note in self.notes:
             warn(note)
-        engine: Callable[[Path, int], Engine] | None = partial(ProcessEngine, gpus=self._gpus)
+        engine: Callable[[Path, int], Engine] | None = partial(
+            ProcessEngine, gpus=self._gpus, warm=self._warm
+        )
         if self._shared:
             folder = pool_folder()
             check_room(wait_for_load(folder), self._shared)

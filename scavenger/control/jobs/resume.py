@@ -13,12 +13,19 @@ from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store
+from scavenger.train.engines.warm import WarmServers
 
 __all__ = ["resume_job"]
 
 
 def resume_job(
-    job_id: str, *, store: Store, observer: Observer, confirm: Confirm | None, audit: bool = False
+    job_id: str,
+    *,
+    store: Store,
+    observer: Observer,
+    confirm: Confirm | None,
+    audit: bool = False,
+    warm: WarmServers | None = None,
 ) -> JobRun:
     """Prepare a job to continue from its newest checkpoint.
 
@@ -27,6 +34,7 @@ def resume_job(
     Args:
         confirm: Asked before the chosen configuration is paid for, if the search had not chosen yet.
         audit: See `JobRun`; an audit is complete only if every attempt had it.
+        warm: See `prepare_job`.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
@@ -36,7 +44,7 @@ def resume_job(
     store.check_resumable(record)
     job, job_file = JobSpec.model_validate(record.spec), Path(record.job_file)
     journal = job_file.parent / job.output / record.id / "measurements.jsonl"
-    prepared, resumed = prepare_job(job, job_file), find_resumption(record, journal)
+    prepared, resumed = prepare_job(job, job_file, warm=warm), find_resumption(record, journal)
     # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
     if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
         spent_usd += recorded_traffic(store, record.id).usd

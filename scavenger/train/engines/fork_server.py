@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import gc
 import importlib
 import os
@@ -38,24 +39,28 @@ __all__ = [
 MARK_BYTES = 256
 """Room for the marker in the environment that the kernel shows of a process: forked processes write theirs into it."""
 _PACKET_BYTES = 1 << 18
-_FDS = 2
+_FDS = 3
+_APART = 1 << 9
+"""Above all numbers that descriptors of a leader have, where those that came are put while they get their own."""
 _FD_BYTES = array.array("i").itemsize
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process; the packet carries its standard input and its log as file descriptors.
+    """Fork a process; the packet carries its standard input, its log, and what `fds` lists as file descriptors.
 
     Attributes:
         number: Identifies the process until its id is known.
         name: For the kernel's list of processes.
         env: Its whole environment.
         threads: For the numerical libraries that have been imported already.
+        fds: Numbers that the process has further descriptors under, in the packet's order.
     """
 
     number: int
     name: str
     env: dict[str, str]
     threads: int
+    fds: tuple[int, ...] = ()
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
@@ -166,12 +171,14 @@ class _Server:
         self._control.close()
         for watched in self._pids:
             os.close(watched)
-        standard_input, log = fds
-        os.dup2(standard_input, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(standard_input)
-        os.close(log)
+        apart = [fcntl.fcntl(fd, fcntl.F_DUPFD, _APART) for fd in fds]
+        for fd in fds:
+            os.close(fd)
+        standard_input, log, *others = apart
+        for fd, number in ((standard_input, 0), (log, 1), (log, 2), *zip(others, request.fds, strict=True)):
+            os.dup2(fd, number)
+        for fd in apart:
+            os.close(fd)
         with contextlib.suppress(OSError, ValueError):
             _show_mark(request.env[VARIABLE])
         os.environ.clear()

@@ -250,7 +250,9 @@ class ForkServer(ProcessServer):
             env=env,
         )
 
-    def fork(self, name: str, env: Mapping[str, str], threads: int, log: int) -> ForkedProcess:
+    def fork(
+        self, name: str, env: Mapping[str, str], threads: int, log: int, fds: Sequence[int] = ()
+    ) -> ForkedProcess:
         """Ask for a process.
 
         Args:
@@ -258,14 +260,15 @@ class ForkServer(ProcessServer):
             env: Its whole environment.
             threads: For the numerical libraries.
             log: File descriptor for its standard output and error.
+            fds: Further descriptors that it has, under the same numbers, besides those that the server was given.
 
         Raises:
             OSError: If the server cannot be asked.
         """
 
         def send(number: int, standard_input: int) -> None:
-            request = protocol.Fork(number, name, dict(env), threads)
-            rights = array.array("i", [standard_input, log])
+            request = protocol.Fork(number, name, dict(env), threads, tuple(fds))
+            rights = array.array("i", [standard_input, log, *fds])
             self._control.sendmsg(
                 [msgspec.json.encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
             )

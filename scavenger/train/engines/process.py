@@ -29,6 +29,7 @@ from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_serv
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
+from scavenger.train.engines.warm import WarmServers
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import SOCKET_FOLDER_BYTES_MAX
 
@@ -39,6 +40,7 @@ _FORK_TARGET = "scavenger.train.worker_process:main"
 _CLOSING_S = 1.0
 _KILL_S = 5.0  # the kernel may take a moment to free a large process
 _HOST = "127.0.0.1"
+_ROLES = ("worker", "aggregator", "coordinator")
 _FORK_SERVER_LOG = "fork-server.log"
 LOG_BYTES_MAX = 16 << 20
 """Size to which a log is truncated."""
@@ -82,6 +84,8 @@ class ProcessEngine(Engine):
         gpus: The GPUs to place workers on, one worker on each; with none, workers see no GPU. None: whatever starts a
             worker says in `env` which it sees. Processes of other roles never see any, but for custom loops, whose
             code decides for itself.
+        warm: Has the server instead, which other engines have used and will use; it forks processes of all roles. None:
+            the engine has one of its own, for workers.
     """
 
     _fork_server_type: type[ForkServer] = ForkServer
@@ -94,10 +98,12 @@ class ProcessEngine(Engine):
         command: Sequence[str] | None = None,
         fork_target: str | None = _FORK_TARGET,
         gpus: Sequence[str] | None = None,
+        warm: WarmServers | None = None,
     ) -> None:
         self._command = _COMMAND if command is None else command
         self._fork_target = fork_target if command is None and fork_server_supported() else None
         self._fork_server: ForkServer | None = None
+        self._warm = warm
         self._fd, self._gpus = memory_fd, gpus
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
@@ -120,7 +126,7 @@ class ProcessEngine(Engine):
         groups = [
             str(process.group) for process in self._processes.values() if process.group and not process.ended
         ]
-        if self._fork_server is not None:
+        if self._fork_server is not None and self._warm is None:
             groups.append(str(self._fork_server.process.pid))
         return subprocess.Popen(
             [sys.executable, "-I", "-S", reaper.__file__, self._tag, *self._folders, *groups],
@@ -220,16 +226,21 @@ class ProcessEngine(Engine):
         server = self._fork_server
         if server is not None and not server.alive and not server.ready:
             self._fork_target = None  # it failed to import, or may not fork: the next would, too
-        if self._fork_target is None or config.role != "worker" or len(env[reaper.VARIABLE]) > MARK_BYTES:
+        forked = config.role == "worker" or (self._warm is not None and config.role in _ROLES)
+        if self._fork_target is None or not forked or len(env[reaper.VARIABLE]) > MARK_BYTES:
             return None
         try:
             if server is None or not server.alive:
                 server = self._start_fork_server(self._fork_target, env)
-            return server.fork(config.name, env, config.threads, log)
+            fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
+            return server.fork(config.name, env, config.threads, log, fds)
         except OSError:  # as too little memory: starting the command tells what is wrong
             return None
 
     def _start_fork_server(self, target: str, env: dict[str, str]) -> ForkServer:
+        if self._warm is not None:
+            self._fork_server = self._warm.take(target, {**env, **_thread_limits(1), **HIDDEN})
+            return self._fork_server
         fds = (self._fd,) if self._fd >= 0 else ()
         with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:
             server = self._fork_server_type(
@@ -450,7 +461,9 @@ class ProcessEngine(Engine):
         try:
             self.stop(grace_s=_CLOSING_S)
         finally:
-            if self._fork_server is not None:
+            if self._fork_server is not None and self._warm is not None:
+                self._warm.give_back(self._fork_server)
+            elif self._fork_server is not None:
                 self._fork_server.close()
             pipe = self._reaper.stdin
             if pipe is not None and not pipe.closed:

@@ -1,0 +1,383 @@
+"""`Study`: trials of one search over hyperparameters, which share models, warm workers and a budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from scavenger.domain.forms import parse_duration
+from scavenger.domain.measurement import EpochRecord
+from scavenger.domain.report import EpochEnded, Event, JobState, Observer
+from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError, TrainingError
+from scavenger.pipelines.budget import Budget, dollars
+from scavenger.pipelines.job import Job
+from scavenger.pipelines.results import Run, Table
+from scavenger.presentation.formatting import clean, difference, duration, money, plural, quantity
+from scavenger.store.records import LIVE_STATES
+
+if TYPE_CHECKING:
+    from scavenger.pipelines.client import Client
+    from scavenger.store.records import JobRecord
+
+__all__ = ["PRUNED", "Study", "Trial", "trial_key", "union_s"]
+
+PRUNED = "pruned"
+"""Why a trial was stopped that was not worth its rest."""
+_OVER: tuple[JobState, ...] = ("succeeded", "target_missed")
+_ITS_OWN = (ConfigurationError.exit_code, TrainingError.exit_code)
+_OTHERWISE_ALIKE = ("name", "constraints", "search", "output")
+"""Keys of a job that do not make another trial of it: where and under which limits it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial of a study.
+
+    Attributes:
+        id: The id of its job.
+        params: The arguments that it was made with.
+        state: How its job ended; `interrupted` with `pruned` if it was stopped as not worth its rest.
+        value: Best value of the goal's metric; None if it has none.
+        cost_usd: What it has cost.
+        time_s: How long it took.
+        profiled: Configurations that were measured for it; 0 if a stored model was used.
+        predicted_usd: Predicted cost, made at its choice; None if there was none.
+        error: Why it failed; may be empty.
+        exit_code: Of the command that it would have been; see `scavenger.errors`.
+        known: Whether it was on record already, and was not run again.
+    """
+
+    id: str
+    params: Mapping[str, Any]
+    state: JobState
+    value: float | None
+    cost_usd: float
+    time_s: float
+    profiled: int
+    predicted_usd: float | None
+    error: str
+    exit_code: int = 0
+    known: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether it reached its target or last epoch."""
+        return self.state in _OVER
+
+    @property
+    def pruned(self) -> bool:
+        """Whether it was stopped as not worth its rest."""
+        return self.error == PRUNED
+
+    @property
+    def over(self) -> bool:
+        """Whether it is not run again: it is complete, was pruned, or failed for a reason of its own."""
+        return self.complete or self.pruned or (self.state == "failed" and self.exit_code in _ITS_OWN)
+
+
+class Study:
+    """Trials of a search over hyperparameters; `Client.study` makes one.
+
+    Every trial is a job of the study's name, so the store has all of it: a study whose program was killed goes on,
+    with the trials that are done and the money that is spent. The first trial profiles; later ones with the same
+    architecture use its model, and others begin with the nearest. On this machine their processes are forked by a
+    server that stays. `run` may be called from several threads; each trial has what the budget leaves at its begin.
+
+    Args:
+        client: Runs the trials.
+        name: The study's name: lower-case letters, digits and hyphens.
+        budget: US dollars for all trials.
+        deadline: Their longest time, as `8h` or seconds; the time in which none runs does not count.
+        at_once: How many trials share what is left of the budget, if they run at once.
+
+    Raises:
+        ConfigurationError: If budget or deadline is no amount.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        budget: str | float | None = None,
+        deadline: str | float | None = None,
+        at_once: int = 1,
+    ) -> None:
+        self.name, self.at_once = name, at_once
+        self._client = client
+        self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline)
+        self._lock = threading.Lock()
+        self._opened: _Opened | None = None
+
+    # ---- trials --------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        job: Job,
+        params: Mapping[str, Any] | None = None,
+        *,
+        on_epoch: Callable[[EpochRecord], bool] | None = None,
+        observer: Observer | None = None,
+    ) -> Trial:
+        """Run one trial to its end, or return it from the record if it is over. A trial that fails is returned, too.
+
+        Args:
+            job: The job of which it is a trial.
+            params: Arguments for its function, in addition to the job's.
+            on_epoch: Called after each evaluation, on the thread that runs the job; returns whether the trial is not
+                worth its rest. It then stops at the next step, and saves nothing.
+            observer: Receives what happens.
+
+        Raises:
+            LimitReachedError: If nothing is left of the study's budget or time.
+            ConfigurationError: If the job is not valid.
+        """
+        made = self._job(job, params or {})
+        opened = self._open()
+        key = trial_key(made.spec.written())
+        with self._lock:
+            before = opened.trials.get(key)
+        if before is not None and before.over:
+            return before
+        share = 1.0 / max(1, self.at_once - len(opened.running))
+        with opened.budget.allowance(made.spec.constraints.budget, share=share) as allowance, opened:
+            changes: dict[str, Any] = {"constraints.budget": allowance.usd}
+            if (left_s := self.left_s) < math.inf:
+                changes["constraints.deadline"] = min(left_s, made.spec.constraints.deadline or math.inf)
+            watched = _Watched(on_epoch, self._client, observer)
+            spent_usd = 0.0 if before is None else before.cost_usd
+            trial = self._ran(made.with_settings(changes), before, watched)
+            allowance.cost_usd = max(
+                0.0, trial.cost_usd - (spent_usd if before and trial.id == before.id else 0.0)
+            )
+        with self._lock:
+            opened.trials[key] = trial
+        return trial
+
+    def _ran(self, job: Job, before: Trial | None, observer: Observer) -> Trial:
+        if (
+            before is not None and before.state != "stopped"
+        ):  # that would go on with the limit that stopped it
+            try:
+                return self._trial(self._client.resume(before.id, observer=observer), job.params)
+            except ConfigurationError:
+                pass  # it has no checkpoint: it begins again
+        return self._trial(self._client.attempt(job, observer=observer), job.params)
+
+    def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
+        cost_usd = self._client.cost_of(run.id) or run.cost_usd
+        return _trial_of(run, params, cost_usd)
+
+    def _job(self, job: Job, params: Mapping[str, Any]) -> Job:
+        changes: dict[str, Any] = {"name": self.name}
+        if job.spec.search.strategy == "auto":
+            changes["search.strategy"] = "reuse"
+        return job.with_settings(changes).with_params(**params)
+
+    # ---- the record ----------------------------------------------------------------------------------------
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The trials so far, in the order of their first attempts."""
+        opened = self._open()
+        with self._lock:
+            return tuple(opened.trials.values())
+
+    def best(self, direction: str = "max") -> Trial:
+        """The complete trial with the best value of the goal's metric.
+
+        Args:
+            direction: `max` or `min`.
+
+        Raises:
+            ConfigurationError: If there is none.
+        """
+        found = [(trial.value, trial) for trial in self.trials if trial.complete and trial.value is not None]
+        if not found:
+            raise ConfigurationError(f"study {self.name} has no complete trial yet")
+        return (max if direction == "max" else min)(found, key=lambda one: one[0])[1]
+
+    @property
+    def spent_usd(self) -> float:
+        """What all trials have cost."""
+        return self._open().budget.spent_usd
+
+    @property
+    def left_usd(self) -> float:
+        """What is neither spent nor set aside for running trials; infinite without a budget."""
+        return self._open().budget.left_usd
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the deadline; infinite without one."""
+        used_s = self._open().used_s
+        left_s = math.inf if self._deadline_s is None else self._deadline_s - used_s
+        if left_s <= 0.0:
+            raise LimitReachedError(
+                f"the time of study {self.name} is used up: its trials took {duration(used_s)} of "
+                f"{duration(self._deadline_s)}; raise the deadline"
+            )
+        return left_s
+
+    def _open(self) -> _Opened:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._read()
+            return self._opened
+
+    def _read(self) -> _Opened:
+        """The trials on record: one for each set of arguments, the newest attempt; all count."""
+        records = sorted(self._client.records(self.name), key=lambda record: record.created_at)
+        trials = {
+            trial_key(record.spec): self._known(record)
+            for record in records
+            if record.state not in LIVE_STATES
+        }
+        spent_usd = math.fsum(self._client.cost_of(record.id) for record in records)
+        used_s = union_s((record.created_at, record.ended_at or record.heartbeat_at) for record in records)
+        return _Opened(Budget(self._budget_usd, spent_usd), trials, used_s)
+
+    def _known(self, record: JobRecord) -> Trial:
+        params, cost_usd = record.spec.get("params", {}), self._client.cost_of(record.id)
+        try:
+            return _trial_of(self._client.result(record.id), params, cost_usd, known=True)
+        except ScavengerError:  # its program was killed before it had a report
+            took_s = ((record.ended_at or record.heartbeat_at) - record.created_at).total_seconds()
+            return Trial(
+                record.id, params, "interrupted", None, cost_usd, took_s, 0, None, record.error, known=True
+            )
+
+    # ---- what it shows -------------------------------------------------------------------------------------
+
+    @property
+    def bill(self) -> Table:
+        """What each trial came to and cost, with what was predicted."""
+        rows = []
+        for number, trial in enumerate(self.trials):
+            said = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+            rows.append(
+                (
+                    f"{number}  {clean(said)}",
+                    PRUNED if trial.pruned else trial.state.replace("_", " "),
+                    quantity(trial.value, 4),
+                    str(trial.profiled),
+                    duration(trial.time_s),
+                    money(trial.predicted_usd),
+                    money(trial.cost_usd),
+                )
+            )
+        return Table(("trial", "state", "value", "profiled", "time", "predicted", "cost"), tuple(rows))
+
+    def __str__(self) -> str:
+        return f"{self.bill}\n{self._summary()}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.bill._repr_html_()}<div>{self._summary()}</div>"
+
+    def _summary(self) -> str:
+        of = "" if self._budget_usd is None else f" of {money(self._budget_usd)}"
+        done = [trial for trial in self.trials if trial.complete and trial.predicted_usd is not None]
+        text = (
+            f"Study {clean(self.name)}: {plural(len(self.trials), 'trial')} for {money(self.spent_usd)}{of}"
+        )
+        if done:
+            predicted = math.fsum(trial.predicted_usd or 0.0 for trial in done)
+            actual = math.fsum(trial.cost_usd for trial in done)
+            text += (
+                f"; complete ones predicted for {money(predicted)}, off by {difference(predicted, actual)}"
+            )
+        return text
+
+
+class _Opened:
+    """What a study has read of its record, and has added since."""
+
+    def __init__(self, budget: Budget, trials: dict[str, Trial], used_s: float) -> None:
+        self.budget, self.trials, self._used_s = budget, trials, used_s
+        self.running: dict[int, datetime] = {}
+        self._since: datetime | None = None
+
+    @property
+    def used_s(self) -> float:
+        """Time in which a trial ran, up to now."""
+        since = self._since
+        return self._used_s + (0.0 if since is None else (datetime.now(UTC) - since).total_seconds())
+
+    def __enter__(self) -> None:
+        now = datetime.now(UTC)
+        if not self.running:
+            self._since = now
+        self.running[threading.get_ident()] = now
+
+    def __exit__(self, *_: object) -> None:
+        used_s = self.used_s
+        del self.running[threading.get_ident()]
+        if not self.running:
+            self._used_s, self._since = used_s, None
+
+
+class _Watched(Observer):
+    """Asks after each epoch whether the trial is worth its rest, and stops it if not."""
+
+    def __init__(
+        self, on_epoch: Callable[[EpochRecord], bool] | None, client: Client, observer: Observer | None
+    ) -> None:
+        self._on_epoch, self._client, self._observer = on_epoch, client, observer
+        self._thread = threading.get_ident()
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer`."""
+        if self._observer is not None:
+            self._observer.on_event(event)
+        if isinstance(event, EpochEnded) and self._on_epoch is not None and self._on_epoch(event.record):
+            self._client.stop_job(self._thread, PRUNED, save=False)
+
+
+def trial_key(spec: Mapping[str, Any]) -> str:
+    """What makes a trial the same one: the job without its name, limits and search; equal for equal arguments."""
+    return json.dumps(
+        {key: value for key, value in spec.items() if key not in _OTHERWISE_ALIKE}, sort_keys=True
+    )
+
+
+def union_s(intervals: Iterable[tuple[datetime, datetime]]) -> float:
+    """The time that intervals cover together, seconds."""
+    covered, reached = 0.0, None
+    for begin, end in sorted(intervals):
+        start = begin if reached is None else max(begin, reached)
+        covered += max(0.0, (end - start).total_seconds())
+        reached = end if reached is None else max(end, reached)
+    return covered
+
+
+def _trial_of(run: Run, params: Mapping[str, Any], cost_usd: float, *, known: bool = False) -> Trial:
+    predicted = None if run.predicted is None else run.predicted.cost_usd
+    return Trial(
+        run.id,
+        dict(params),
+        run.state,
+        run.value,
+        cost_usd,
+        run.time_s,
+        run.profiled,
+        predicted,
+        run.report.error,
+        run.report.exit_code,
+        known,
+    )
+
+
+def _seconds(given: str | float | None) -> float | None:
+    try:
+        return None if given is None else parse_duration(given)
+    except ValueError as error:
+        raise ConfigurationError(f"deadline {error}", key="constraints.deadline") from error
+
+
+def _short(value: object) -> str:
+    return quantity(value) if isinstance(value, float) else str(value)

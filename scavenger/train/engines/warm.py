@@ -1,0 +1,66 @@
+"""Fork servers that outlive the job that started them, so that the next job of the same program begins at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from tempfile import gettempdir
+
+from scavenger.train.engines.forking import ForkServer
+
+__all__ = ["WarmServers"]
+
+_KEPT_MAX = 4
+"""Most idle servers: as many jobs as usually begin at once; each takes the memory of an imported TensorFlow."""
+
+
+class WarmServers:
+    """Idle fork servers of one program; safe to use from several threads. `close` ends them.
+
+    A server is used by one engine at a time. It ends with this program in any case, as it reads from its socket.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[ForkServer] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self, target: str, env: Mapping[str, str]) -> ForkServer:
+        """An idle server, or a new one, which is still importing.
+
+        Args:
+            target: As of `ForkServer`.
+            env: Environment of a new one.
+
+        Raises:
+            OSError: If this machine cannot start one.
+        """
+        with self._lock:
+            while self._idle:
+                server = self._idle.pop()
+                server.receive()
+                if server.alive:
+                    return server
+        # the log of the job that happens to need it first would hold what the server writes for others
+        with open(os.devnull, "ab") as nothing:
+            of_its_own = {**env, "TMPDIR": gettempdir()}
+            return ForkServer(target, of_its_own, f"{uuid.uuid4().hex}.fork-server", (), nothing.fileno())
+
+    def give_back(self, server: ForkServer) -> None:
+        """Keep a server for the next engine; its processes of this one have ended."""
+        server.receive()
+        with self._lock:
+            if server.alive and not self._closed and len(self._idle) < _KEPT_MAX:
+                self._idle.append(server)
+                return
+        server.close()
+
+    def close(self) -> None:
+        """End the idle servers, and those that are given back later."""
+        with self._lock:
+            self._closed, idle = True, self._idle[:]
+            self._idle.clear()
+        for server in idle:
+            server.close()

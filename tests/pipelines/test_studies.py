@@ -1,0 +1,247 @@
+"""Studies: what is on record counts and is not repeated, budgets hold over all trials, and Optuna drives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pipeline_code
+import pytest
+
+from scavenger import Client, Job, Study
+from scavenger.domain.document import report_document
+from scavenger.domain.report import (
+    Actual,
+    MetricOutcome,
+    Predicted,
+    ReportedJob,
+    RunReport,
+    SearchOutcome,
+    TrainingResult,
+)
+from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError
+from scavenger.integrations.optuna import COST, StopAtBudget, objective, resume_interrupted
+from scavenger.pipelines.study import PRUNED, trial_key, union_s
+from scavenger.store import Store
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "study"
+JOB = Job(pipeline_code.model, data=pipeline_code.data, goal={"metric": "val_loss", "max_epochs": 3})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(store=url) as opened:
+        yield opened
+
+
+def record(
+    url: str, rate: float, *, state: str = "succeeded", usd: float = 0.1, error: str = "", code: int = 0
+) -> str:
+    """Put a trial on record, as its job leaves it."""
+    spec = (
+        JOB.with_settings({"name": "rates", "search.strategy": "reuse"}).with_params(learning_rate=rate).spec
+    )
+    with Store.open(url) as store:
+        job = store.create_job("rates", spec=spec.written(), job_file=JOB.path)
+        report = RunReport(
+            ReportedJob(job.id, "rates", state),  # type: ignore[arg-type]
+            SearchOutcome("none", "a model is stored", (), 0.0, 0.0),
+            predicted=Predicted(9.0, (5.0, 12.0), usd * 1.1, (usd, 2 * usd), 0.01, 3.0),
+            result=TrainingResult(
+                Actual(8.0, usd, 0.01, 3.0), MetricOutcome("val_loss", rate, None, False), 60
+            ),
+            error=error,
+            exit_code=code,
+        )
+        store.finish_job(
+            job.id, state=state, report=report_document(report), exit_code=code, cost_usd=usd,  # type: ignore[arg-type]
+            predicted=report.predicted, actual=report.result.actual,
+        )  # fmt: skip
+        return job.id
+
+
+def test_a_trial_on_record_is_not_run_again(url: str, client: Client) -> None:
+    first = record(url, 0.5)
+    record(url, 0.25, state="interrupted", error=PRUNED, code=130)
+    record(url, 0.1, state="failed", error="train.py:3: no", code=6)
+    study = client.study("rates", budget=1)
+
+    trials = [study.run(JOB, {"learning_rate": rate}) for rate in (0.5, 0.25, 0.1)]
+
+    assert [trial.known for trial in trials] == [True] * 3
+    assert (trials[0].id, trials[0].value, trials[0].predicted_usd) == (first, 0.5, pytest.approx(0.11))
+    assert [trial.pruned for trial in trials] == [False, True, False]
+    assert study.best("min").params == {"learning_rate": 0.5}
+    assert (study.spent_usd, study.left_usd) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert "3 trials for $0.30 of $1.00" in str(study)
+    assert study._repr_html_().count("<tr>") == 4
+
+
+def test_nothing_is_begun_when_the_budget_or_the_time_of_the_study_is_used_up(
+    url: str, client: Client
+) -> None:
+    record(url, 0.5, usd=0.75)
+    with pytest.raises(LimitReachedError, match=r"budget of \$0\.70 is used up: \$0\.75 are spent"):
+        client.study("rates", budget=0.7).run(JOB, {"learning_rate": 0.2})
+    with Store.open(url) as store:
+        assert len(store.jobs(name="rates")) == 1
+    assert client.study("other", budget=0.7).left_usd == 0.7
+    time.sleep(0.01)
+    late = client.study("rates", deadline=1e-6)
+    with pytest.raises(LimitReachedError, match="the time of study rates is used up"):
+        late.run(JOB, {"learning_rate": 0.2})
+    assert late.left_usd == float("inf")
+
+
+def test_a_trial_whose_program_was_killed_counts_and_is_not_over(url: str, client: Client) -> None:
+    program = (
+        "import sys; from scavenger.store import Store\n"
+        f"with Store.open({url!r}) as store:\n"
+        f"    job = store.create_job('rates', spec={JOB.with_params(width=3).spec.written()!r}, job_file='a.yaml')\n"
+        "    store.update_job(job.id, state='running', cost_usd=0.125)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+    (trial,) = client.study("rates").trials
+
+    assert (trial.state, trial.cost_usd, trial.over) == ("interrupted", 0.125, False)
+    assert client.study("rates").spent_usd == 0.125
+
+
+def test_what_makes_another_trial() -> None:
+    key = trial_key(JOB.spec.written())
+    assert (
+        trial_key(
+            JOB.with_settings({"name": "x", "constraints.budget": 3, "search.workers": 2}).spec.written()
+        )
+        == key
+    )
+    assert trial_key(JOB.with_params(width=3).spec.written()) != key
+    assert trial_key(JOB.with_settings({"goal.max_epochs": 4}).spec.written()) != key
+
+
+def test_time_in_which_trials_overlap_counts_once() -> None:
+    at = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=s) for s in range(20)]
+    assert union_s([(at[0], at[4]), (at[2], at[6]), (at[10], at[11]), (at[10], at[10])]) == 7.0
+    assert union_s([]) == 0.0
+
+
+class TestOptuna:
+    def search(self, study: Study, *, cost: Any = "attribute", **options: Any) -> optuna.Study:
+        directions = ["minimize", "minimize"] if cost == "direction" else ["minimize"]
+        search = optuna.create_study(directions=directions)
+        for rate in (0.5, 0.25, 0.1):
+            search.enqueue_trial({"learning_rate": rate})
+        run = objective(study, JOB, self.suggest, cost=cost, **options)
+        search.optimize(run, n_trials=3, callbacks=[StopAtBudget(study)], catch=ScavengerError)
+        return search
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, float]:
+        return {"learning_rate": trial.suggest_float("learning_rate", 0.0, 1.0)}
+
+    def test_values_costs_and_states_are_those_of_the_jobs(self, url: str, client: Client) -> None:
+        job_id = record(url, 0.5)
+        record(url, 0.25, state="interrupted", error=PRUNED, code=130)
+        record(url, 0.1, state="failed", error="train.py:3: no", code=6)
+
+        search = self.search(client.study("rates"))
+
+        assert [trial.state.name for trial in search.trials] == ["COMPLETE", "PRUNED", "FAIL"]
+        assert search.best_value == 0.5
+        assert search.best_trial.user_attrs == {COST: 0.1, "time_s": 8.0, "profiled": 0, "job_id": job_id}
+
+    def test_cost_as_a_second_value_and_as_a_constraint(self, url: str, client: Client) -> None:
+        for rate, usd in ((0.5, 0.1), (0.25, 0.2), (0.1, 0.3)):
+            record(url, rate, usd=usd)
+        two = self.search(client.study("rates"), cost="direction")
+        assert [trial.values for trial in two.trials] == [[0.5, 0.1], [0.25, 0.2], [0.1, 0.3]]
+        assert len(two.best_trials) == 3
+        one = self.search(client.study("rates"), cost="constraint", cost_max_usd=0.2)
+        assert [trial.constraints[COST] for trial in one.trials] == pytest.approx([-0.1, 0.0, 0.1])
+        with pytest.raises(ConfigurationError, match="go together"):
+            self.search(client.study("rates"), cost="constraint")
+
+    def test_a_search_ends_when_the_rest_pays_for_no_other_trial(self, url: str, client: Client) -> None:
+        for rate in (0.5, 0.25):
+            record(url, rate, usd=0.4)
+        search = self.search(client.study("rates", budget=1))
+        assert len(search.trials) == 3
+        assert [trial.state.name for trial in search.trials] == ["COMPLETE", "WAITING", "WAITING"]
+        used_up = self.search(client.study("rates", budget=0.8), cost="attribute")
+        assert used_up.trials[0].state.name == "COMPLETE"
+
+    def test_a_trial_that_finds_nothing_left_is_pruned_and_ends_the_search(
+        self, url: str, client: Client
+    ) -> None:
+        record(url, 0.9, usd=2.0)
+        search = self.search(client.study("rates", budget=1))
+        assert [trial.state.name for trial in search.trials] == ["PRUNED", "WAITING", "WAITING"]
+
+    def test_trials_whose_program_was_killed_are_queued_again(self) -> None:
+        search = optuna.create_study()
+        search.ask().suggest_float("learning_rate", 0.0, 1.0)
+        search.ask()
+        killed = search.trials[0].params
+
+        assert resume_interrupted(search) == 2
+        assert [trial.state.name for trial in search.trials] == ["FAIL", "FAIL", "WAITING"]
+        assert search.ask().suggest_float("learning_rate", 0.0, 1.0) == killed["learning_rate"]
+        assert len(search.trials) == 3
+
+    def test_a_goal_without_a_metric_is_refused(self, client: Client) -> None:
+        job = Job(pipeline_code.model, data=pipeline_code.data, goal=3)
+        with pytest.raises(ConfigurationError, match=r"name goal\.metric"):
+            objective(client.study("rates"), job, self.suggest)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_example_goes_on_after_it_was_killed(tmp_path: Path) -> None:
+    for name in ("search.py", "train.py"):
+        (tmp_path / name).write_text((EXAMPLE / name).read_text())
+    env = {**os.environ, "SCAVENGER_LOCAL_PRICE": "0.1"}
+    command = [sys.executable, "search.py", "4"]
+
+    with (tmp_path / "first.log").open("w") as log:
+        first = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log, stdout=log)
+        until = time.monotonic() + 300
+        while "Trial 0 finished" not in (tmp_path / "first.log").read_text():
+            assert first.poll() is None, (tmp_path / "first.log").read_text()[-2000:]
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        time.sleep(2.0)  # in the midst of the second trial
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    second = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False
+    )
+
+    assert second.returncode == 0, second.stderr[-3000:]
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with Client(store=url) as client:
+        study = client.study("digits", budget=1)
+        trials = study.trials
+        assert sum(trial.over for trial in trials) == 4
+        assert trials[0].profiled > 0
+        assert [trial.profiled for trial in trials[2:]] == [0, 0]
+        assert study.spent_usd <= 1.0
+        jobs = client.records("digits")
+        assert study.spent_usd == pytest.approx(sum(client.cost_of(job.id) for job in jobs))
+        assert study.spent_usd >= sum(trial.cost_usd for trial in trials) * 0.999
+    assert "Study digits: 4 trials for $" in second.stdout
+    search = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/digits.db")
+    assert [trial.state.name for trial in search.trials].count("RUNNING") == 0

@@ -1,0 +1,142 @@
+"""Engines one after the other that share a fork server: each is as one with its own, and the server is one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, said, text
+from processes import eventually
+
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.warm import WarmServers
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+pytestmark = pytest.mark.slow
+
+LEADER = """
+import os, sys, time
+from pathlib import Path
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.warm import WarmServers
+from scavenger.train.transport.messages.values import ProcessConfiguration
+os.environ["FORKED_PROGRAM"] = sys.argv[2]
+fd = os.memfd_create("block")
+engine = ProcessEngine(Path(sys.argv[1]), fd, fork_target="forked_program:main", warm=WarmServers())
+engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=fd))
+while not engine.pid("w0"): engine.poll()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@pytest.fixture
+def warm() -> Iterator[WarmServers]:
+    servers = WarmServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def make(
+    warm: WarmServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ProcessEngine]]:
+    """Makes an engine whose processes run a program and inherit a block."""
+    engines, blocks = [], []
+
+    def made(program: str, *, block: bytes = b"block") -> ProcessEngine:
+        monkeypatch.setenv("FORKED_PROGRAM", command(program)[-1])
+        blocks.append(os.memfd_create("block"))
+        os.write(blocks[-1], block)
+        folder = tmp_path / f"logs-{len(engines)}"
+        engines.append(ProcessEngine(folder, blocks[-1], fork_target="forked_program:main", warm=warm))
+        engines[-1].launch(boot("w0"))
+        return engines[-1]
+
+    yield made
+    for engine in engines:
+        engine.close()
+    for fd in blocks:
+        os.close(fd)
+
+
+def parent(engine: ProcessEngine) -> psutil.Process:
+    found = psutil.Process(engine.pid("w0")).parent()
+    assert found is not None
+    return found
+
+
+def test_engines_one_after_the_other_have_one_server_and_each_its_own_block(
+    make: Callable[..., ProcessEngine], warm: WarmServers
+) -> None:
+    first = make(SLEEP)
+    assert said(first) == "up"
+    server = parent(first)
+    first.kill("w0")
+    exits(first)
+    first.close()
+    assert server.is_running()
+
+    program = "import os; fd = {fd}; print(os.pread(fd, 9, 0).decode(), len(os.listdir('/proc/self/fd')))"
+    second = make("pass", block=b"second")
+    exits(second)
+    os.environ["FORKED_PROGRAM"] = command(program.format(fd=second._fd))[-1]
+    second.launch(boot("w1"))
+    exits(second)
+    assert text(second, "w1").split() == [
+        "second",
+        str(3 + 1 + 1),
+    ]  # standard ones, the block, the folder listed
+    assert not text(second)
+
+    second.close()
+    assert server.is_running()
+    warm.close()
+    assert eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, within_s=30)
+
+
+def test_all_roles_are_forked_and_engines_at_once_have_servers_of_their_own(
+    make: Callable[..., ProcessEngine],
+) -> None:
+    first, second = make(SLEEP), make(SLEEP)
+    assert said(first) == said(second) == "up"
+    assert parent(first) != parent(second)
+    for role in ("aggregator", "coordinator"):
+        first.launch(ProcessConfiguration(role, role, "", "", "", "", memory_fd=-1))
+        assert said(first, role) == "up"
+        assert psutil.Process(first.pid(role)).parent() == parent(first)
+
+
+def test_the_server_ends_with_its_program(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LEADER, str(tmp_path / "logs"), command(SLEEP)[-1]],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as leader:
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == "up\n"
+        below = psutil.Process(leader.pid).children(recursive=True)
+        assert len(below) >= 3  # the reaper, the server, and the worker
+        leader.send_signal(signal.SIGKILL)
+    assert psutil.wait_procs(below, timeout=60)[1] == []
+
+
+@pytest.mark.long
+class TestWarmProcesses(EngineConformance):
+    ends_within_s = 5.0
+    leader = LEADER
+
+    @pytest.fixture
+    def start(self, make: Callable[..., ProcessEngine]) -> Start:
+        return make
