@@ -152,7 +152,11 @@ def compiled(model: Any, function: Callable[..., Any], signature: Sequence[Any])
     """Compile a function as `compile(run_eagerly=..., jit_compile=...)` of the model says."""
     if model.run_eagerly:
         return lambda *args: function(*tf.nest.map_structure(tf.convert_to_tensor, args))
+    # Keras converts no code of the user's either (it marks its steps so), and converting ours takes half of a start
     traced: Callable[..., Any] = tf.function(
-        function, input_signature=signature, jit_compile=True if model.jit_compile else None
+        function,
+        input_signature=signature,
+        jit_compile=True if model.jit_compile else None,
+        autograph=False,
     )
     return traced
