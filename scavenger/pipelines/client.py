@@ -23,7 +23,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, CurvePoint
 from scavenger.domain.document import report_from_document
 from scavenger.domain.report import Noted, Observer, PhaseChanged
-from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, StoreError, TransientError
+from scavenger.errors import ConfigurationError, ScavengerError, StoreError, TransientError
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.job import Job
@@ -125,14 +125,10 @@ class Client:
 
         Raises:
             NoFeasiblePlanError: If no configuration meets the constraints.
-            NotSupportedError: If the client has a server, which plans jobs as it runs them.
             ScavengerError: If another error ends it.
         """
         if isinstance(self._source, ServerSource):
-            raise NotSupportedError(
-                "a server plans a job as it runs it; use optimize or submit, and then curve, or a client without a "
-                "server"
-            )
+            return Plan(self._there(job, observer, run=False).check().report)
         return Plan(self._here(job, run=False, observer=observer).check().report)
 
     def optimize(self, job: Job, *, observer: Observer | None = None) -> Run:
@@ -228,22 +224,27 @@ class Client:
         Raises:
             ScavengerError: If it is refused.
         """
+        return self._handed_over(job, SubmitOptions(priority=priority))
+
+    def _handed_over(self, job: Job, options: SubmitOptions) -> Submission:
         refuse_in_workers()
         with ExitStack() as undo:
             allowance = undo.enter_context(self._budget.allowance(job.spec.constraints.budget))
-            made = self._submitted_job(_limited(job, allowance.usd), priority)
+            made = self._submitted_job(_limited(job, allowance.usd), options)
             self._submitted[made.id] = allowance, undo.pop_all()  # set aside until `wait` has its bill
         return Submission.of(made)
 
-    def _submitted_job(self, job: Job, priority: int = 0) -> SubmittedJob:
+    def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
         if isinstance(self._source, ServerSource):
             with job_file_of(job) as path:
-                document = self._source.client.submit(str(path), SubmitOptions(priority=priority))
+                document = self._source.client.submit(str(path), options)
             return reading.submission(document["submission"])
         from scavenger.control.jobs.platform import prepare_job
         from scavenger.control.service.submitting import hand_over, new_submission
 
-        handed = hand_over(self._store(), new_submission(prepare_job(job.spec, job.path), priority=priority))
+        handed = hand_over(
+            self._store(), new_submission(prepare_job(job.spec, job.path), priority=options.priority)
+        )
         one = self._source.submission(handed.id)
         assert one is not None
         return one
@@ -407,8 +408,8 @@ class Client:
 
     # ---- by a server ---------------------------------------------------------------------------------------
 
-    def _there(self, job: Job, observer: Observer | None) -> Run:
-        made = self.submit(job)
+    def _there(self, job: Job, observer: Observer | None, *, run: bool = True) -> Run:
+        made = self._handed_over(job, SubmitOptions(run=run))
         try:
             return self.wait(made, observer=observer)
         except KeyboardInterrupt:

@@ -22,7 +22,6 @@ from scavenger.errors import (
     ConfigurationError,
     LimitReachedError,
     NotFoundError,
-    NotSupportedError,
     TrainingError,
 )
 from scavenger.server.serving import serving
@@ -197,9 +196,6 @@ class TestByAServer:
         assert set(Path(__file__).parent.iterdir()) == before
         with pytest.raises(NotFoundError):
             client.result("unknown")
-        with pytest.raises(NotSupportedError) as refused:
-            client.plan(job(tmp_path))
-        assert refused.value.fix.startswith("use optimize")
         assert list(client.models()) == []
 
     def test_a_job_that_cannot_be_run_is_refused_as_here(self, client: Client, tmp_path: Path) -> None:
