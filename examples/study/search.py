@@ -23,5 +23,6 @@ if __name__ == "__main__":
     with scavenger.Client(store="jobs.db") as client:
         study = client.study("digits", budget="$1")
         left = int(sys.argv[1] if len(sys.argv) > 1 else 8) - sum(one.over for one in study.trials)
-        search.optimize(objective(study, job, suggest), n_trials=left, callbacks=[StopAtBudget(study)])
+        run, stop = objective(study, job, suggest), StopAtBudget(study)
+        search.optimize(run, n_trials=left, callbacks=[stop], catch=scavenger.ScavengerError)
         print(study)

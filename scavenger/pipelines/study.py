@@ -301,6 +301,7 @@ class _Opened:
         self.budget, self.trials, self._used_s = budget, trials, used_s
         self.running: dict[int, datetime] = {}
         self._since: datetime | None = None
+        self._lock = threading.Lock()
 
     @property
     def used_s(self) -> float:
@@ -310,15 +311,17 @@ class _Opened:
 
     def __enter__(self) -> None:
         now = datetime.now(UTC)
-        if not self.running:
-            self._since = now
-        self.running[threading.get_ident()] = now
+        with self._lock:
+            if not self.running:
+                self._since = now
+            self.running[threading.get_ident()] = now
 
     def __exit__(self, *_: object) -> None:
-        used_s = self.used_s
-        del self.running[threading.get_ident()]
-        if not self.running:
-            self._used_s, self._since = used_s, None
+        with self._lock:
+            used_s = self.used_s
+            del self.running[threading.get_ident()]
+            if not self.running:
+                self._used_s, self._since = used_s, None
 
 
 class _Watched(Observer):
