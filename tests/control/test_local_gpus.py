@@ -122,4 +122,4 @@ def test_workers_of_this_machine_are_placed_on_the_chosen_gpus_and_see_none_unas
 
     engine: Any = ThisMachine(wanted, gpus).allocate(None, None, warn=print).engine
 
-    assert engine.keywords == {"gpus": placed}
+    assert engine.keywords == {"gpus": placed, "warm": None}
