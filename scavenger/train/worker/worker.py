@@ -77,12 +77,13 @@ def load_program(
     """
     sys.path.insert(0, job_dir)
     keras.utils.set_random_seed(seed % (1 << 32))
-    job = _named(train)
+    module = importlib.import_module(train.partition(":")[0])
     if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
         raise NotSupportedError(
-            f"{train} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
+            f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
             "with TensorFlow: leave it out"
         )
+    job = _named(train)
     if params and (not callable(job) or isinstance(job, KerasJob)):
         raise TrainingCodeError(
             f"{train} is no function, so it takes no params; make it a function, or leave them out"
