@@ -65,6 +65,10 @@ def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.Process
 def main() -> int:
     """Run the role in the process configuration until it ends; returns the exit status."""
     config = _read_configuration()
+    if config.role == "tenant":
+        from scavenger.train.pool.tenant import serve_tenant
+
+        return serve_tenant(config)
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

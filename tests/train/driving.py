@@ -89,6 +89,7 @@ class Run:
     """A job under way; use it with `with`, so that it ends with the test.
 
     Args:
+        apart: One more aggregator only sequences.
         epochs: The verdict on the last of so many epochs is to stop; 0: train until told.
         best: Epochs of which the verdict says that their weights are the best so far.
         replace: Start a worker in place of each that is lost.
@@ -103,6 +104,7 @@ class Run:
         work_dir: Path,
         *,
         aggregators: int = 1,
+        apart: bool = False,
         epochs: int = 0,
         best: Sequence[int] = (),
         replace: bool = False,
@@ -122,6 +124,7 @@ class Run:
             work_dir=work_dir,
             timeouts=Timeouts(start_s, step_s, evaluation_s),
             aggregators=aggregators,
+            apart=apart,
             restore=None if restore is None else m.Restore(str(restore)),
             checkpoint=checkpoint,
             engine=engine or (lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote)),

@@ -21,6 +21,7 @@ from processes import eventually
 from scavenger.errors import TransientError
 from scavenger.train.pool.connection import drain, load_of, wait_for_load
 from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.pool.protocol import PoolLoad
 
 pytestmark = pytest.mark.slow
@@ -80,7 +81,7 @@ class Together:
     def _look(self) -> None:
         for index, run in enumerate(self.runs):
             engine, steps = run.supervisor.engine, run.steps[self._reported[index] :]
-            assert isinstance(engine, PooledEngine)
+            assert isinstance(engine, PooledEngine | LodgedEngine)
             for view in dict.fromkeys(step.view for step in steps):
                 engine.report(view, [step.step_time_s for step in steps if step.view == view])
             self._reported[index] = len(run.steps)

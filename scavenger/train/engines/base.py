@@ -70,11 +70,14 @@ class PreemptionNotice:
         name: As in its `ProcessConfiguration`.
         in_s: Seconds until then; None if no time is set, as for a mere risk of preemption.
         reason: The cause, for people.
+        alone: Whether this process alone has to go, and not its whole host: `Engine.vacated` is then told when it holds
+            nothing any more.
     """
 
     name: str
     in_s: float | None
     reason: str
+    alone: bool = False
 
 
 class Engine(Protocol):
@@ -131,6 +134,10 @@ class Engine(Protocol):
     def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
         """Return notices for processes whose host is going to be shut down, each once."""
         ...
+
+    def vacated(self, name: str) -> None:
+        """Note that a process that was to go alone holds nothing any more; told until it has ended."""
+        return
 
     @property
     def hosts(self) -> tuple[str, ...]:

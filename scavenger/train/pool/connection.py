@@ -22,7 +22,16 @@ from scavenger.train.engines.forking import ForkedProcess, ProcessServer
 from scavenger.train.engines.reaper import VARIABLE
 from scavenger.train.pool import protocol
 
-__all__ = ["IDLE_S", "PoolConnection", "drain", "load_of", "start_manager", "wait_for_load"]
+__all__ = [
+    "IDLE_S",
+    "LodgingConnection",
+    "PoolConnection",
+    "add_node",
+    "drain",
+    "load_of",
+    "start_manager",
+    "wait_for_load",
+]
 
 _Answer = TypeVar("_Answer")
 
@@ -34,11 +43,13 @@ _START_S = 30.0
 """How long a new manager may take to listen: its machine may be busy."""
 _RETRY_S = 0.02
 
+_RECONNECT_S = 1.0
 _STEPS_MAX = 2000
 """Steps of one message, so that it fits into a packet."""
 
 _loads = msgspec.json.Decoder(protocol.PoolLoad)
 _drained = msgspec.json.Decoder(protocol.Drained)
+_added = msgspec.json.Decoder(protocol.NodeAdded)
 
 
 @dataclass(slots=True)
@@ -165,6 +176,81 @@ class PoolConnection(ProcessServer):
         super()._lost()
 
 
+class LodgingConnection:
+    """A job's connection to the manager of the pool, for tenants on other machines; made again when it has ended.
+
+    What is sent while no manager serves is lost: the job asks again for what it is not given.
+
+    Args:
+        folder: See `protocol.pool_folder`.
+        join: How the job introduces itself.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, folder: Path, join: protocol.Join, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._join, self._clock = folder / protocol.SOCKET, join, clock
+        self._socket: socket.socket | None = None
+        self._connect_at = float("-inf")
+
+    def send(self, message: msgspec.Struct) -> bool:
+        """Send a message; returns whether it was sent."""
+        if self._socket is None and not self._connect():
+            return False
+        assert self._socket is not None
+        try:
+            protocol.send_packet(self._socket, message)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def receive(self) -> list[protocol.Notice]:
+        """Return what the manager has told since the last call; never waits."""
+        notices: list[protocol.Notice] = []
+        while self._socket is not None:
+            try:
+                packet, _ = protocol.receive_packet(self._socket)
+                if packet:
+                    notices.append(protocol.decode_notice(packet))
+                    continue
+            except BlockingIOError:
+                break
+            except (OSError, msgspec.MsgspecError):
+                pass
+            self.close()
+        return notices
+
+    def report(self, view: int, steps_s: Sequence[float]) -> None:
+        """Tell the manager of steps; see `protocol.Progress`."""
+        for begin in range(0, len(steps_s), _STEPS_MAX):
+            self.send(protocol.Progress(view, tuple(steps_s[begin : begin + _STEPS_MAX])))
+
+    def close(self) -> None:
+        """End the connection, and with it all tenants that the manager still has; a later `send` makes another."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connect(self) -> bool:
+        now = self._clock()
+        if now < self._connect_at:
+            return False
+        self._connect_at = now + _RECONNECT_S
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        try:
+            connection.connect(str(self._path))
+            _manager_of(connection)
+            protocol.send_packet(connection, self._join)
+        except OSError:
+            connection.close()
+            return False
+        self._socket = connection
+        return True
+
+
 def start_manager(folder: Path) -> None:
     """Start a manager that serves jobs in the background, and ends a while after the last one.
 
@@ -204,6 +290,16 @@ def drain(folder: Path, node: str, *, undo: bool = False) -> protocol.Drained | 
     """
     packet = _asked(folder, protocol.Drain(node, undo))
     return None if packet is None else _decoded(_drained, packet)
+
+
+def add_node(folder: Path, request: protocol.AddNode) -> protocol.NodeAdded | None:
+    """Have another machine expected as a node; see `protocol.AddNode`. None if no manager serves.
+
+    Raises:
+        TransientError: If it does not answer, or not this user's process does.
+    """
+    packet = _asked(folder, request)
+    return None if packet is None else _decoded(_added, packet)
 
 
 def _asked(folder: Path, question: msgspec.Struct) -> bytes | None:

@@ -17,17 +17,34 @@ class Node(msgspec.Struct, frozen=True):
         processors: Numbers of its processors; nodes may share some.
         memory_bytes: Its memory.
         tenants_max: Tenants that it takes at most.
+        place: Which jobs may use it, as their job files name it by `infra`; empty for nodes of the manager's own
+            machine, whose tenants share their jobs' memory.
+        machine: Address of its machine; empty for the manager's own.
+        usd_per_hour: Price of the whole node, US dollars; 0 if nobody has said one.
     """
 
     name: str
     processors: tuple[int, ...]
     memory_bytes: int
     tenants_max: int
+    place: str = ""
+    machine: str = ""
+    usd_per_hour: float = 0.0
 
     @property
     def cpus(self) -> int:
         """The number of its processors."""
         return len(self.processors)
+
+    @property
+    def usd_per_cpu_s(self) -> float:
+        """Price of a second of one of its processors."""
+        return self.usd_per_hour / self.cpus / 3600.0
+
+    @property
+    def tenant_bytes(self) -> int:
+        """Private memory that a tenant may use: all together then stay within the node's."""
+        return self.memory_bytes // self.tenants_max
 
 
 class NodeUse(msgspec.Struct, frozen=True):

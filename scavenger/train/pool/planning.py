@@ -50,7 +50,7 @@ class PoolPlan:
     """The nodes and which tenant is where; every method returns another plan.
 
     Attributes:
-        nodes: All nodes of the machine, by name.
+        nodes: All nodes, by name.
         shared: The scheduler's view: nodes that may be used, jobs and their loads. No job waits in it.
         tenants: Names of each job's tenants, in the order of its buckets.
         measuring: Jobs without a load.
@@ -122,7 +122,7 @@ class PoolPlan:
         node = self._least_loaded(job, load_cpus)
         if node is None:
             return None
-        bucket = Bucket(0.0, _tenant_bytes(node))
+        bucket = Bucket(0.0, node.tenant_bytes)
         pool, names = self.shared.pool, self.tenants.get(job, ())
         if names:
             placed = pool.jobs[job]
@@ -223,6 +223,47 @@ class PoolPlan:
             raise ValueError(f"{node} has {leaving} aggregators, and the other nodes have room for {free}")
         return self._after(DrainNode(node))
 
+    def with_node(self, node: Node) -> PoolPlan:
+        """With another node, of a machine that has joined; jobs of nodes that are too full may go there."""
+        nodes = {**self.nodes, node.name: node}
+        pool, rules = self.shared.pool.with_node(_scheduled(node)), ScalingRules(spare_nodes=len(nodes))
+        return replace(
+            self,
+            nodes=nodes,
+            shared=replace(self.shared, pool=pool, rules=rules),
+            reason=f"{node.name} has joined",
+        )._relieved()
+
+    def without_node(self, node: str) -> PoolPlan:
+        """Without a node that is gone, and without the places of its tenants, which their jobs ask for again.
+
+        Raises:
+            KeyError: If the pool has no such node.
+        """
+        pool, tenants = self.shared.pool, dict(self.tenants)
+        for job, names in self.tenants.items():
+            placed = pool.jobs[job]
+            left = [index for index, at in enumerate(placed.nodes) if at != node]
+            if len(left) == len(names):
+                continue
+            pool, tenants[job] = pool.without_job(job), tuple(names[index] for index in left)
+            if left:
+                load = replace(placed.load, buckets=tuple(placed.load.buckets[index] for index in left))
+                pool = pool.with_job(load, tuple(placed.nodes[index] for index in left))
+            else:
+                del tenants[job]
+        if node in pool.nodes:  # and not drained
+            pool = pool.without_node(node)
+        nodes = {name: other for name, other in self.nodes.items() if name != node}
+        return replace(
+            self,
+            nodes=nodes,
+            shared=replace(self.shared, pool=pool, rules=ScalingRules(spare_nodes=len(nodes))),
+            tenants=tenants,
+            measuring=self.measuring & tenants.keys(),
+            reason=f"{node} is gone",
+        )
+
     def opened(self, node: str) -> PoolPlan:
         """With a drained node in use again.
 
@@ -322,10 +363,6 @@ def touched(before: PoolPlan, after: PoolPlan) -> frozenset[str]:
 
 def _without(items: tuple[_T, ...], index: int) -> tuple[_T, ...]:
     return (*items[:index], *items[index + 1 :])
-
-
-def _tenant_bytes(node: Node) -> int:
-    return node.memory_bytes // node.tenants_max
 
 
 def _scheduled(node: Node) -> scheduler.Node:

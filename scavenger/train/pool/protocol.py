@@ -25,17 +25,27 @@ __all__ = [
     "MEMORY_FD",
     "PROTOCOL",
     "SOCKET",
+    "AddNode",
     "Ask",
+    "Bill",
     "Change",
     "Drain",
     "Drained",
+    "Evicted",
     "JobUse",
     "Join",
     "Launch",
+    "Leave",
+    "Lodge",
+    "Lodged",
+    "NodeAdded",
     "NodeLoad",
+    "Notice",
     "PoolLoad",
     "Progress",
     "TenantLoad",
+    "Vacate",
+    "decode_notice",
     "decode_request",
     "peer_of",
     "pool_folder",
@@ -44,7 +54,7 @@ __all__ = [
     "send_packet",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Incremented when an older manager or job would misread a message."""
 SOCKET = "manager.socket"
 MEMORY_FD = 100
@@ -59,11 +69,16 @@ _PEER = struct.Struct("3i")  # process, user and group: see unix(7)
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """First message of a job."""
+    """First message of a job.
+
+    Attributes:
+        place: Where its nodes are, see `Node.place`.
+    """
 
     protocol: int
     job_id: str
     job: str
+    place: str = ""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -113,6 +128,92 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
+class Lodge(msgspec.Struct, frozen=True, tag=True):
+    """Start a tenant on a node of another machine, which joins the job with a one-time key.
+
+    Attributes:
+        name: Its name within the job.
+        endpoint, server_key: Where it joins, and the public key of who serves there.
+        intent: The name by which the job knows it; never used again.
+        secret: The one-time key.
+        pinned: Whether it is never asked to leave: it sequences the steps.
+    """
+
+    name: str
+    endpoint: str
+    server_key: str
+    intent: str
+    secret: str
+    pinned: bool = False
+
+    def __repr__(self) -> str:
+        return f"Lodge({self.intent} at {self.endpoint})"  # never the key
+
+
+class Lodged(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Lodge`: the name of the node, or why there is none."""
+
+    intent: str
+    node: str = ""
+    error: str = ""
+
+
+class Vacate(msgspec.Struct, frozen=True, tag=True):
+    """Asks a job to move what a tenant holds to others while it trains, and then to leave it and ask for another."""
+
+    intent: str
+    reason: str
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """The job has no use for a tenant any more."""
+
+    intent: str
+
+
+class Evicted(msgspec.Struct, frozen=True, tag=True):
+    """A tenant has ended, for the reason given."""
+
+    intent: str
+    reason: str
+
+
+class Bill(msgspec.Struct, frozen=True, tag=True):
+    """What a job's tenants on other machines have used since it joined; the answer to its `Progress`.
+
+    Attributes:
+        cpu_s: Processor time, seconds.
+        usd: What that costs at the prices of their nodes, US dollars.
+    """
+
+    cpu_s: float
+    usd: float
+
+
+class AddNode(msgspec.Struct, frozen=True, tag=True):
+    """Asks, instead of joining, for what another machine needs to join the pool as a node.
+
+    Attributes:
+        node: Its name.
+        place, usd_per_hour, tenants_max: See `Node`.
+    """
+
+    node: str
+    place: str
+    usd_per_hour: float
+    tenants_max: int
+
+
+class NodeAdded(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AddNode`: the content of a join file, with a key that is good once; or why there is none."""
+
+    ticket: str = ""
+    error: str = ""
+
+    def __repr__(self) -> str:
+        return f"NodeAdded({self.error!r})"  # never the key
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Asks for a `PoolLoad`, instead of joining."""
 
@@ -127,6 +228,8 @@ class NodeLoad(msgspec.Struct, frozen=True):
         tenants: Their number.
         planned: Share of its processors that they need by their measured steps.
         drained: Whether it gets no tenants.
+        pinned: Of the tenants, those that stay until their jobs end.
+        idle_usd: What of its price since it joined was used by no tenant, US dollars.
     """
 
     node: Node
@@ -135,6 +238,8 @@ class NodeLoad(msgspec.Struct, frozen=True):
     tenants: int
     planned: float = 0.0
     drained: bool = False
+    pinned: int = 0
+    idle_usd: float = 0.0
 
 
 class TenantLoad(msgspec.Struct, frozen=True):
@@ -172,6 +277,7 @@ class JobUse(msgspec.Struct, frozen=True):
             measured.
         step_s: Its step time as measured last, seconds; None before.
         loss: Share of its speed that it loses by its neighbours, as measured last; None before.
+        usd: Cost of its tenants at the prices of their nodes; None for tenants of the manager's own machine.
     """
 
     id: str
@@ -180,6 +286,7 @@ class JobUse(msgspec.Struct, frozen=True):
     alone_s: float | None = None
     step_s: float | None = None
     loss: float | None = None
+    usd: float | None = None
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -206,11 +313,13 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
         since: When the manager was started, seconds since the epoch.
         shares: How tenants of one node share its processors: `cgroup`, `session` or `thread`.
         tenant_memory_bytes: Private memory that one tenant may use.
-        free: Tenants for which there is room.
+        free: Tenants for which there is room on this machine.
         nodes: Its nodes.
         tenants: Its tenants.
         jobs: Its jobs.
         changes: The latest changes, oldest first.
+        address: Address at which other machines join; empty if none can.
+        expected: Names of nodes that have not joined yet.
     """
 
     pid: int
@@ -222,11 +331,23 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     tenants: tuple[TenantLoad, ...]
     jobs: tuple[JobUse, ...] = ()
     changes: tuple[Change, ...] = ()
+    address: str = ""
+    expected: tuple[str, ...] = ()
+
+    def free_at(self, place: str) -> int:
+        """Tenants for which there is room at a place."""
+        return sum(
+            node.node.tenants_max - node.tenants + node.pinned
+            for node in self.nodes
+            if node.node.place == place and not node.drained
+        )
 
 
-Request = Join | Launch | Reap | Progress | Ask | Drain
+Request = Join | Launch | Reap | Progress | Ask | Drain | Lodge | Leave | AddNode
+Notice = Lodged | Vacate | Evicted | Bill
 
 _requests = msgspec.json.Decoder(Request)
+_notices = msgspec.json.Decoder(Notice)
 
 
 def decode_request(packet: bytes) -> Request:
@@ -237,6 +358,16 @@ def decode_request(packet: bytes) -> Request:
     """
     request: Request = _requests.decode(packet)
     return request
+
+
+def decode_notice(packet: bytes) -> Notice:
+    """Decode a message of the manager to a job whose tenants are on other machines.
+
+    Raises:
+        msgspec.MsgspecError: If it is none.
+    """
+    notice: Notice = _notices.decode(packet)
+    return notice
 
 
 def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:

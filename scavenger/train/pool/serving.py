@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 
 from scavenger import logs
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.train.pool.machines import Listen, Machines
 from scavenger.train.pool.manager import Manager
 from scavenger.train.pool.placement import Node, machine_nodes
 from scavenger.train.pool.shares import find_shares
@@ -29,7 +30,7 @@ class PoolSize:
 
     Attributes:
         nodes: Number of nodes, which are in use as far as they are needed; None: as many as half of the machine's
-            processors suffice for.
+            processors suffice for. 0: none, all are other machines.
         cpus: Processors of each; None: half of the machine's among all nodes, at least one and at most four each.
         memory_bytes: Memory of each; None: half of the machine's among all nodes.
         tenants_max: Tenants that each takes at most.
@@ -47,6 +48,8 @@ def pool_nodes(size: PoolSize) -> tuple[Node, ...]:
     Raises:
         ConfigurationError: If the machine is too small.
     """
+    if size.nodes == 0:
+        return ()
     processors, memory = sorted(os.sched_getaffinity(0)), psutil.virtual_memory().total
     half = max(1, len(processors) // 2)
     cpus = min(_CPUS_MAX, max(1, half // (size.nodes or 1))) if size.cpus is None else size.cpus
@@ -63,15 +66,34 @@ def pool_nodes(size: PoolSize) -> tuple[Node, ...]:
         raise ConfigurationError(str(error)) from None
 
 
-def serve(folder: Path, size: PoolSize = PoolSize(), *, idle_s: float | None = None) -> None:
+def serve(
+    folder: Path,
+    size: PoolSize = PoolSize(),
+    *,
+    listen: Listen | None = None,
+    idle_s: float | None = None,
+) -> None:
     """Serve until a signal ends it, or there has been no job for `idle_s` seconds.
 
+    Args:
+        folder: See `protocol.pool_folder`.
+        size: The part of this machine that the pool takes.
+        listen: Where other machines may join; None: nowhere.
+        idle_s: None: however long there is no job.
+
     Raises:
-        ConfigurationError: If the machine is too small, or the folder cannot be used.
+        ConfigurationError: If the machine is too small, the folder cannot be used, or `listen` cannot be listened at.
         TransientError: If a pool is served already.
     """
     logs.set_up("pool", logs.read_settings())
-    manager = Manager.open(folder, pool_nodes(size), find_shares(), idle_s=idle_s)
+    nodes = pool_nodes(size)
+    machines = None if listen is None else Machines.open(listen)
+    try:
+        manager = Manager.open(folder, nodes, find_shares(), machines=machines, idle_s=idle_s)
+    except ScavengerError:
+        if machines is not None:
+            machines.close()
+        raise
     try:
         manager.run()
     finally:

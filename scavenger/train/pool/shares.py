@@ -75,12 +75,15 @@ class TenantGroup:
 
         Args:
             processors: Numbers of the node's processors.
-            memory_bytes: Limit on private memory (`RLIMIT_DATA`): the job's shared-memory block does not count.
+            memory_bytes: Limit on private memory (`RLIMIT_DATA`), 0 for none: the job's shared-memory block does not
+                count.
         """
         if self.path is not None:
             with contextlib.suppress(OSError):
                 (self.path / "cgroup.procs").write_text(str(os.getpid()))
         os.sched_setaffinity(0, processors)
+        if not memory_bytes:
+            return
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard != resource.RLIM_INFINITY:
             memory_bytes = min(memory_bytes, hard)

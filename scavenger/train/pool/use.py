@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
+
+from scavenger.train.engines.tree_use import waited_s_of
 
 __all__ = ["TenantUse"]
 
@@ -42,7 +42,7 @@ class TenantUse:
             times, memory = process.cpu_times(), process.memory_info()
         except psutil.Error:
             return
-        self.waited_s = max(self.waited_s, _waited_s(pid))
+        self.waited_s = max(self.waited_s, waited_s_of(pid))
         self.note(times.user + times.system, max(0, memory.rss - memory.shared), now)
 
     def note(self, cpu_s: float, memory_bytes: int, now: float) -> None:
@@ -59,12 +59,3 @@ class TenantUse:
             return 0.0
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return max(0.0, last - first) / max(1e-3, last_s - first_s)
-
-
-def _waited_s(pid: int) -> float:
-    """Time in the queues of processors; 0 where the kernel does not count it."""
-    waited_ns = 0
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            waited_ns += int(thread.read_text().split()[1])
-    return waited_ns / 1e9

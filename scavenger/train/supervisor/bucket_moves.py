@@ -25,6 +25,8 @@ class Migrations:
     Args:
         send: Sends a message to the sequencer.
         aggregators: Number of aggregators.
+        apart: Whether the first one only sequences: what it holds at the beginning goes to the others, and it holds
+            something only while no other can.
 
     Attributes:
         sizes: Bytes of each bucket; empty before the model is known.
@@ -33,11 +35,11 @@ class Migrations:
         ended: The end of the newest migration that has ended; None before the first.
     """
 
-    def __init__(self, send: Callable[[m.Message], None], aggregators: int) -> None:
+    def __init__(self, send: Callable[[m.Message], None], aggregators: int, *, apart: bool = False) -> None:
         self._send, self._aggregators = send, aggregators
         self._request: m.Migrate | None = None
         self._numbers, self._asked_s = 0, 0.0
-        self._used = frozenset(range(aggregators))
+        self._used, self._unspread = frozenset(range(int(apart), aggregators)), apart
         self._leaving: dict[int, bool] = {}  # by index; whether its process has ended
         self.sizes: tuple[int, ...] = ()
         self.map: BucketMap | None = None
@@ -53,6 +55,11 @@ class Migrations:
     def active(self) -> bool:
         """Whether a request has not ended."""
         return self._request is not None
+
+    @property
+    def vacant(self) -> frozenset[int]:
+        """Aggregators that are leaving, hold nothing any more, and have not ended."""
+        return self.spare.intersection(index for index, ended in self._leaving.items() if not ended)
 
     # ---- requests ------------------------------------------------------------------------------------------
 
@@ -96,10 +103,10 @@ class Migrations:
         """
         before = dict(self._leaving)
         self._leaving.update({index: False for index in aggregators if index not in before})
-        if 0 in aggregators or self.map is None or not self._used - self._leaving.keys():
+        if 0 in aggregators or self.map is None or not self._over:
             self._leaving = before
             return False
-        if self._leaving != before:
+        if self._leaving != before or not (self.active or self._leaving.keys().isdisjoint(self.map.holders)):
             self._spread(now)
         return True
 
@@ -108,14 +115,14 @@ class Migrations:
         wanted = self._request is not None and aggregator in self._request.holders
         if aggregator in self._leaving or (wanted and aggregator in self.spare):
             self._leaving[aggregator] = True
-            if wanted and self._used - self._leaving.keys():
+            if wanted and self._over:
                 self._spread(now)
 
     def process_serves(self, aggregator: int, now: float) -> None:
         """Note that an aggregator's process serves: one that replaces another gets its share again."""
         if self._leaving.get(aggregator):
             del self._leaving[aggregator]
-            if self._used - self._leaving.keys():
+            if self._over:
                 self._spread(now)
 
     # ---- reports -------------------------------------------------------------------------------------------
@@ -134,11 +141,20 @@ class Migrations:
 
     def watch(self, now: float) -> None:
         """Repeat a request that has not ended: the sequencer may be another process, or know nothing of it."""
+        if self._unspread and self.map is not None:
+            self._unspread = False
+            self._spread(now)
         if self._request is not None and now - self._asked_s >= _AGAIN_S:
             self._asked_s = now
             self._send(self._request)
 
     # ---- how they are made ---------------------------------------------------------------------------------
+
+    @property
+    def _over(self) -> frozenset[int]:
+        """Those that are to hold everything; the first, if no other can and it has not to leave itself."""
+        staying = self._used - self._leaving.keys()
+        return staying or frozenset({0}) - self._leaving.keys()
 
     def _current(self) -> BucketMap:
         if self.map is None:
@@ -148,7 +164,7 @@ class Migrations:
     def _spread(self, now: float) -> None:
         current = self._current()
         try:
-            holders = respread(current, self._used - self._leaving.keys(), self.sizes)
+            holders = respread(current, self._over, self.sizes)
         except ValueError as error:
             raise ScavengerError(str(error)) from None
         self._ask(holders, now)

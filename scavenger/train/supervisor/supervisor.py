@@ -53,6 +53,7 @@ class Supervisor:
         restore: The checkpoint to begin with; None for a new model.
         checkpoint: Where and when to write checkpoints; None for none.
         clock: Monotonic seconds.
+        apart: See `open`.
 
     Attributes:
         on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
@@ -73,6 +74,7 @@ class Supervisor:
         restore: m.Restore | None,
         checkpoint: m.CheckpointPlan | None,
         clock: Callable[[], float],
+        apart: bool = False,
     ) -> None:
         self._processes, self._events, self._timeouts, self._clock = processes, events, timeouts, clock
         self._aggregators = aggregators
@@ -107,7 +109,7 @@ class Supervisor:
         self._workers = WorkerRequests(processes, self._registry, self._slots, self._routing)
         self._watches = Watch(processes.engine, self._registry, self._routing.send)
         self._migrations = Migrations(
-            lambda message: processes.send(aggregators[0], message), len(aggregators)
+            lambda message: processes.send(aggregators[0], message), len(aggregators), apart=apart
         )
         self._incoming = Incoming(
             processes,
@@ -127,6 +129,7 @@ class Supervisor:
             greet=lambda: self._routing.welcome(self._brief()),
             clock=clock,
         )
+        self._apart = int(apart)
         self.on_wait: Callable[[], None] | None = None
         self.recorded: Callable[[], bool] = lambda: True
 
@@ -138,6 +141,7 @@ class Supervisor:
         work_dir: Path,
         timeouts: Timeouts,
         aggregators: int = 1,
+        apart: bool = False,
         restore: m.Restore | None = None,
         checkpoint: m.CheckpointPlan | None = None,
         engine: Callable[[Path, int], Engine] | None = None,
@@ -150,6 +154,8 @@ class Supervisor:
             work_dir: Folder for logs.
             timeouts: Limits on starting and on steps.
             aggregators: Number of aggregators that share the model.
+            apart: Whether one more only sequences the steps: each of the others can then leave its host while the
+                job trains.
             restore: The checkpoint to begin with; None for a new model.
             checkpoint: Where and when to write checkpoints; None for none.
             engine: Makes the engine from the folder for logs and the block's descriptor; None to run on this machine.
@@ -158,7 +164,8 @@ class Supervisor:
         Raises:
             ConfigurationError: If the engine's port cannot be bound.
         """
-        names, events = tuple(aggregator_name(index) for index in range(aggregators)), list[Event]()
+        names = tuple(aggregator_name(index) for index in range(aggregators + apart))
+        events = list[Event]()
         processes = Processes.open(
             source,
             engine or ProcessEngine,
@@ -176,6 +183,7 @@ class Supervisor:
             restore=restore and msgspec.structs.replace(restore, url=reachable(restore.url)),
             checkpoint=checkpoint and msgspec.structs.replace(checkpoint, url=reachable(checkpoint.url)),
             clock=clock,
+            apart=apart,
         )
 
     @property
@@ -248,7 +256,7 @@ class Supervisor:
         Raises:
             ScavengerError: If the model is not known yet, or all of them are about to be lost with their VMs.
         """
-        self._migrations.use(aggregators, self._clock())
+        self._migrations.use([index + self._apart for index in aggregators], self._clock())
 
     def verdict(
         self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
@@ -349,7 +357,7 @@ class Supervisor:
     @property
     def aggregators(self) -> int:
         """Number of aggregators that share the model."""
-        return len(self._aggregators)
+        return len(self._aggregators) - self._apart
 
     @property
     def migrating(self) -> bool:
@@ -443,12 +451,16 @@ class Supervisor:
             [
                 index
                 for index, name in enumerate(self._aggregators)
-                if self.engine.host(name) == self.engine.host(notice.name)
+                if name == notice.name
+                or (not notice.alone and self.engine.host(name) == self.engine.host(notice.name))
             ],
             self._clock(),
         )
         moves = "; what it holds moves to the others" if leaving else ""
-        self._warn(f"{notice.name}: {notice.reason}{moves}; it will be replaced when it has ended")
+        if leaving and notice.alone:
+            log.info("%s: %s%s", notice.name, notice.reason, moves)
+        else:
+            self._warn(f"{notice.name}: {notice.reason}{moves}; it will be replaced when it has ended")
 
     def _turn(self) -> None:
         """One turn of the loop while training ends."""
@@ -488,6 +500,8 @@ class Supervisor:
         now = self._clock()
         self._callbacks.watch(now)
         self._migrations.watch(now)
+        for index in self._migrations.vacant:
+            self.engine.vacated(self._aggregators[index])
         working = self._watches.look(now)
         if working is not None:
             self._recoveries.watch(now, working)

@@ -158,6 +158,10 @@ def holding() -> KerasJob:
     return KerasJob(network(keras.optimizers.SGD(0.05, momentum=0.9)), _Holding(), (X[HELD_OUT], Y[HELD_OUT]))
 
 
+def exact_slow() -> KerasJob:
+    return KerasJob(exact().model, _Slow(), (X[HELD_OUT], Y[HELD_OUT]))
+
+
 def slow() -> KerasJob:
     return KerasJob(network(keras.optimizers.SGD(0.02, momentum=0.9)), _Slow(), (X[HELD_OUT], Y[HELD_OUT]))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import psutil
 import zmq
 
 from scavenger.domain.boot import NO_ANSWER, REFUSED
@@ -237,7 +238,13 @@ class Agent:
                     return
                 case m.Admitted() if not self._leader.joined:
                     self._leader.enter(now)
-                    self._leader.channel.put(m.Hello(address_towards(self._ticket.endpoint)))
+                    self._leader.channel.put(
+                        m.Hello(
+                            address_towards(self._ticket.endpoint),
+                            len(os.sched_getaffinity(0)),
+                            psutil.virtual_memory().total,
+                        )
+                    )
                     self._show(f"joined {self._ticket.endpoint}")
                 case m.Refused() if not self._leader.joined:
                     self._show(f"{REFUSED}: {message.reason}")

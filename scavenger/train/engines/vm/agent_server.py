@@ -450,6 +450,7 @@ class AgentServer:
             case m.Hello() if not session.link.address:
                 with contextlib.suppress(ValueError):
                     session.link.address = str(ipaddress.ip_address(message.address))
+                session.link.cpus, session.link.memory_bytes = message.cpus, message.memory_bytes
             case m.Placed() | m.Report() if message.launch in session.launches:
                 self._events.record(session, message.launch, message)
                 if isinstance(message, m.Report) and message.status is not None:

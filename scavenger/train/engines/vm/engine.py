@@ -75,6 +75,7 @@ class VmEngine(RemoteEngine[_Process]):
         agents: Connections to the VMs, which outlive the engine. Only one engine at a time may use them.
         place_max_s: How long a process may wait for a VM with capacity before it counts as ended.
         command: Command of each process; None: the training process, with the Python of its machine.
+        local: Runs the processes of the leader's machine; None for an engine that shares no memory with them.
         clock: Returns monotonic seconds.
     """
 
@@ -85,12 +86,13 @@ class VmEngine(RemoteEngine[_Process]):
         *,
         place_max_s: float = _PLACE_MAX_S,
         command: Sequence[str] | None = None,
+        local: ProcessEngine | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(log_dir, clock)
         self._agents, self._place_max_s = agents, place_max_s
         self._command = () if command is None else tuple(command)
-        self._local = ProcessEngine(log_dir, -1, command=command)
+        self._local = ProcessEngine(log_dir, -1, command=command) if local is None else local
         self._locals: set[str] = set()
         self._notices: list[PreemptionNotice] = []
         self._avoided: frozenset[str] = frozenset()
@@ -105,10 +107,9 @@ class VmEngine(RemoteEngine[_Process]):
     ) -> int:
         """See `Engine.launch`; the leader's own address as `host` means no place in particular."""
         self._check_launch(config.name)
-        if config.role == "coordinator":
-            if not is_own(
-                self._agents.address
-            ):  # this machine may be unable to reach itself by its public address
+        if self._runs_here(config):
+            if config.role == "coordinator" and not is_own(self._agents.address):
+                # this machine may be unable to reach itself by its public address
                 port = config.coordinator.rpartition(":")[2]
                 config = msgspec.structs.replace(config, coordinator=f"tcp://127.0.0.1:{port}")
             pid = self._local.launch(config, env=env)
@@ -128,6 +129,15 @@ class VmEngine(RemoteEngine[_Process]):
         )
         self._place_waiting()
         return 0
+
+    def _runs_here(self, config: ProcessConfiguration) -> bool:
+        """Whether a process runs on the leader's machine."""
+        return config.role == "coordinator"
+
+    def _suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
+        """Whether a process that wants a type of VM may run on a VM of its role that has room."""
+        # all aggregators use one VM type
+        return config.role == "aggregator" or type_ in ("", vm.spec.type)
 
     def needs(self) -> Needs:
         """Return the processes that need VMs: all whose end has not been seen."""
@@ -315,8 +325,7 @@ class VmEngine(RemoteEngine[_Process]):
                 if vm.spec.role == role
                 and not (role == "worker" and process.address is None and vm.address in self._avoided)
                 and process.address in (None, vm.address)
-                # all aggregators use one VM type
-                and (role == "aggregator" or process.vm in ("", vm.spec.type))
+                and self._suits(process.config, process.vm, vm)
             ]
             if able:
                 self._start_on(process, min(able, key=lambda vm: len(vm.processes)))

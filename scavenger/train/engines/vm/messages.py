@@ -50,7 +50,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder and of the package: small enough to arrive before the packet would be resent."""
@@ -98,9 +98,14 @@ class Refused(Tagged, frozen=True):
 
 
 class Hello(Tagged, frozen=True):
-    """First message under the agent's own key: the address by which other VMs reach it."""
+    """First message under the agent's own key: the address by which other VMs reach it, and what its machine has.
+
+    `cpus`: processors that it may use. `memory_bytes`: all of the machine's.
+    """
 
     address: _Text
+    cpus: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+    memory_bytes: _Count = 0
 
 
 class Placed(Tagged, frozen=True):
@@ -114,7 +119,8 @@ class Report(Tagged, frozen=True):
     """Changes of a process since its last report; `status` is None as long as it runs.
 
     `working`: whether it was seen to use a processor, or to wait for one, since the last report. `reason`: what the
-    agent knows beyond the status; may be empty.
+    agent knows beyond the status; may be empty. `cpu_s` and `waited_s`: for a tenant of a pool, the processor time that
+    it has used with all that it runs, and the time that it was kept waiting for a processor, both since its begin.
     """
 
     launch: _Count
@@ -122,6 +128,8 @@ class Report(Tagged, frozen=True):
     suspended: bool = False
     memory_bytes: _Count = 0
     working: bool = False
+    cpu_s: _Seconds = 0.0
+    waited_s: _Seconds = 0.0
     status: _Status | None = None
     reason: _Text = ""
 

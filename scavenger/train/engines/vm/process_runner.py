@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from scavenger.train.engines.process import LOG_BYTES_MAX, ProcessEngine
+from scavenger.train.engines.tree_use import TreeUse, tree_use
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
@@ -53,6 +54,7 @@ class _Process:
     placed: bool = False
     suspended: bool = False
     memory_bytes: int = 0
+    use: TreeUse = field(default_factory=TreeUse)
     sampled_at: float = float("-inf")
     term_at: float = float("inf")
     kill_at: float = float("inf")
@@ -195,6 +197,10 @@ class ProcessRunner:
                 process.sampled_at = now
                 memory = process.engine.sample_memory().get(name, memory)
                 working = process.engine.idle_s(name) < _SAMPLE_S
+                if process.config.role == "tenant":
+                    process.use = tree_use(process.engine.pid(name))
+                    working, memory = True, process.use.memory_bytes
         if log or working or (suspended, memory) != (process.suspended, process.memory_bytes):
             process.suspended, process.memory_bytes = suspended, memory
-            self.send(m.Report(launch, log, suspended, memory, working))
+            use = process.use
+            self.send(m.Report(launch, log, suspended, memory, working, use.cpu_s, use.waited_s))

@@ -88,6 +88,8 @@ class AgentStatus:
         heard_s_ago: Seconds since the last message of its agent; infinite if there was none.
         preemption: Preemption notice with the seconds that are left; None if there is none.
         processes: Names of the processes that run on it.
+        cpus: Processors of its machine that the agent may use; 0 until it has joined.
+        memory_bytes: Memory of its machine; 0 until it has joined.
     """
 
     spec: AgentSpec
@@ -96,6 +98,8 @@ class AgentStatus:
     heard_s_ago: float
     preemption: PreemptionNotice | None
     processes: tuple[str, ...]
+    cpus: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -108,6 +112,7 @@ class AgentLink:
         address: See `AgentStatus`.
         route: ZeroMQ route of the agent's last message; empty if there was none.
         heard_at: Time of that message.
+        cpus, memory_bytes: What its machine has, as it says; 0 before it has.
     """
 
     key: str = ""
@@ -115,6 +120,8 @@ class AgentLink:
     address: str = ""
     route: bytes = b""
     heard_at: float = float("-inf")
+    cpus: int = 0
+    memory_bytes: int = 0
     channel: Channel = field(default_factory=Channel)
 
 
@@ -191,6 +198,8 @@ class AgentSession:
             heard_s_ago=now - self.link.heard_at,
             preemption=preemption,
             processes=tuple(self.launches.values()),
+            cpus=self.link.cpus,
+            memory_bytes=self.link.memory_bytes,
         )
 
 

@@ -66,7 +66,8 @@ class ProcessConfiguration(Body, frozen=True):
     """The configuration that a process reads from standard input at its start; it has keys, so it is never in argv.
 
     Attributes:
-        role: `worker`, `aggregator`, `coordinator` or `loop`.
+        role: `worker`, `aggregator`, `coordinator` or `loop`; `tenant` for a place in a pool, which joins its job by
+            these keys and gets the processes to run from it (`scavenger.train.pool.tenant`).
         name: The process's name.
         coordinator: Address of the hub.
         server_key: The hub's public key.
@@ -84,6 +85,7 @@ class ProcessConfiguration(Body, frozen=True):
         logs: The log settings.
         data: The data, as `module:object`, if `train` returns a model alone; else empty.
         params: Arguments by name for the function that `train` names.
+        memory_bytes: Limit on the private memory of a tenant and of each process that it runs; 0 for none.
     """
 
     role: str
@@ -104,6 +106,7 @@ class ProcessConfiguration(Body, frozen=True):
     logs: LogSettings = LogSettings()
     data: str = ""
     params: dict[str, Any] = {}
+    memory_bytes: int = 0
 
 
 class TensorSpec(Body, frozen=True):

@@ -1,0 +1,224 @@
+"""Engine of a job whose aggregators are tenants of nodes on other machines, which other jobs use too.
+
+A tenant is an agent that the pool starts for this job (`scavenger.train.pool.tenant`), and that joins it as that of a
+rented VM does, for one aggregator. If the pool asks the job to leave a tenant, that is a notice for its aggregator
+alone: the supervisor has others hold what it held, the process ends, and the one that follows gets another tenant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scavenger.train.engines.base import Exit, PreemptionNotice
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
+from scavenger.train.engines.vm.engine import Needs, VmEngine
+from scavenger.train.engines.vm.values import AgentStatus
+from scavenger.train.names import aggregator_name
+from scavenger.train.pool import protocol
+from scavenger.train.pool.connection import LodgingConnection
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+__all__ = ["LodgedEngine"]
+
+_ROLE = "aggregator"
+_SEQUENCER = aggregator_name(0)
+_THREADS = 4
+"""Threads of an aggregator, as far as its machine has so many processors."""
+_LEAVES_S = 3600.0
+"""Time that a job has to leave a tenant: the pool waits."""
+_AGAIN_S = 5.0
+"""How often the pool is asked again for a tenant that it had no room for, seconds."""
+_ANSWER_S = 20.0
+"""How long the answer of the pool is waited for, seconds."""
+
+
+@dataclass(slots=True)
+class _Lodging:
+    """The tenant of one aggregator.
+
+    Attributes:
+        intent: The name by which its agent joins.
+        asked_at: When the pool was asked for it, monotonic seconds.
+        node: The name of its node; empty until the pool has answered.
+        error: Why the pool has none.
+        vacating: Whether the pool has asked the job to leave it.
+    """
+
+    intent: str
+    asked_at: float
+    node: str = ""
+    error: str = ""
+    vacating: bool = False
+
+
+class LodgedEngine(VmEngine):
+    """Runs a job's aggregators as tenants of a pool, its workers on this machine or on VMs.
+
+    Args:
+        log_dir, agents, place_max_s, command, clock: See `VmEngine`.
+        folder: The folder of the pool.
+        join: How the job introduces itself.
+        local: Runs the workers, and the aggregator that sequences, on this machine; None: workers run on VMs, and that
+            aggregator as a tenant, too.
+        owned: Whether `close` closes `agents`, too.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        agents: AgentServer,
+        *,
+        folder: Path,
+        join: protocol.Join,
+        local: ProcessEngine | None = None,
+        owned: bool = False,
+        place_max_s: float = 900.0,
+        command: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(log_dir, agents, place_max_s=place_max_s, command=command, local=local, clock=clock)
+        self._workers_here, self._owned, self._job_id = local is not None, owned, join.job_id
+        self._pool = LodgingConnection(folder, join, clock)
+        self._lodgings: dict[str, _Lodging] = {}  # by aggregator
+        self._count = 0
+        self._used = self._used_before = protocol.Bill(0.0, 0.0)
+
+    # ---- what the job asks ---------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        config: ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
+    ) -> int:
+        """See `Engine.launch`; 0 for a tenant."""
+        started = super().launch(config, env=env, host=host, vm=vm)
+        if not self._runs_here(config) and config.role == _ROLE and config.name not in self._lodgings:
+            self._lodge(config.name)
+        return started
+
+    def needs(self) -> Needs:
+        """See `VmEngine.needs`: no VM is rented for aggregators."""
+        return Needs(super().needs().workers, 0)
+
+    def poll(self) -> list[Exit]:
+        """See `Engine.poll`."""
+        for notice in self._pool.receive():
+            self._take(notice)
+        for candidate in self._agents.candidates():
+            if any(lodging.intent == candidate.intent for lodging in self._lodgings.values()):
+                self._agents.accept(candidate)  # it is on no VM of its own whose identity could be verified
+        self._ask_again()
+        exits = super().poll()
+        for ended in exits:
+            self._ended(ended.name)
+        return exits
+
+    def vacated(self, name: str) -> None:
+        """See `Engine.vacated`: the process ends, and the next one is elsewhere."""
+        if (lodging := self._lodgings.get(name)) is not None and lodging.vacating:
+            self.kill(name)
+
+    def report(self, view: int, steps_s: Sequence[float]) -> None:
+        """Tell the pool of the job's steps, by which it places its aggregators; see `PooledEngine.report`."""
+        if steps_s:
+            self._pool.report(view, steps_s)
+
+    def aggregation_use(self) -> tuple[float, float]:
+        """What the job's tenants have used, as far as the pool has told: processor seconds, and US dollars."""
+        return self._used_before.cpu_s + self._used.cpu_s, self._used_before.usd + self._used.usd
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """See `Engine.hosts`."""
+        return (self._agents.address,) if self._workers_here else ()
+
+    def close(self) -> None:
+        """See `Engine.close`; the tenants end, too."""
+        try:
+            super().close()
+        finally:
+            self._pool.close()
+            if self._owned:
+                self._agents.close()
+
+    # ---- tenants -------------------------------------------------------------------------------------------
+
+    def _runs_here(self, config: ProcessConfiguration) -> bool:
+        return super()._runs_here(config) or (
+            self._workers_here and (config.role != _ROLE or config.name == _SEQUENCER)
+        )
+
+    def _suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
+        if config.role == _ROLE:
+            return vm.spec.type == config.name
+        return super()._suits(config, type_, vm)
+
+    def _lodge(self, name: str) -> None:
+        """Ask the pool for a tenant."""
+        self._count += 1
+        intent = f"{self._job_id[:8]}-{name}-{self._count}"
+        secret = self._agents.expect(intent, role="aggregator", vm=name, threads=_THREADS)
+        lodging = self._lodgings[name] = _Lodging(intent, self._clock())
+        request = protocol.Lodge(
+            name,
+            self._agents.endpoint,
+            self._agents.server_key,
+            intent,
+            secret,
+            pinned=name == _SEQUENCER,
+        )
+        if not self._pool.send(request):
+            lodging.error = "no pool is served"
+
+    def _leave(self, name: str, reason: str) -> None:
+        """Give up the tenant of an aggregator: what runs there is lost."""
+        lodging = self._lodgings.pop(name)
+        self._pool.send(protocol.Leave(lodging.intent))
+        self._agents.gone(lodging.intent, reason)
+
+    def _ask_again(self) -> None:
+        now = self._clock()
+        for name, lodging in [*self._lodgings.items()]:
+            waits_s = _AGAIN_S if lodging.error else _ANSWER_S
+            if not lodging.node and now - lodging.asked_at > waits_s:
+                self._leave(name, lodging.error or "the pool has not answered")
+                self._lodge(name)
+
+    def _take(self, notice: protocol.Notice) -> None:
+        match notice:
+            case protocol.Bill():
+                if notice.cpu_s < self._used.cpu_s:  # another manager, which has not seen what was before
+                    self._used_before = protocol.Bill(*self.aggregation_use())
+                self._used = notice
+                return
+            case _:
+                name = next((n for n, one in self._lodgings.items() if one.intent == notice.intent), None)
+        if name is None:
+            return
+        lodging = self._lodgings[name]
+        match notice:
+            case protocol.Lodged():
+                lodging.node, lodging.error = notice.node, notice.error
+            case protocol.Vacate():
+                lodging.vacating = True
+                self._notices.append(PreemptionNotice(name, _LEAVES_S, notice.reason, alone=True))
+            case protocol.Evicted():
+                self._leave(name, notice.reason)
+                if name in self.running and not self._processes[name].launch:  # it waits for a place
+                    self._lodge(name)
+
+    def _ended(self, name: str) -> None:
+        """Give up the tenant of an aggregator that was to leave it, or that was lost with it."""
+        if (lodging := self._lodgings.get(name)) is None:
+            return
+        status = next((vm for vm in self._agents.vms() if vm.spec.intent == lodging.intent), None)
+        silent = status is None or status.heard_s_ago > LOST_S
+        if lodging.vacating or silent:
+            self._leave(name, "its aggregator has left it")

@@ -1,0 +1,224 @@
+"""Nodes on other machines: tenants join their jobs over the network, and a move is a migration of buckets.
+
+A tenant cannot be moved: its job is asked to `Vacate` it, has its other aggregators hold what it held while training
+goes on (`scavenger.train.supervisor.bucket_moves`), leaves it, and asks for another, which the plan has elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import zmq
+
+from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.values import Gone, ProcessEvent
+from scavenger.train.pool import protocol
+from scavenger.train.pool.machines import Machines
+from scavenger.train.pool.placement import Node, NodeUse, choose_node
+from scavenger.train.pool.planning import Move
+from scavenger.train.pool.site import NO_ROOM, PoolJob, Site, Tenant
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+__all__ = ["RemoteSite"]
+
+_AGAIN_S = 5.0
+"""How often a job is asked again to leave a tenant, seconds."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Lodger(Tenant):
+    intent: str = ""
+    launch: int = 0
+    asked_at: float = 0.0
+    """When its job was asked last to leave it, monotonic seconds; 0: it may stay."""
+    reason: str = ""
+
+
+class RemoteSite(Site[_Lodger]):
+    """The nodes of one place on other machines.
+
+    Args:
+        machines: The machines that have joined, of all places.
+    """
+
+    def __init__(self, machines: Machines) -> None:
+        super().__init__(())
+        self._machines = machines
+        self._lodgers: dict[str, _Lodger] = {}  # by intent
+        self._used_usd: dict[str, float] = {}  # by node
+
+    @property
+    def tenants(self) -> Collection[_Lodger]:
+        """See `Site.tenants`."""
+        return self._lodgers.values()
+
+    # ---- what jobs ask -------------------------------------------------------------------------------------
+
+    def lodge(self, job: PoolJob, request: protocol.Lodge) -> protocol.Lodged:
+        """Start a tenant, unless there is no room."""
+        node = None if job.refused or request.intent in self._lodgers else self._node_for(job, request)
+        if node is None:
+            return protocol.Lodged(request.intent, error=job.refused or NO_ROOM)
+        config = ProcessConfiguration(
+            role="tenant",
+            name=request.intent,
+            coordinator=request.endpoint,
+            server_key=request.server_key,
+            public_key=zmq.curve_public(request.secret.encode()).decode(),
+            secret_key=request.secret,
+            memory_fd=-1,
+            threads=node.cpus,
+            memory_bytes=node.tenant_bytes,
+        )
+        launch = self._machines.start(node.name, config)
+        if not launch:
+            return protocol.Lodged(request.intent, error=f"found that {node.name} does not answer")
+        job.gone.pop(request.name, None)
+        self._lodgers[request.intent] = _Lodger(
+            job,
+            request.name,
+            node,
+            time.time(),
+            pinned=request.pinned,
+            intent=request.intent,
+            launch=launch,
+        )
+        log.info("starts %s of job %s on %s", request.name, job.id, node.name)
+        return protocol.Lodged(request.intent, node.name)
+
+    def _node_for(self, job: PoolJob, request: protocol.Lodge) -> Node | None:
+        """The node of a new tenant, by the plan; a pinned one is in none."""
+        loads = self._loads()
+        if request.pinned:
+            open_ = [node for name, node in self.plan.nodes.items() if name not in self.plan.drained]
+            return choose_node([NodeUse(node, loads[node.name], 0) for node in open_])
+        plan = self.plan.with_tenant(job.key, request.name, loads)
+        if plan is None:
+            return None
+        self.adopt(plan)
+        return plan.node_of(job.key, request.name)
+
+    def left(self, job: PoolJob, intent: str) -> None:
+        """End a tenant that its job has left."""
+        lodger = self._lodgers.get(intent)
+        if lodger is not None and lodger.job is job:
+            self._machines.kill(lodger.node.name, lodger.launch)
+            self._release(lodger)
+
+    def leave(self, job: PoolJob) -> None:
+        """See `Site.leave`."""
+        for lodger in self._of(job):
+            self._machines.kill(lodger.node.name, lodger.launch)
+            self._release(lodger)
+        self.jobs.remove(job)
+        self.adopt(self.plan.without_job(job.key))
+
+    def bill(self, job: PoolJob) -> protocol.Bill:
+        """What a job's tenants have used so far."""
+        return protocol.Bill(self._use_of(job).cpu_s, job.usd)
+
+    # ---- machines ------------------------------------------------------------------------------------------
+
+    def add(self, node: Node) -> None:
+        """Use a node whose machine has joined."""
+        self._used_usd[node.name] = 0.0
+        log.info("%s has joined: %d processors at %s", node.name, node.cpus, node.machine)
+        self.adopt(self.plan.with_node(node))
+
+    def lose(self, node: str, reason: str) -> None:
+        """Go on without a node; its tenants' jobs ask for others."""
+        log.warning("%s is gone: %s", node, reason)
+        lost = self._on(node)
+        self.adopt(self.plan.without_node(node))
+        del self._used_usd[node]
+        self._machines.forget(node, reason)
+        for lodger in lost:
+            self._evict(lodger, f"was lost with its aggregator node {node}: {reason}")
+
+    def must_leave(self, node: str, reason: str) -> None:
+        """Have tenants leave a node whose machine will be taken, as far as others have room."""
+        if node in self.plan.nodes and node not in self.plan.drained:
+            drained = self.drain(protocol.Drain(node))
+            log.warning("%s: %s; %s", node, reason, drained.error or f"{drained.moved} tenants leave it")
+
+    def take(self, launch: int, event: ProcessEvent) -> bool:
+        """Handle what has happened to a process; returns whether it is a tenant of this place."""
+        lodger = next((one for one in self._lodgers.values() if one.launch == launch), None)
+        if lodger is None:
+            return False
+        match event:
+            case m.Placed():
+                lodger.pid = event.pid
+            case m.Report():
+                self._note(lodger, event)
+                if event.status is not None:
+                    self._evict(lodger, f"lost its place on {lodger.node.name}, which ended: {_cause(event)}")
+            case Gone():
+                self._evict(lodger, f"was lost with its aggregator node {lodger.node.name}: {event.reason}")
+            case _:
+                pass
+        return True
+
+    def ask_again(self, now: float) -> None:
+        """Repeat what jobs were asked and have not done."""
+        for lodger in [*self._lodgers.values()]:
+            if lodger.asked_at and now - lodger.asked_at > _AGAIN_S:
+                self._ask_to_leave(lodger, now)
+
+    def _note(self, lodger: _Lodger, report: m.Report) -> None:
+        for line in report.log.decode(errors="replace").splitlines():
+            log.info("%s: %s", lodger.intent, line)
+        use = lodger.use
+        if report.status is None and report.cpu_s > use.cpu_s:
+            usd = (report.cpu_s - use.cpu_s) * lodger.node.usd_per_cpu_s
+            lodger.job.usd += usd
+            if lodger.node.name in self._used_usd:
+                self._used_usd[lodger.node.name] += usd
+            use.waited_s = max(use.waited_s, report.waited_s)
+            use.note(report.cpu_s, report.memory_bytes, time.monotonic())
+
+    def _evict(self, lodger: _Lodger, reason: str) -> None:
+        if lodger.intent in self._lodgers:
+            self._release(lodger)
+            self._send(lodger.job, protocol.Evicted(lodger.intent, reason))
+
+    def _release(self, lodger: _Lodger) -> None:
+        del self._lodgers[lodger.intent]
+        lodger.job.ended_cpu_s += lodger.use.cpu_s
+        if not lodger.pinned:
+            lodger.job.gone[lodger.name] = time.monotonic()
+
+    # ---- the plan ------------------------------------------------------------------------------------------
+
+    @property
+    def _may_pack(self) -> bool:
+        """See `Site`: not while a tenant is on its way."""
+        return not any(lodger.asked_at for lodger in self._lodgers.values())
+
+    def _move(self, tenant: _Lodger, move: Move) -> None:
+        if not tenant.pinned:
+            tenant.reason = f"leaves the aggregator node {tenant.node.name} for {move.node.name}"
+            self._ask_to_leave(tenant, time.monotonic())
+
+    def _ask_to_leave(self, lodger: _Lodger, now: float) -> None:
+        lodger.asked_at = now
+        self._send(lodger.job, protocol.Vacate(lodger.intent, lodger.reason))
+
+    def _look_at(self, tenant: _Lodger, now: float) -> bool:
+        return bool(tenant.pid)
+
+    def _idle_usd(self, node: Node) -> float:
+        hours = (time.time() - self._machines.since(node.name)) / 3600.0
+        return max(0.0, node.usd_per_hour * hours - self._used_usd[node.name])
+
+    def _usd_of(self, job: PoolJob) -> float | None:
+        return job.usd
+
+
+def _cause(report: m.Report) -> str:
+    return report.reason or f"status {report.status}"
