@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -53,9 +54,9 @@ def serve(
         int | None,
         typer.Option(
             metavar="N",
-            min=1,
-            help="Nodes to cut out of this machine, at most in use at once. Default: as many as half of its "
-            "processors suffice for.",
+            min=0,
+            help="Nodes to cut out of this machine, at most in use at once; 0: none, all are other machines. "
+            "Default: as many as half of its processors suffice for.",
         ),
     ] = None,
     cpus: Annotated[
@@ -77,6 +78,20 @@ def serve(
     tenants: Annotated[
         int, typer.Option(metavar="N", min=1, help="Aggregators that share a node at most.")
     ] = 8,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="Let other machines join as nodes (`add-node`), at an address of this machine that they reach. "
+            "Default: nothing listens.",
+        ),
+    ] = "",
+    infra: Annotated[
+        str,
+        typer.Option(
+            metavar="CLOUD/REGION", help="Refused: nodes are not rented by the pool; see `add-node`."
+        ),
+    ] = "",
 ) -> None:
     """Serve the pool until Ctrl-C.
 
@@ -86,6 +101,54 @@ def serve(
     def command() -> int:
         from scavenger_cli.commands.aggregators import serve_pool
 
-        return serve_pool(nodes=nodes, cpus=cpus, memory_gib=memory, tenants=tenants)
+        return serve_pool(
+            nodes=nodes, cpus=cpus, memory_gib=memory, tenants=tenants, listen=listen, infra=infra
+        )
 
     finish(Output.TEXT, command)
+
+
+@app.command("add-node")
+def add_node(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the node, up to 40 letters and digits.")
+    ],
+    file: Annotated[
+        Path,
+        typer.Option("--file", "-f", metavar="FILE", help="Where to write the join file; it must not exist."),
+    ] = Path("join.json"),
+    place: Annotated[
+        str,
+        typer.Option(
+            metavar="INFRA",
+            help="Which jobs use the node, by the infra of their job files, as `aws/us-east-1`. Default: jobs whose "
+            "workers are on this machine.",
+        ),
+    ] = "local",
+    price: Annotated[
+        float,
+        typer.Option(
+            metavar="USD",
+            min=0.0,
+            help="Price of the machine per hour, of which each job pays for what it uses. Default: 0.",
+        ),
+    ] = 0.0,
+    tenants: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Aggregators that share the node at most.")
+    ] = 8,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Expect another machine as a node: `scavenger-vm FILE`, run there, joins the pool.
+
+    The file has a key that is good once; whoever has it can join in place of the machine, so send it privately.
+    """
+
+    def command() -> int:
+        from scavenger_cli.commands.aggregators import expect_node
+
+        here_only("aggregators add-node")
+        return expect_node(
+            name, file, place=place, usd_per_hour=price, tenants=tenants, as_json=output is Output.JSON
+        )
+
+    finish(output, command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
 from scavenger.domain.configuration import Configuration
@@ -364,7 +364,7 @@ class AggregationShare:
     Attributes:
         cpu_s: Processor time that its aggregators have used, seconds.
         usd: Its cost.
-        usd_per_cpu_hour: Price of a processor.
+        usd_per_cpu_hour: Price of a processor; the mean, where nodes differ in it.
     """
 
     cpu_s: float = 0.0
@@ -375,3 +375,14 @@ class AggregationShare:
         """This and more."""
         usd = self.usd + cpu_s / 3600.0 * usd_per_cpu_hour
         return AggregationShare(self.cpu_s + cpu_s, usd, usd_per_cpu_hour)
+
+    @classmethod
+    def of(cls, cpu_s: float, usd: float) -> AggregationShare:
+        """A share whose cost is known."""
+        return cls(cpu_s, usd, usd / cpu_s * 3600.0 if cpu_s > 0.0 else 0.0)
+
+    def with_share(self, other: AggregationShare) -> AggregationShare:
+        """This and another one, of the same job."""
+        both = AggregationShare.of(self.cpu_s + other.cpu_s, self.usd + other.usd)
+        prices = {share.usd_per_cpu_hour for share in (self, other) if share.cpu_s}
+        return replace(both, usd_per_cpu_hour=prices.pop()) if len(prices) == 1 else both

@@ -38,8 +38,8 @@ def job(**sections: Any) -> JobSpec:
         ({"resources": {"cpus": 1, "disk": 50}}, "disk"),
         ({"objective": {"utility": "time * 2"}}, "objective"),
         (
-            {"aggregation": "shared", "infra": "gcp/us-central1"},
-            "aggregation: shared .* infra: gcp/us-central1",
+            {"aggregation": "shared", "infra": "aws/us-east-1", "leader": "vm"},
+            "leader: vm cannot reach the pool",
         ),
         ({"aggregation": "shared", "engine": "ray"}, "aggregation: shared .* engine: ray"),
     ],

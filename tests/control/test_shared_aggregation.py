@@ -11,7 +11,8 @@ import pytest
 from pools import end_pool
 
 from scavenger.control.jobs.local_resources import PooledResources
-from scavenger.control.jobs.platform import ThisMachine, check_room
+from scavenger.control.jobs.platform import ThisMachine
+from scavenger.control.jobs.pooling import check_room
 from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.domain.cost import AggregationShare
 from scavenger.domain.job import JobSpec

@@ -126,3 +126,37 @@ def test_a_request_is_repeated_until_its_end_is_reported(job: Job) -> None:
     assert len(job.asked) == 3
     with pytest.raises(ScavengerError, match=f"has {BUCKETS} buckets"):
         job.migrations.move({BUCKETS: 0}, 3.0)
+
+
+def test_one_that_only_sequences_gives_its_share_away_and_holds_everything_while_no_other_can() -> None:
+    job = Job()
+    job.migrations = Migrations(job.asked.append, 2, apart=True)
+    job.migrations.watch(0.0)
+    assert job.asked == [], "nothing is known of the model yet"
+    job.migrations.set_layout(Layout.of(manifest(300_000), 2))
+    job.migrations.watch(0.1)
+    job.carry_out()
+    assert (job.holding, job.migrations.vacant) == ({1}, frozenset())
+
+    assert job.migrations.leave([1], 1.0)
+    assert job.migrations.vacant == frozenset(), "it holds what was not moved yet"
+    job.carry_out()
+    assert (job.holding, job.migrations.vacant) == ({0}, {1})
+    job.migrations.process_ended(1, 2.0)
+    assert job.migrations.vacant == frozenset()
+    job.migrations.process_serves(1, 3.0)
+    job.carry_out()
+    assert job.holding == {1}
+
+
+def test_who_still_holds_something_after_a_migration_was_given_up_is_asked_again_to_leave(job: Job) -> None:
+    assert job.migrations.leave([1], 0.0)
+    request = job.asked[-1]
+    assert isinstance(request, m.Migrate)
+    job.migrations.take(m.Migrated(request.request, m.MapBody(0, 0, LAYOUT.holders), "a copy never ended"))
+
+    assert job.migrations.leave([1], 5.0)
+
+    assert len(job.asked) == 2
+    job.carry_out()
+    assert (job.holding, job.migrations.vacant) == ({0, 2}, {1})

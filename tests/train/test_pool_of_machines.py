@@ -45,11 +45,14 @@ def test_two_jobs_share_a_remote_node_one_tenant_is_killed_and_the_node_is_drain
             assert answer is not None
             assert (answer.moved, answer.error) == (2, "")
             together.until(
-                lambda: [tenant.node for tenant in pool.load().tenants] == ["two", "two"]
-                and all(
-                    {*run.supervisor.map.holders} == {1} and not run.supervisor.migrating
-                    and len(run.migrated) >= before[run] + 2
-                    for run in (one, other)
+                lambda: (
+                    [tenant.node for tenant in pool.load().tenants] == ["two", "two"]
+                    and all(
+                        {*run.supervisor.map.holders} == {1}
+                        and not run.supervisor.migrating
+                        and len(run.migrated) >= before[run] + 2
+                        for run in (one, other)
+                    )
                 )
             )
             together.train(3)

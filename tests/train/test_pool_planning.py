@@ -254,3 +254,45 @@ def test_a_move_names_the_job_the_tenant_and_the_new_node() -> None:
     assert (move.job, move.tenant) == ("a", "aggregator-0")
     assert isinstance(move, Move)
     assert move.node.name != node
+
+
+def test_a_machine_that_joins_takes_what_is_too_much_elsewhere() -> None:
+    plan = PoolPlan.of([])
+    assert plan.with_tenant("a", "aggregator-1", {}) is None, "no machine has joined"
+    plan = plan.with_node(Node("one", (0,), GIB, 4))
+    for job, execution_s in (("a", 0.05), ("b", 0.04)):
+        plan = after(arrived(plan, job), job, measured(0.1, execution_s))
+    assert where(plan, "a", "b") == ["one", "one"]
+
+    wider = plan.with_node(Node("two", (0,), GIB, 4))
+
+    assert wider.in_use == {"one", "two"}
+    assert len([*moves(plan, wider)]) == 1
+
+
+def test_what_was_on_a_node_that_is_lost_has_no_place_and_nobody_else_moves() -> None:
+    plan = after(
+        after(arrived(plan_of(3), "a", "b", "c"), "a", measured(0.1, 0.05)), "b", measured(0.1, 0.05)
+    )
+    (lost,) = where(plan, "a")
+    others = where(plan, "b", "c")
+
+    left = plan.without_node(lost)
+
+    assert left.node_of("a", "aggregator-0") is None
+    assert where(left, "b", "c") == others
+    assert lost not in left.nodes
+    again = arrived(left, "a")
+    assert where(again, "a")[0] in left.nodes
+    assert len(again.measuring) == 2, "it is measured again, as c still is"
+
+
+def test_a_drained_node_that_is_lost_is_forgotten() -> None:
+    plan = arrived(plan_of(2), "a")
+    (node,) = where(plan, "a")
+
+    gone = plan.draining(node).without_node(node)
+
+    assert gone.drained == frozenset()
+    assert len(gone.nodes) == 1
+    assert where(gone, "a")[0] in gone.nodes

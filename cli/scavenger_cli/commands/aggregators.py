@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.pool import pool_document, share_of, state_of
+from scavenger.control.documents.pool import cost_of, pool_document, share_of, state_of
+from scavenger.domain.infra import Infra
+from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import RenderableType
     from rich.table import Table
 
     from scavenger.train.pool.protocol import NodeLoad, PoolLoad
 
-__all__ = ["drain_node", "serve_pool", "show_pool"]
+__all__ = ["drain_node", "expect_node", "serve_pool", "show_pool"]
 
 _CHANGES_SHOWN = 5
 
@@ -66,25 +70,93 @@ def drain_node(node: str, *, undo: bool, as_json: bool) -> int:
     elif undo:
         console.emit(Text(f"{clean(node)} gets aggregators again."))
     else:
-        console.emit(Text(f"{clean(node)} is drained: {plural(document['moved'], 'aggregator')} moved."))
+        moved = plural(document["moved"], "aggregator")
+        how = "to leave, as soon as what they hold has moved" if document["later"] else "moved"
+        console.emit(Text(f"{clean(node)} is drained: {moved} {how}."))
     return 0
 
 
-def serve_pool(*, nodes: int | None, cpus: int | None, memory_gib: float | None, tenants: int) -> int:
+def expect_node(
+    name: str, file: Path, *, place: str, usd_per_hour: float, tenants: int, as_json: bool
+) -> int:
+    """Write the file with which another machine joins the pool as a node.
+
+    Raises:
+        ConfigurationError: No pool is served that other machines can join, it has a node of this name, or the file or
+            the place cannot be used.
+        TransientError: The pool's manager does not answer.
+    """
+    from scavenger.private_files import private_opener
+    from scavenger.train.pool.connection import add_node
+    from scavenger.train.pool.protocol import AddNode, pool_folder
+
+    infra = Infra.parse(place)
+    place = f"{infra.provider}/{infra.region}" if infra.region else infra.provider
+    if infra.provider not in ("local", "aws", "gcp"):
+        raise ConfigurationError(
+            f"--place {place}: jobs there cannot share aggregators; use local, aws/ or gcp/"
+        )
+    try:
+        with open(file, "x", opener=private_opener) as opened:
+            added = add_node(pool_folder(), AddNode(name, place, usd_per_hour, tenants))
+            opened.write("" if added is None else added.ticket)
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}") from None
+    except ScavengerError:
+        file.unlink()
+        raise
+    if added is None or added.error:
+        file.unlink()
+        raise ConfigurationError("no pool is served on this machine" if added is None else added.error)
+    if as_json:
+        console.emit_json(
+            {"schema_version": console.SCHEMA_VERSION, "node": name, "place": place, "file": str(file)}
+        )
+    else:
+        console.emit(
+            Text(
+                f"{clean(name)} is expected: copy {clean(str(file))} to its machine, where `scavenger-vm FILE` joins."
+            )
+        )
+        console.emit(Text("The file's key is good once; it is removed there."))
+    return 0
+
+
+def serve_pool(
+    *,
+    nodes: int | None,
+    cpus: int | None,
+    memory_gib: float | None,
+    tenants: int,
+    listen: str = "",
+    infra: str = "",
+) -> int:
     """Serve the pool until Ctrl-C or SIGTERM.
 
     Raises:
-        ConfigurationError: This machine is too small for these nodes.
+        ConfigurationError: This machine is too small for these nodes, or cannot listen there.
+        NotSupportedError: Nodes are to be rented.
         TransientError: A pool is served already.
     """
+    if infra:
+        raise NotSupportedError(
+            f"--infra {infra}: this version rents no nodes for a pool; rent a machine there, and add it by "
+            f"`scavenger aggregators add-node NAME --place {infra} --price USD`"
+        )
+    from scavenger.train.pool.machines import listen_at
     from scavenger.train.pool.protocol import pool_folder
     from scavenger.train.pool.serving import PoolSize, pool_nodes, serve
 
     memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
     size_ = PoolSize(nodes, cpus, memory_bytes, tenants)
+    at = listen_at(listen) if listen else None
+    if nodes == 0 and at is None:
+        raise ConfigurationError(
+            "--nodes 0: without --listen, no other machine can join, and there would be no node"
+        )
     for node in pool_nodes(size_):
         console.note(f"{node.name}: {plural(node.cpus, 'processor')}, {size(node.memory_bytes)} of memory")
-    serve(pool_folder(), size_)
+    serve(pool_folder(), size_, listen=at)
     return 0
 
 
@@ -99,6 +171,10 @@ def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
         "",
         _nodes(load),
     )
+    if machines := [node for node in load.nodes if node.node.place]:
+        console.emit("", _machines(machines))
+    if load.expected:
+        console.emit(Text(f"expected: {clean(', '.join(load.expected))}"))
     if load.jobs:
         console.emit("", _jobs(load, price[0]))
     if load.tenants:
@@ -151,7 +227,26 @@ def _jobs(load: PoolLoad, usd_per_cpu_hour: float) -> Table:
             "-" if job.step_s is None else duration(job.step_s),
             "-" if job.loss is None else f"{job.loss:.1%}",
             f"{quantity(job.cpu_s)} s",
-            money(job.cpu_s / 3600.0 * usd_per_cpu_hour),
+            money(cost_of(job, usd_per_cpu_hour)),
+        )
+    return grid
+
+
+def _machines(nodes: list[NodeLoad]) -> Table:
+    grid = render.table(
+        ("node", "left"),
+        ("machine", "left"),
+        ("for jobs with", "left"),
+        ("price per hour", "right"),
+        ("idle so far", "right"),
+    )
+    for node in nodes:
+        grid.add_row(
+            clean(node.node.name),
+            clean(node.node.machine),
+            clean(node.node.place),
+            money(node.node.usd_per_hour),
+            money(node.idle_usd),
         )
     return grid
 

@@ -45,7 +45,7 @@ def cost_of(store: Store, job: JobRecord, at: datetime, intents: Sequence[Intent
 
     intents = store.intents(job.id) if intents is None else intents
     traffic = recorded_traffic(store, job.id) if intents else None
-    share = None if intents else recorded_share(store, job.id)
+    share = recorded_share(store, job.id)
     leader = recorded_leader(store, job.id) if intents else None
     prices = _disk_prices(intents)
     return job_cost(job, intents, at=at, disk_prices=prices, traffic=traffic, share=share, leader=leader)

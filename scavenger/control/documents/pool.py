@@ -9,9 +9,9 @@ from typing import Any
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.documents.plain import SCHEMA_VERSION
 from scavenger.errors import ConfigurationError
-from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad, pool_folder
+from scavenger.train.pool.protocol import JobUse, NodeLoad, PoolLoad, TenantLoad, pool_folder
 
-__all__ = ["SeenPool", "drained", "pool_document", "see_pool", "share_of", "state_of"]
+__all__ = ["SeenPool", "cost_of", "drained", "pool_document", "see_pool", "share_of", "state_of"]
 
 
 def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
@@ -19,8 +19,15 @@ def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
     return tenant.load_cpus / cpus[tenant.node]
 
 
+def cost_of(job: JobUse, usd_per_cpu_hour: float) -> float:
+    """What a job's tenants cost, US dollars: at the prices of their nodes, or at that of this machine's processors."""
+    return job.cpu_s / 3600.0 * usd_per_cpu_hour if job.usd is None else job.usd
+
+
 def state_of(node: NodeLoad) -> str:
     """Whether a node is in use, in words."""
+    if node.drained and node.tenants > node.pinned:
+        return "draining"
     return "drained" if node.drained else "in use" if node.tenants else "empty"
 
 
@@ -65,7 +72,8 @@ def drained(node: str, *, undo: bool) -> dict[str, Any]:
         raise ConfigurationError("no pool is served on this machine")
     if found.error:
         raise ConfigurationError(found.error)
-    return {"schema_version": SCHEMA_VERSION, "node": node, "drained": not undo, "moved": found.moved}
+    done = {"node": node, "drained": not undo, "moved": found.moved, "later": found.later}
+    return {"schema_version": SCHEMA_VERSION, **done}
 
 
 def pool_document(seen: SeenPool) -> dict[str, Any]:
@@ -95,9 +103,16 @@ def _document(load: PoolLoad, price: tuple[float, str]) -> dict[str, Any]:
                 "load_cpus": one.load_cpus,
                 "planned": one.planned,
                 "used_bytes": one.memory_bytes,
+                "machine": one.node.machine or None,
+                "place": one.node.place or None,
+                "pinned": one.pinned,
+                "usd_per_hour": one.node.usd_per_hour if one.node.place else None,
+                "idle_usd": one.idle_usd if one.node.place else None,
             }
             for one in load.nodes
         ],
+        "address": load.address or None,
+        "expected": list(load.expected),
         "jobs": [
             {
                 "id": one.id,
@@ -106,7 +121,7 @@ def _document(load: PoolLoad, price: tuple[float, str]) -> dict[str, Any]:
                 "step_s": one.step_s,
                 "loss": one.loss,
                 "cpu_s": one.cpu_s,
-                "cost_usd": one.cpu_s / 3600.0 * price[0],
+                "cost_usd": cost_of(one, price[0]),
             }
             for one in load.jobs
         ],

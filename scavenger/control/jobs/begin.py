@@ -138,6 +138,7 @@ def _build(
         checkpoints=checkpoints,
         restore=None if resumed is None else Restore(resumed.url, resumed.folder),
         engine=resources.engine,
+        apart=resources.sequencer_apart,
         clock=options.clock,
     )
     # left by an attempt that was killed while it saved the model

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scavenger.control.training.aggregation_share import record_share, recorded_share
+from scavenger.control.training.aggregation_share import ShareMeter
 from scavenger.control.training.cost_meter import CostMeter, PooledCostMeter, WorkerCostMeter
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import AggregationShare, CostTerms
 from scavenger.domain.measurement import StepRecord
-from scavenger.errors import StoreBusyError, StoreReadOnlyError, StoreUnavailableError
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["LocalResources", "PooledResources"]
-
-_RECORD_S = 60.0
+__all__ = ["LocalResources", "PooledResources", "report_steps"]
 
 
 class LocalResources:
     """This machine's resources, for which nothing is rented; see `platform.Resources`."""
+
+    sequencer_apart = False
 
     def __init__(self, space: SearchSpace, engine: Callable[[Path, int], Engine] | None) -> None:
         self.space, self.engine = space, engine
@@ -63,7 +61,7 @@ class LocalResources:
 
 
 class PooledResources(LocalResources):
-    """This machine, with the job's aggregators in the pool; see `platform.Resources`.
+    """This machine, with the job's aggregators in a pool; see `platform.Resources`.
 
     The job reports its steps to the pool, and pays for the processor time that its aggregators use.
 
@@ -72,37 +70,32 @@ class PooledResources(LocalResources):
         make: Makes the engine.
         store: Records the job's share.
         job_id: The job's id.
-        usd_per_cpu_hour: Price of a processor of this machine.
+        usd_per_cpu_hour: Price of a processor of this machine; nodes on others have prices of their own.
     """
 
     def __init__(
         self,
         space: SearchSpace,
-        make: Callable[[Path, int], PooledEngine],
+        make: Callable[[Path, int], PooledEngine | LodgedEngine],
         store: Store,
         job_id: str,
         usd_per_cpu_hour: float,
     ) -> None:
         super().__init__(space, self._engine_of)
-        self._make, self._store, self._job_id, self._price = make, store, job_id, usd_per_cpu_hour
-        self._engine: PooledEngine | None = None
-        self._before = self._recorded = recorded_share(store, job_id)
-        self._share = AggregationShare()
-        self._recorded_at = 0.0
-        self._first: tuple[int, float] | None = None  # a step, and what had been used for starting until then
+        self._make, self._price = make, usd_per_cpu_hour
+        self._engine: PooledEngine | LodgedEngine | None = None
+        self._meter = ShareMeter(store, job_id)
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
         """See `platform.Resources.meter`."""
         return PooledCostMeter(
-            supervisor, {offer.vm: offer for offer in self.space.offers}, lambda: self._share
+            supervisor, {offer.vm: offer for offer in self.space.offers}, lambda: self._meter.share
         )
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
         """See `platform.Resources.terms`: what a step has used since the first one of this attempt."""
-        if self._first is None or trainer.step <= self._first[0]:
-            return None
-        step, usd = self._first
-        return CostTerms(aggregation_usd_per_step=(self._share.usd - usd) / (trainer.step - step))
+        usd = self._meter.usd_per_step(trainer.step)
+        return None if usd is None else CostTerms(aggregation_usd_per_step=usd)
 
     def tick(
         self,
@@ -115,26 +108,23 @@ class PooledResources(LocalResources):
         """See `platform.Resources.tick`."""
         if self._engine is None:
             return
-        for view in dict.fromkeys(record.view for record in steps):
-            self._engine.report(view, [record.step_time_s for record in steps if record.view == view])
-        self._share = AggregationShare().plus(self._engine.aggregation_cpu_s(), self._price)
-        if steps and self._first is None:
-            self._first = steps[-1].step, self._share.usd
-        if time.monotonic() - self._recorded_at >= _RECORD_S:
-            self._record()
+        report_steps(self._engine, steps)
+        if isinstance(self._engine, LodgedEngine):
+            share = AggregationShare.of(*self._engine.aggregation_use())
+        else:
+            share = AggregationShare().plus(self._engine.aggregation_cpu_s(), self._price)
+        self._meter.note(share, steps[-1].step if steps else None)
 
     def close(self) -> None:
         """See `platform.Resources.close`."""
-        self._record()
+        self._meter.record()
 
-    def _engine_of(self, log_dir: Path, memory_fd: int) -> PooledEngine:
+    def _engine_of(self, log_dir: Path, memory_fd: int) -> PooledEngine | LodgedEngine:
         self._engine = self._make(log_dir, memory_fd)
         return self._engine
 
-    def _record(self) -> None:
-        total = self._before.plus(self._share.cpu_s, self._price)
-        if total == self._recorded:
-            return
-        with contextlib.suppress(StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
-            record_share(self._store, self._job_id, total)
-            self._recorded, self._recorded_at = total, time.monotonic()
+
+def report_steps(engine: PooledEngine | LodgedEngine, steps: Sequence[StepRecord]) -> None:
+    """Tell the pool of a job's steps, those of each view apart."""
+    for view in dict.fromkeys(record.view for record in steps):
+        engine.report(view, [record.step_time_s for record in steps if record.view == view])

@@ -12,10 +12,11 @@ from typing import Protocol
 from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
-from scavenger.control.jobs.local_resources import LocalResources, PooledResources
+from scavenger.control.jobs.local_resources import LocalResources, report_steps
+from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
 from scavenger.control.jobs.training_code import check_loop, names_a_loop
 from scavenger.control.provisioning.bill import counted_usd
-from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
+from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.provisioning.price_refresh import refresh_if_old
 from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
@@ -26,15 +27,16 @@ from scavenger.control.search.space import (
     check_worker_counts,
     search_space,
 )
+from scavenger.control.training.aggregation_share import ShareMeter
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.limits import weights_bytes
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.cost import CostTerms
+from scavenger.domain.cost import AggregationShare, CostTerms
 from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import StepRecord
-from scavenger.errors import ConfigurationError, JobFileError, TransientError
+from scavenger.errors import ConfigurationError, JobFileError, NotSupportedError
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.policy.leaders import LeaderPlan
 from scavenger.store import Store
@@ -42,13 +44,12 @@ from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.engines.warm import WarmServers
-from scavenger.train.pool.connection import wait_for_load
-from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.pool.protocol import PoolLoad, pool_folder
+from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["Platform", "PreparedJob", "Resources", "check_room", "prepare_job"]
+__all__ = ["Platform", "PreparedJob", "Resources", "prepare_job"]
 
 DRAIN_MARGIN = 2.0
 """Factor on the time to save at the speed of a slow disk, since VMs send the model over the network."""
@@ -60,10 +61,12 @@ class Resources(Protocol):
     Attributes:
         space: The configurations that may be searched on these resources.
         engine: Starts the job's processes; None for the engine that the job file names.
+        sequencer_apart: See `Supervisor.open`: whether aggregators may have to leave their hosts at any time.
     """
 
     space: SearchSpace
     engine: Callable[[Path, int], Engine] | None
+    sequencer_apart: bool
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
         """The job's cost meter."""
@@ -286,24 +289,8 @@ class ThisMachine:
             ProcessEngine, gpus=self._gpus, warm=self._warm
         )
         if self._shared:
-            folder = pool_folder()
-            check_room(wait_for_load(folder), self._shared)
-            make = partial(PooledEngine, gpus=self._gpus, folder=folder, job_id=record.id, job=record.name)
-            return PooledResources(self.space, make, store, record.id, self._cpu_price)
+            return pooled_resources(self.space, store, record, self._shared, self._gpus, self._cpu_price)
         return LocalResources(self.space, engine if self._here else None)
-
-
-def check_room(load: PoolLoad, aggregators: int) -> None:
-    """Check that a pool takes so many aggregators more.
-
-    Raises:
-        TransientError: If it does not; the message says what to do.
-    """
-    if load.free < aggregators:
-        raise TransientError(
-            f"aggregation: shared: the pool of this machine has room for {load.free} of {aggregators} aggregators "
-            "(`scavenger aggregators` shows whose are there); wait for a job to end, or write own"
-        )
 
 
 class RentedVms:
@@ -317,10 +304,17 @@ class RentedVms:
         self._job, self._cloud_resources = job, cloud_resources
         self.cloud: Cloud = cloud_resources.cloud
         self.space = cloud_resources.space
-        self.aggregators: Offer | None = cloud_resources.aggregators
+        self._shared = job.aggregation == "shared"
+        self.aggregators: Offer | None = None if self._shared else cloud_resources.aggregators
         self.notes = (*notes, *cloud_resources.offered.notes)
         self.rents = True
         self.leader = cloud_resources.leader
+        if self._shared and self.leader is not None:
+            raise NotSupportedError(
+                f"aggregation: shared: {self.leader.reason}, and a leader elsewhere cannot reach the pool of "
+                f"aggregators, whose manager is on this machine; set {ADDRESS_VARIABLE}, or write own",
+                key="aggregation",
+            )
 
     def spent_usd(self, intents: Sequence[Intent]) -> float | None:
         """See `Platform.spent_usd`."""
@@ -355,6 +349,9 @@ class RentedVms:
         """See `Platform.allocate`."""
         cloud_resources = self._cloud_resources
         cloud_resources.pause, cloud_resources.warn = pause, warn
+        make_engine: Callable[..., VmEngine] = VmEngine
+        if self._shared:
+            make_engine = lodged_on_vms(self._job, record)
         space, left_out = cloud_resources.within_quotas()
         for message in (*self.notes, *left_out):
             inform(message)
@@ -367,16 +364,36 @@ class RentedVms:
             note=warn,
             inform=inform,
             clock=clock,
+            make_engine=make_engine,
         )
-        return _VmResources(space, cloud_resources, fleet)
+        shares = ShareMeter(store, record.id) if self._shared else None
+        return _VmResources(space, cloud_resources, fleet, shares)
 
 
 class _VmResources:
-    """A fleet of VMs; see `Resources`."""
+    """A fleet of VMs; see `Resources`.
 
-    def __init__(self, space: SearchSpace, cloud_resources: CloudResources, fleet: Fleet) -> None:
+    Args:
+        shares: Counts what the job's aggregators use of a pool; None if they are on VMs of its own.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        cloud_resources: CloudResources,
+        fleet: Fleet,
+        shares: ShareMeter | None = None,
+    ) -> None:
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
-        self.engine: Callable[[Path, int], Engine] | None = fleet.engine
+        self.engine: Callable[[Path, int], Engine] | None = self._engine_of
+        self._shares = shares
+        self._lodged: LodgedEngine | None = None
+        self.sequencer_apart = shares is not None
+
+    def _engine_of(self, log_dir: Path, memory_fd: int) -> Engine:
+        engine = self._fleet.engine(log_dir, memory_fd)
+        self._lodged = engine if isinstance(engine, LodgedEngine) else None
+        return engine
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
         return self._fleet.meter
@@ -393,11 +410,16 @@ class _VmResources:
             reserve_s=self._fleet.reserve_s,
             elsewhere=self._fleet.workers_elsewhere,
             traffic_usd_per_step=self._fleet.traffic_usd(weights),
+            aggregation_usd_per_step=None
+            if self._shares is None
+            else self._shares.usd_per_step(trainer.step),
         )
 
     def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
         manifest = trainer.supervisor.manifest
-        return None if manifest is None else self._cloud_resources.aggregator_vms(manifest)
+        if manifest is None or self._shares is not None:
+            return None
+        return self._cloud_resources.aggregator_vms(manifest)
 
     def tick(
         self,
@@ -410,7 +432,14 @@ class _VmResources:
         fleet = self._fleet
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
+        if self._shares is not None and self._lodged is not None:
+            report_steps(self._lodged, steps)
+            share = AggregationShare.of(*self._lodged.aggregation_use())
+            self._shares.note(share, steps[-1].step if steps else None)
+            fleet.meter.aggregation_usd = share.usd
         fleet.tick(step, model_bytes)
 
     def close(self) -> None:
+        if self._shares is not None:
+            self._shares.record()
         self._fleet.close()

@@ -10,6 +10,7 @@ from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resumption import find_resumption
 from scavenger.control.provisioning.leader_meter import recorded_leader
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
+from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store
@@ -50,6 +51,7 @@ def resume_job(
         spent_usd += recorded_traffic(store, record.id).usd
         leader = recorded_leader(store, record.id)
         spent_usd += 0.0 if leader is None else leader.usd
+        spent_usd += recorded_share(store, record.id).usd
         resumed = replace(resumed, before=replace(resumed.before, cost_usd=spent_usd))
     return JobRun(
         prepared,

@@ -37,6 +37,7 @@ def supervisor_of(
     checkpoints: str,
     restore: Restore | None,
     engine: Callable[[Path, int], Engine] | None,
+    apart: bool = False,
     clock: Callable[[], float],
 ) -> JobSupervisor:
     """Build the supervisor of the job's processes, without starting them.
@@ -44,6 +45,7 @@ def supervisor_of(
     Args:
         job_id: Id used in log records.
         engine: Starts the processes; None for the engine that the job file names.
+        apart: See `Supervisor.open`.
         folder: Folder of the training module.
         work_dir: The job's output folder.
         checkpoints: URL of the checkpoints.
@@ -76,6 +78,7 @@ def supervisor_of(
         work_dir=work_dir,
         timeouts=timeouts,
         aggregators=job.elastic.aggregators,
+        apart=apart,
         restore=restore,
         checkpoint=checkpoint,
         engine=engine or engine_maker(job.engine),

@@ -271,7 +271,7 @@ def job_cost(
         at: With a time zone.
         disk_prices: Prices of boot disks.
         traffic: Traffic between zones; None if there was none.
-        share: What a job on this machine has used of the pool of aggregators; None if it used none.
+        share: What the job has used of a pool of aggregators; None if it used none.
         leader: The VM on which the job was led; None if it was led where that costs nothing.
 
     Raises:
@@ -295,6 +295,9 @@ def job_cost(
             )
             items = (*items, CostItem("leader, on demand", leader.usd, how_long))
             not_counted = (*not_counted, "the leader's VM after the end of the job")
+        if share is not None and share.cpu_s:
+            items = (*items, _of_pool(share))
+            not_counted = (*not_counted, "what the pool's nodes cost while no job used them")
         actual = math.fsum(item.usd for item in items)
     else:
         actual = job.cost_usd if job.actual is None else job.actual.cost_usd
@@ -303,8 +306,7 @@ def job_cost(
         items, how = _of_workers(None if actual is None else actual - pooled.usd, price)
         not_counted = ("aggregators and coordinator, which run on this machine too", *NEVER_COUNTED)
         if pooled.cpu_s:
-            used = f"{pooled.cpu_s:.4g} processor-seconds at ${pooled.usd_per_cpu_hour:.6g} per hour"
-            items = (*items, CostItem("aggregators in the pool", pooled.usd, used))
+            items = (*items, _of_pool(pooled))
             not_counted = ("coordinator, which runs on this machine too", *NEVER_COUNTED)
     return JobCost(
         job_id=job.id,
@@ -319,6 +321,11 @@ def job_cost(
         not_counted=not_counted,
         created_at=job.created_at,
     )
+
+
+def _of_pool(share: AggregationShare) -> CostItem:
+    used = f"{share.cpu_s:.4g} processor-seconds at ${share.usd_per_cpu_hour:.6g} per hour"
+    return CostItem("aggregators in the pool", share.usd, used)
 
 
 def _of_workers(actual_usd: float | None, price: float | None) -> tuple[tuple[CostItem, ...], str]:

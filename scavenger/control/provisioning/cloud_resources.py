@@ -26,6 +26,7 @@ from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.settings import settings_of, settings_path
+from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
@@ -43,6 +44,7 @@ from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.values import Manifest
 from scavenger.train.transport.sockets import is_own
@@ -127,6 +129,7 @@ class CloudResources:
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
         self._job, self._environment = job, environment
+        self._aggregator_vms = 0 if job.aggregation == "shared" else job.elastic.aggregator_vms
         self.pause: Callable[[float], None] = time.sleep
         self.warn: Callable[[str], None] = lambda message: None
         self.settings = settings_of(job.infra, environment)
@@ -135,7 +138,7 @@ class CloudResources:
             job.infra.region,
             spot=job.spot,
             environment=environment,
-            aggregator_vms=job.elastic.aggregator_vms,
+            aggregator_vms=self._aggregator_vms,
         )
         workers = job.worker_counts
         self.offered = self.cloud.offers_for(
@@ -320,7 +323,7 @@ class CloudResources:
             same = (
                 vms_left(name, (quota,), aggregator_offer.vm, aggregator_offer.cpus, spot=False) is not None
             )
-            cpus = self._job.elastic.aggregator_vms * aggregator_offer.cpus
+            cpus = self._aggregator_vms * aggregator_offer.cpus
             room = max(0, count - (-(-cpus // offer.cpus) if same else 0))
             return room * offer.workers_per_vm, quota
 
@@ -351,6 +354,7 @@ class CloudResources:
         note: Callable[[str], None],
         inform: Callable[[str], None],
         clock: Callable[[], float],
+        make_engine: Callable[..., VmEngine] = VmEngine,
     ) -> Fleet:
         """Create the fleet of the job's VMs; no VM is launched yet.
 
@@ -359,6 +363,7 @@ class CloudResources:
             outputs: Folder of the jobs' outputs, which is not copied.
             before_usd: Known cost of earlier attempts, US dollars.
             note, inform: Show warnings and progress to the user.
+            make_engine: See `Fleet`.
 
         Raises:
             ConfigurationError: If a VM type is not available in the zone, or no address for VMs is set.
@@ -383,7 +388,7 @@ class CloudResources:
                 slots=(),
                 options=(),
                 # in the worst case, all VMs are replaced at once or moved to another VM type
-                vms_max=2 * (max(job.worker_counts[-1], job.elastic_range[1]) + job.elastic.aggregator_vms),
+                vms_max=2 * (max(job.worker_counts[-1], job.elastic_range[1]) + self._aggregator_vms),
                 budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
                 template=LaunchTemplate(
                     run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
@@ -402,7 +407,9 @@ class CloudResources:
             ),
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
-            aggregators_on=evenly(job.elastic.aggregators, job.elastic.aggregator_vms),
+            aggregators_on=evenly(job.elastic.aggregators, self._aggregator_vms)
+            if self._aggregator_vms
+            else (),
             wait_max_s=job.limits.vms,
             before_usd=max(0.0, before_usd - _counted_elsewhere_usd(store, record.id)),
             disk_usd_per_hour=self.disk_usd_per_hour,
@@ -422,7 +429,17 @@ class CloudResources:
             clock=clock,
         )
         hosts.start()
-        return Fleet(store, provider, hosts, inputs, note=note, inform=inform, verifier=verifier, clock=clock)
+        return Fleet(
+            store,
+            provider,
+            hosts,
+            inputs,
+            note=note,
+            inform=inform,
+            verifier=verifier,
+            make_engine=make_engine,
+            clock=clock,
+        )
 
     def package(self, folder: Path) -> VmPackage:
         """What VMs install: what the user has named, or else this process's own code with what the job needs there."""
@@ -441,9 +458,10 @@ class CloudResources:
 
 
 def _counted_elsewhere_usd(store: Store, job_id: str) -> float:
-    """What of a job's earlier cost is not that of its intents: traffic, and the leader's VM."""
+    """What of a job's earlier cost is not that of its intents: traffic, the leader's VM, and a share of a pool."""
     leader = recorded_leader(store, job_id)
-    return recorded_traffic(store, job_id).usd + (0.0 if leader is None else leader.usd)
+    led_usd = 0.0 if leader is None else leader.usd
+    return recorded_traffic(store, job_id).usd + led_usd + recorded_share(store, job_id).usd
 
 
 def _zones(job: JobSpec, zones: tuple[str, ...], vm: str) -> tuple[str, ...]:

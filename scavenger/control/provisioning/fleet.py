@@ -91,6 +91,7 @@ class Fleet:
         inform: Shows progress to the user.
         verifier: Verifies the identity of VMs that join, if `hosts` waits for that.
         config: Time limits and intervals of the provisioning; None for the defaults.
+        make_engine: Makes the job's engine, as `VmEngine` is made.
         clock: Monotonic clock, seconds.
 
     Attributes:
@@ -109,6 +110,7 @@ class Fleet:
         inform: Callable[[str], None] = lambda line: None,
         verifier: IdentityVerifier | None = None,
         config: ProvisioningConfig | None = None,
+        make_engine: Callable[..., VmEngine] = VmEngine,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._provider, self._agent_server, self._inputs, self._clock = (
@@ -127,6 +129,7 @@ class Fleet:
         self._plan = FleetPlan()
         self._wanted: tuple[tuple[VmSlot, ...], float] | None = None
         self._boots: FleetBoots | None = None
+        self._make_engine = make_engine
         self._engine: VmEngine | None = None
         self._reconciler: ReconcilerThread | None = None
         self._intents: tuple[Intent, ...] = ()
@@ -152,7 +155,9 @@ class Fleet:
             boot_key=server.boot_key.hex(),
         )
         place_max_s = max(PLACE_MAX_S, self._inputs.wait_max_s + PLACE_MARGIN_S)
-        self._engine = VmEngine(log_dir, self._agent_server, command=command, place_max_s=place_max_s)
+        self._engine = self._make_engine(
+            log_dir, self._agent_server, command=command, place_max_s=place_max_s
+        )
         self._boots = FleetBoots(
             replace(self._inputs, spec=self._spec),
             BootWatch(self._provider, interval_s=self._config.look.interval_s),

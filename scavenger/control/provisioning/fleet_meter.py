@@ -24,6 +24,7 @@ class VmCostMeter(CostMeter):
     Attributes:
         traffic_usd: Cost of this attempt's traffic between zones, counted elsewhere.
         leader_usd: The same of the leader's VM.
+        aggregation_usd: The same of the job's share of a pool of aggregators.
     """
 
     def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +32,8 @@ class VmCostMeter(CostMeter):
         self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
         self._charged_usd, self._charged_at_s = 0.0, clock()
-        self._spent_usd = self.traffic_usd = self.leader_usd = 0.0
+        self._spent_usd = self.traffic_usd = self.leader_usd = self.aggregation_usd = 0.0
+        self._since = clock()
         self._is_final = False
 
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
@@ -45,7 +47,7 @@ class VmCostMeter(CostMeter):
 
     def spent_usd(self) -> float:
         """See `CostMeter.spent_usd`; it never decreases before the last VM has ended."""
-        counted_usd = self._charged_usd + self.traffic_usd + self.leader_usd
+        counted_usd = self._charged_usd + self.traffic_usd + self.leader_usd + self.aggregation_usd
         if self._is_final:
             return counted_usd
         since_s = max(0.0, self._clock() - self._charged_at_s)
@@ -56,16 +58,22 @@ class VmCostMeter(CostMeter):
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         """See `CostMeter.usd_per_hour`."""
         living = sum(map(self._rate, self._paid_for())) + self._inputs.leader_usd_per_hour
+        living += self._pooled_usd_per_hour
         return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
 
     def shared_usd_per_hour(self) -> float:
-        """See `CostMeter.shared_usd_per_hour`: the aggregator VMs and the leader's."""
+        """See `CostMeter.shared_usd_per_hour`: the aggregator VMs or the share of a pool, and the leader's VM."""
         aggregators = sum(self._rate(one) for one in self._paid_for() if is_for_aggregators(one.slot))
-        return aggregators + self._inputs.leader_usd_per_hour
+        return aggregators + self._inputs.leader_usd_per_hour + self._pooled_usd_per_hour
 
     def reserved_usd(self) -> float:
         """See `CostMeter.reserved_usd`."""
         return sum(intent.charges.reserved_usd for intent in self._paid_for())
+
+    @property
+    def _pooled_usd_per_hour(self) -> float:
+        """Rate of the share of a pool, the mean of this attempt."""
+        return self.aggregation_usd / max(1.0, self._clock() - self._since) * 3600.0
 
     def _rate(self, intent: Intent) -> float:
         return intent.charges.price_usd_per_hour + self._inputs.disk_usd_per_hour

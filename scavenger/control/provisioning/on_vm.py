@@ -29,6 +29,8 @@ __all__ = ["identify", "main", "watch_notices"]
 
 log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
+_LOCAL = "local"
+"""Provider of a machine that nobody has rented for Scavenger, such as a node of a pool that was added by hand."""
 _WORDS = {
     "preemption": "the cloud takes its VM back",
     "rebalance": "the cloud says that its VM is at a higher risk of being taken back",
@@ -49,6 +51,8 @@ def identify(provider: str, public_key: str) -> str:
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
     """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own."""
+    if provider == _LOCAL:
+        return
     try:
         for notice in watch(provider, stopped=ended.is_set):
             agent.report_preemption(_in_s(notice), _WORDS[notice.kind])

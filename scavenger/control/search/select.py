@@ -138,8 +138,8 @@ def decide(
     if isinstance(choice, Infeasible):
         return Decision(model, told, curve, choice, at, progress)
     terms = trainer.terms()
-    rents = terms is not None and terms.aggregation_usd_per_step is None  # a pool is on this machine
     offer = space.offer(choice.configuration.vm)
+    rents = terms is not None and offer.provider != "local"
     return Decision(
         model,
         told,

@@ -54,10 +54,16 @@ def check_supported(job: JobSpec) -> None:
             f"leader: vm is for jobs on VMs of aws/; with infra: {job.infra}, write here",
         ),
         (
-            job.aggregation == "shared" and (job.infra.provider != "local" or job.engine != "process"),
+            job.aggregation == "shared" and job.engine != "process",
             "aggregation",
-            f"aggregation: shared is for jobs whose processes are all on this machine, not with "
-            f"{f'engine: {job.engine}' if job.infra.provider == 'local' else f'infra: {job.infra}'}; write own",
+            "aggregation: shared is for jobs whose workers are on this machine or on VMs, not with engine: "
+            f"{job.engine}; write own",
+        ),
+        (
+            job.aggregation == "shared" and job.leader == "vm",
+            "leader",
+            "leader: vm cannot reach the pool of aggregators, whose manager is on this machine; write here, or "
+            "aggregation: own",
         ),
         (
             not isinstance(job.objective, str) and job.utility is None,

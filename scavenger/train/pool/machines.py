@@ -23,7 +23,7 @@ from scavenger.train.engines.vm.values import AgentStatus, ProcessEvent
 from scavenger.train.pool.placement import Node
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["LOST_S", "Listen", "Machines", "Wanted"]
+__all__ = ["LOST_S", "Listen", "Machines", "Wanted", "listen_at"]
 
 LOST_S = 45.0
 """Silence of a machine after which its node is given up, unless most are silent."""
@@ -41,6 +41,20 @@ class Listen:
 
     address: str
     port: int = 0
+
+
+def listen_at(text: str) -> Listen:
+    """Read `ADDRESS` or `ADDRESS:PORT`.
+
+    Raises:
+        ConfigurationError: If it is neither.
+    """
+    address, colon, port = text.partition(":")
+    if not address or (colon and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
+        raise ConfigurationError(
+            f"{text} is no address of this machine, nor one with a port, as 192.0.2.1:7000"
+        )
+    return Listen(address, int(port) if colon else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from scavenger.errors import ConfigurationError, TransientError
-from scavenger.train.engines.fork_server import Reap
+from scavenger.train.engines.fork_server import Forked, Reap
 from scavenger.train.pool import protocol
 from scavenger.train.pool.local_site import LocalSite, keep_at_memory_fd
 from scavenger.train.pool.machines import Machines, Wanted
@@ -245,6 +245,10 @@ class Manager:
             case protocol.Progress(), RemoteSite() as site:
                 site.progress(job, request)
                 protocol.send_packet(job.connection, site.bill(job))
+            case protocol.Launch(), None:
+                protocol.send_packet(job.connection, Forked(request.number, 0, job.refused))
+            case Reap(), None:
+                pass
             case Reap(), LocalSite() as site:
                 site.release(job, request.pid)
             case _:

@@ -122,10 +122,14 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Drain`: how many tenants were moved, or why nothing was done."""
+    """The answer to `Drain`: how many tenants were moved, or why nothing was done.
+
+    `later`: their jobs have been asked to move what they hold, and they leave when that is done.
+    """
 
     moved: int
     error: str = ""
+    later: bool = False
 
 
 class Lodge(msgspec.Struct, frozen=True, tag=True):

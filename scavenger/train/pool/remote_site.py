@@ -195,6 +195,8 @@ class RemoteSite(Site[_Lodger]):
 
     # ---- the plan ------------------------------------------------------------------------------------------
 
+    _moves_later = True
+
     @property
     def _may_pack(self) -> bool:
         """See `Site`: not while a tenant is on its way."""

@@ -119,6 +119,9 @@ class Site(ABC, Generic[T]):
     def _look_at(self, tenant: T, now: float) -> bool:
         """Update what is known of a tenant's use; returns whether it runs."""
 
+    _moves_later = False
+    """Whether a move takes its time, since jobs have to carry it out."""
+
     @property
     def _may_pack(self) -> bool:
         """Whether jobs may be packed at the end of this period."""
@@ -145,7 +148,7 @@ class Site(ABC, Generic[T]):
             plan = self.plan.opened(request.node) if request.undo else self.plan.draining(request.node)
         except ValueError as error:
             return protocol.Drained(0, str(error))
-        return protocol.Drained(self.adopt(plan))
+        return protocol.Drained(self.adopt(plan), later=self._moves_later)
 
     def pack(self) -> None:
         """Pack the jobs at the end of a period, without the places of tenants that do not come back."""

@@ -39,7 +39,8 @@ class Migrations:
         self._send, self._aggregators = send, aggregators
         self._request: m.Migrate | None = None
         self._numbers, self._asked_s = 0, 0.0
-        self._used, self._unspread = frozenset(range(int(apart), aggregators)), apart
+        self._used = frozenset(range(int(apart), aggregators))
+        self._apart = self._unspread = apart
         self._leaving: dict[int, bool] = {}  # by index; whether its process has ended
         self.sizes: tuple[int, ...] = ()
         self.map: BucketMap | None = None
@@ -152,9 +153,9 @@ class Migrations:
 
     @property
     def _over(self) -> frozenset[int]:
-        """Those that are to hold everything; the first, if no other can and it has not to leave itself."""
+        """Those that are to hold everything; the first, if it only sequences and no other can."""
         staying = self._used - self._leaving.keys()
-        return staying or frozenset({0}) - self._leaving.keys()
+        return staying or frozenset({0} if self._apart else ())
 
     def _current(self) -> BucketMap:
         if self.map is None:
