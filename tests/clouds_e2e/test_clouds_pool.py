@@ -56,8 +56,12 @@ def add_node(cloud: Rented, name: str, folder: Path, env: dict[str, str]) -> Non
     place = f"{cloud.name}/{cloud.region}"
     command = ["aggregators", "add-node", name, "--place", place, "--price", "0.085", "--file", str(file)]
     subprocess.run([sys.executable, "-m", "scavenger_cli", *command], env=env, check=True)
-    cloud.machines.boot(name, _NODE.format(ticket=file.read_text()))
-    eventually(lambda: name in {one.node.name for one in load_of(folder).nodes})
+    machine = cloud.machines.boot(name, _NODE.format(ticket=file.read_text()))
+    try:
+        eventually(lambda: name in {one.node.name for one in load_of(folder).nodes})
+    except AssertionError:
+        print(machine.console())
+        raise
 
 
 @pytest.mark.parametrize("cloud", ["aws"], indirect=True)
@@ -66,7 +70,9 @@ def test_two_jobs_on_vms_share_a_node_that_is_drained_while_they_train(
 ) -> None:
     folder = tmp_path / "pool"
     with served(cloud, folder) as env:
-        add_node(cloud, "one", folder, env)
+        for name in ("one", "two"):
+            add_node(cloud, name, folder, env)
+        drain(folder, "two")
         jobs = [
             make_job(
                 name,
@@ -87,7 +93,7 @@ def test_two_jobs_on_vms_share_a_node_that_is_drained_while_they_train(
                 eventually(lambda job=job: job.phase() == "running" and job.workers_vms(), driver)
             assert {tenant.node for tenant in load_of(folder).tenants} == {"one"}
 
-            add_node(cloud, "two", folder, env)
+            drain(folder, "two", undo=True)
             answer = drain(folder, "one")
             assert answer.error == ""
             assert answer.moved == 2
