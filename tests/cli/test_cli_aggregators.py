@@ -12,7 +12,16 @@ from scavenger_cli.main import main
 
 from scavenger.train.pool import connection
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.protocol import Change, Drained, JobUse, NodeLoad, PoolLoad, TenantLoad
+from scavenger.train.pool.protocol import (
+    AddNode,
+    Change,
+    Drained,
+    JobUse,
+    NodeAdded,
+    NodeLoad,
+    PoolLoad,
+    TenantLoad,
+)
 
 GIB = 1 << 30
 SINCE = time.time() - 100 * 3600.0
@@ -44,6 +53,26 @@ LOAD = PoolLoad(
     ),
     changes=(Change(SINCE, "node-1 begun", "aggregator-0 of job b-1234#2 begins on node-1", 2),),
 )
+
+
+REMOTE = PoolLoad(
+    pid=4_194_303,
+    since=SINCE,
+    shares="cgroup",
+    tenant_memory_bytes=GIB,
+    free=0,
+    nodes=(
+        NodeLoad(
+            Node("agg-1", (0, 1), 8 * GIB, 4, "aws/us-east-1", "192.0.2.11", 0.34), 0.5, GIB, 3, 0.2, pinned=1,
+            idle_usd=1.25, drained=True,
+        ),
+        NodeLoad(Node("agg-2", (0, 1), 8 * GIB, 4, "aws/us-east-1", "192.0.2.12", 0.34), 0.0, 0, 0),
+    ),
+    tenants=(tenant("a", "aggregator-1", "agg-1", 0.5),),
+    jobs=(JobUse("a-1234-5678", "a", 86_340.0, usd=0.5),),
+    address="192.0.2.1",
+    expected=("agg-3",),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -130,3 +159,78 @@ def test_a_node_is_drained_or_it_says_why_not(
     assert main(["aggregators", "drain", "node-1"]) == 2
     assert "no pool is served" in capsys.readouterr().err
     assert asked[:2] == [("node-1", False), ("node-1", True)]
+
+
+def test_other_machines_are_shown_with_their_price_and_what_of_it_nobody_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "load_of", lambda _: REMOTE)
+
+    assert main(["aggregators"]) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    lines = [line.split() for line in out.splitlines()]
+    assert ["agg-1", "192.0.2.11", "aws/us-east-1", "$0.34", "$1.25"] in lines
+    assert "room for 4 aggregators more" in out
+    assert "expected: agg-3" in out
+    assert any(line[:2] == ["agg-1", "draining"] for line in lines)
+    assert any(line[0] == "a-1234-5" and line[-1] == "$0.50" for line in lines if line)
+
+    assert main(["aggregators", "-o", "json"]) == 0
+    pool = json.loads(capsys.readouterr().out)["pool"]
+    (one, two) = pool["nodes"]
+    assert (one["machine"], one["place"], one["usd_per_hour"], one["idle_usd"], one["pinned"]) == (
+        "192.0.2.11",
+        "aws/us-east-1",
+        0.34,
+        1.25,
+        1,
+    )
+    assert two["state"] == "empty"
+    assert pool["jobs"][0]["cost_usd"] == 0.5
+
+
+def test_the_join_file_of_a_node_is_private_and_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[AddNode] = []
+    answers = iter([NodeAdded("the ticket"), NodeAdded(error="the pool has a node agg-1"), None])
+
+    def add_node(_: Path, request: AddNode) -> NodeAdded | None:
+        asked.append(request)
+        return next(answers)
+
+    monkeypatch.setattr(connection, "add_node", add_node)
+    file = tmp_path / "join.json"
+    command = ["aggregators", "add-node", "agg-1", "--file"]
+
+    assert main([*command, str(file), "--place", "aws/us-east-1a", "--price", "0.34"]) == 0
+    assert "agg-1 is expected" in capsys.readouterr().out
+    assert asked == [AddNode("agg-1", "aws/us-east-1", 0.34, 8)]
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("the ticket", 0o600)
+
+    assert main([*command, str(file)]) == 2
+    assert "exists" in capsys.readouterr().err
+    other = tmp_path / "other.json"
+    assert main([*command, str(other)]) == 2
+    assert "has a node agg-1" in capsys.readouterr().err
+    assert main([*command, str(other)]) == 2
+    assert "no pool is served" in capsys.readouterr().err
+    assert main([*command, str(other), "--place", "kubernetes"]) == 2
+    assert "cannot share aggregators" in capsys.readouterr().err
+    assert not other.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--infra", "aws/us-east-1"], "rents no nodes"),
+        (["--nodes", "0"], "without --listen"),
+        (["--listen", ":7"], "no address"),
+    ],
+)
+def test_a_pool_that_cannot_be_served_is_refused(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["aggregators", "serve", *options]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -10,17 +10,21 @@ from typing import Any, cast
 import pytest
 from pools import end_pool
 
+from scavenger.control.jobs import pooling
 from scavenger.control.jobs.local_resources import PooledResources
-from scavenger.control.jobs.platform import ThisMachine
+from scavenger.control.jobs.platform import RentedVms, ThisMachine
 from scavenger.control.jobs.pooling import check_room
+from scavenger.control.provisioning.cloud_resources import CloudResources
 from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.domain.cost import AggregationShare
 from scavenger.domain.job import JobSpec
-from scavenger.errors import TransientError
+from scavenger.errors import NotSupportedError, TransientError
 from scavenger.store import Store
 from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.pool.protocol import PoolLoad
+from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.placement import Node
+from scavenger.train.pool.protocol import NodeLoad, PoolLoad
 
 RECORD: Any = SimpleNamespace(id="0123", name="tiny")
 
@@ -124,3 +128,64 @@ def test_a_pool_without_room_for_all_its_aggregators_is_refused() -> None:
     check_room(load, 1)
     with pytest.raises(TransientError, match="room for 1 of 2 aggregators"):
         check_room(load, 2)
+
+
+def remote(place: str, *, drained: bool = False) -> PoolLoad:
+    node = NodeLoad(Node("one", (0,), 1 << 30, 4, place, "192.0.2.1"), 0.0, 0, 2, drained=drained, pinned=1)
+    return PoolLoad(1, 0.0, "session", 1 << 30, 0, (node,), (), address="192.0.2.9")
+
+
+def test_nodes_on_other_machines_are_used_where_this_one_has_no_room(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
+    monkeypatch.setattr(pooling, "wait_for_load", lambda _: remote("local"))
+    shared = job(aggregation="shared", elastic={"aggregators": 3})
+
+    resources = ThisMachine(shared).allocate(store, record, warn=print)
+
+    assert resources.sequencer_apart
+    with pytest.raises(TransientError, match="room for 3 of 4 aggregators"):
+        ThisMachine(job(aggregation="shared", elastic={"aggregators": 4})).allocate(store, record, warn=print)
+    monkeypatch.setattr(pooling, "wait_for_load", lambda _: remote("aws/us-east-1"))
+    with pytest.raises(TransientError, match="room for 0 of 3 aggregators"):
+        ThisMachine(shared).allocate(store, record, warn=print)
+
+
+def test_a_job_on_vms_needs_nodes_of_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = job(aggregation="shared", infra="aws/us-east-1a", resources={"vm": "c5.large"})
+    for load, words in (
+        (None, "serve --listen"),
+        (PoolLoad(1, 0.0, "session", 1, 8, (), ()), "serve --listen"),
+        (remote("aws/eu-west-1"), "at aws/us-east-1 has room for 0 of 1"),
+        (remote("aws/us-east-1", drained=True), "add-node NAME --place aws/us-east-1"),
+    ):
+        monkeypatch.setattr(pooling, "load_of", lambda _, load=load: load)
+        with pytest.raises(TransientError, match=words):
+            pooling.lodged_on_vms(wanted, RECORD)
+    monkeypatch.setattr(pooling, "load_of", lambda _: remote("aws/us-east-1"))
+
+    made: Any = pooling.lodged_on_vms(wanted, RECORD)
+
+    assert made.func is LodgedEngine
+    assert made.keywords["join"].place == "aws/us-east-1"
+
+
+def test_a_job_on_vms_that_shares_rents_no_vm_for_its_aggregators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCAVENGER_ADDRESS", "192.0.2.9")
+    sections: Any = {"infra": "aws/us-east-1", "resources": {"vm": "c5.large"}}
+    own, shared = (
+        RentedVms(made, CloudResources(made))
+        for made in (job(**sections), job(**sections, aggregation="shared"))
+    )
+
+    assert own.aggregators is not None
+    assert shared.aggregators is None
+    trainer: Any = SimpleNamespace(setup_s=(), ready_on=lambda vm: 0)
+    assert shared.resources.terms(trainer).shared.usd_per_hour == 0.0
+    assert own.resources.terms(trainer).shared.usd_per_hour > 0.0
+    monkeypatch.delenv("SCAVENGER_ADDRESS")
+    with pytest.raises(NotSupportedError, match="cannot reach the pool"):
+        RentedVms(
+            job(**sections, aggregation="shared"), CloudResources(job(**sections, aggregation="shared"))
+        )

@@ -233,3 +233,17 @@ def test_what_is_no_address_to_listen_at_is_refused(text: str) -> None:
 
     assert listen_at("192.0.2.1:7000") == Listen("192.0.2.1", 7000)
     assert listen_at("192.0.2.1") == Listen("192.0.2.1", 0)
+
+
+def test_when_a_job_has_ended_its_tenants_end_and_nobody_elses(pool: Pool) -> None:
+    pool.node("one", tenants_max=4)
+    one, other = pool.job("a"), pool.job("b")
+    for job in (one, other):
+        pool.lodge(job)
+        pool.lodge(job, pinned=True)
+
+    pool.site.leave(one)
+
+    assert sorted(pool.agents.killed) == [1, 2]
+    assert {tenant.job for tenant in pool.site.tenants} == {other}
+    assert pool.site.plan.tenants.keys() == {other.key}

@@ -166,7 +166,7 @@ def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
     console.emit(
         Text(f"Pool of process {load.pid} since {when(began)}"),
         Text(
-            f"{used} of {plural(len(load.nodes), 'node')} in use, room for {plural(load.free, 'aggregator')} more"
+            f"{used} of {plural(len(load.nodes), 'node')} in use, room for {plural(load.room, 'aggregator')} more"
         ),
         "",
         _nodes(load),
@@ -183,6 +183,8 @@ def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
         console.emit("", *_changes(load))
     note = f"share: of the node's processors, in the last 10 s; equal shares {_SHARES[load.shares]}"
     console.emit("", Text(note))
+    if machines:
+        console.emit(Text("cost on another machine: of processor time at the price of its node"))
     console.emit(Text(f"cost: of processor time at {money(price[0])} per hour ({clean(price[1])})"))
 
 

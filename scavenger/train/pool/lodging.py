@@ -84,6 +84,7 @@ class LodgedEngine(VmEngine):
         self._workers_here, self._owned, self._job_id = local is not None, owned, join.job_id
         self._pool = LodgingConnection(folder, join, clock)
         self._lodgings: dict[str, _Lodging] = {}  # by aggregator
+        self._told: set[str] = set()  # those of which was told that they wait
         self._count = 0
         self._used = self._used_before = protocol.Bill(0.0, 0.0)
 
@@ -175,7 +176,7 @@ class LodgedEngine(VmEngine):
             pinned=name == _SEQUENCER,
         )
         if not self._pool.send(request):
-            lodging.error = "no pool is served"
+            lodging.error = "does not answer"
 
     def _leave(self, name: str, reason: str) -> None:
         """Give up the tenant of an aggregator: what runs there is lost."""
@@ -206,6 +207,12 @@ class LodgedEngine(VmEngine):
         match notice:
             case protocol.Lodged():
                 lodging.node, lodging.error = notice.node, notice.error
+                if notice.error and name not in self._told:
+                    self._told.add(name)
+                    reason = f"waits for a place in the pool of aggregators, which {notice.error}"
+                    self._notices.append(PreemptionNotice(name, None, reason, alone=True))
+                elif notice.node:
+                    self._told.discard(name)
             case protocol.Vacate():
                 lodging.vacating = True
                 self._notices.append(PreemptionNotice(name, _LEAVES_S, notice.reason, alone=True))
@@ -213,6 +220,17 @@ class LodgedEngine(VmEngine):
                 self._leave(name, notice.reason)
                 if name in self.running and not self._processes[name].launch:  # it waits for a place
                     self._lodge(name)
+
+    def _missed(self, name: str) -> str:
+        lodging = self._lodgings.get(name)
+        if lodging is None:
+            return super()._missed(name)
+        why = (
+            lodging.error or "has not answered"
+            if not lodging.node
+            else f"started it on {lodging.node} in vain"
+        )
+        return f"had no place in the pool of aggregators, which {why}"
 
     def _ended(self, name: str) -> None:
         """Give up the tenant of an aggregator that was to leave it, or that was lost with it."""

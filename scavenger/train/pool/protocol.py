@@ -339,12 +339,17 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     expected: tuple[str, ...] = ()
 
     def free_at(self, place: str) -> int:
-        """Tenants for which there is room at a place."""
-        return sum(
-            node.node.tenants_max - node.tenants + node.pinned
-            for node in self.nodes
-            if node.node.place == place and not node.drained
-        )
+        """Tenants for which there is room on other machines at a place."""
+        return sum(_room(one) for one in self.nodes if one.node.place == place)
+
+    @property
+    def room(self) -> int:
+        """Tenants for which there is room on this machine and all others."""
+        return self.free + sum(_room(one) for one in self.nodes if one.node.place)
+
+
+def _room(one: NodeLoad) -> int:
+    return 0 if one.drained else one.node.tenants_max - one.tenants + one.pinned
 
 
 Request = Join | Launch | Reap | Progress | Ask | Drain | Lodge | Leave | AddNode

@@ -459,6 +459,8 @@ class Supervisor:
         moves = "; what it holds moves to the others" if leaving else ""
         if leaving and notice.alone:
             log.info("%s: %s%s", notice.name, notice.reason, moves)
+        elif notice.alone:
+            self._warn(f"{notice.name}: {notice.reason}")
         else:
             self._warn(f"{notice.name}: {notice.reason}{moves}; it will be replaced when it has ended")
 

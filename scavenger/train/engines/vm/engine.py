@@ -167,8 +167,12 @@ class VmEngine(RemoteEngine[_Process]):
         self._receive()
         self._place_waiting()
         for process in self._waited_too_long():
-            self._lose(process, f"no VM could be had for it within {self._place_max_s:g} s")
+            self._lose(process, self._missed(process.config.name))
         return self._take_exits() + self._local.poll()
+
+    def _missed(self, name: str) -> str:
+        """Why a process that has waited too long has no place, as a cause of its end."""
+        return f"no VM could be had for it within {self._place_max_s:g} s"
 
     def _waits(self, process: _Process, now: float) -> bool:
         return process.waits and now > process.place_by
