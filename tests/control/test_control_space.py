@@ -38,6 +38,14 @@ def job(**sections: Any) -> JobSpec:
         ({"resources": {"cpus": 1, "disk": 50}}, "disk"),
         ({"objective": {"utility": "time * 2"}}, "objective"),
         (
+            {
+                "aggregation": "shared",
+                "infra": "aws/us-east-1",
+                "elastic": {"aggregators": 2, "aggregator_vms": 2},
+            },
+            "none is rented",
+        ),
+        (
             {"aggregation": "shared", "infra": "aws/us-east-1", "leader": "vm"},
             "leader: vm cannot reach the pool",
         ),

@@ -296,3 +296,13 @@ def test_a_drained_node_that_is_lost_is_forgotten() -> None:
     assert gone.drained == frozenset()
     assert len(gone.nodes) == 1
     assert where(gone, "a")[0] in gone.nodes
+
+
+def test_jobs_do_not_share_a_node_whose_network_does_not_carry_both() -> None:
+    for carried, nodes in ((0, 1), (10_000_000, 1), (1_000_000, 2)):
+        plan = PoolPlan.of([Node(f"node-{i}", (i,), GIB, 4, bytes_per_s=carried) for i in range(2)])
+        plan = arrived(plan, "a", "b")
+        for job in ("a", "b"):
+            plan = plan.after_steps(job, None, measured(0.1, 0.01), 40_000)[0]
+
+        assert len(plan.in_use) == nodes, "each moves 0.4 MB a second"

@@ -108,7 +108,7 @@ class PooledResources(LocalResources):
         """See `platform.Resources.tick`."""
         if self._engine is None:
             return
-        report_steps(self._engine, steps)
+        report_steps(self._engine, steps, model_bytes)
         if isinstance(self._engine, LodgedEngine):
             share = AggregationShare.of(*self._engine.aggregation_use())
         else:
@@ -124,7 +124,18 @@ class PooledResources(LocalResources):
         return self._engine
 
 
-def report_steps(engine: PooledEngine | LodgedEngine, steps: Sequence[StepRecord]) -> None:
-    """Tell the pool of a job's steps, those of each view apart."""
+def report_steps(
+    engine: PooledEngine | LodgedEngine, steps: Sequence[StepRecord], model_bytes: float
+) -> None:
+    """Tell the pool of a job's steps, those of each view apart.
+
+    Args:
+        model_bytes: Size of its model's weights, of which each worker sends as much as gradients in a step.
+    """
     for view in dict.fromkeys(record.view for record in steps):
-        engine.report(view, [record.step_time_s for record in steps if record.view == view])
+        made = [record for record in steps if record.view == view]
+        times_s = [record.step_time_s for record in made]
+        if isinstance(engine, LodgedEngine):
+            engine.report(view, times_s, int(made[-1].workers * model_bytes))
+        else:
+            engine.report(view, times_s)

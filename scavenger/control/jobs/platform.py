@@ -433,7 +433,7 @@ class _VmResources:
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
         if self._shares is not None and self._lodged is not None:
-            report_steps(self._lodged, steps)
+            report_steps(self._lodged, steps, model_bytes)
             share = AggregationShare.of(*self._lodged.aggregation_use())
             self._shares.note(share, steps[-1].step if steps else None)
             fleet.meter.aggregation_usd = share.usd

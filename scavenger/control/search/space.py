@@ -60,6 +60,12 @@ def check_supported(job: JobSpec) -> None:
             f"{job.engine}; write own",
         ),
         (
+            job.aggregation == "shared" and job.elastic.aggregator_vms > 1,
+            "elastic",
+            "elastic.aggregator_vms: shared aggregators are on nodes of the pool, and none is rented; leave it out, or "
+            "write aggregation: own",
+        ),
+        (
             job.aggregation == "shared" and job.leader == "vm",
             "leader",
             "leader: vm cannot reach the pool of aggregators, whose manager is on this machine; write here, or "

@@ -222,10 +222,10 @@ class LodgingConnection:
             self.close()
         return notices
 
-    def report(self, view: int, steps_s: Sequence[float]) -> None:
+    def report(self, view: int, steps_s: Sequence[float], step_bytes: int) -> None:
         """Tell the manager of steps; see `protocol.Progress`."""
         for begin in range(0, len(steps_s), _STEPS_MAX):
-            self.send(protocol.Progress(view, tuple(steps_s[begin : begin + _STEPS_MAX])))
+            self.send(protocol.Progress(view, tuple(steps_s[begin : begin + _STEPS_MAX]), step_bytes))
 
     def close(self) -> None:
         """End the connection, and with it all tenants that the manager still has; a later `send` makes another."""

@@ -126,10 +126,15 @@ class LodgedEngine(VmEngine):
         if (lodging := self._lodgings.get(name)) is not None and lodging.vacating:
             self.kill(name)
 
-    def report(self, view: int, steps_s: Sequence[float]) -> None:
-        """Tell the pool of the job's steps, by which it places its aggregators; see `PooledEngine.report`."""
+    def report(self, view: int, steps_s: Sequence[float], step_bytes: int = 0) -> None:
+        """Tell the pool of the job's steps, by which it places its aggregators.
+
+        Args:
+            view, steps_s: See `PooledEngine.report`.
+            step_bytes: What all workers send the aggregators in a step, or get from them.
+        """
         if steps_s:
-            self._pool.report(view, steps_s)
+            self._pool.report(view, steps_s, step_bytes)
 
     def aggregation_use(self) -> tuple[float, float]:
         """What the job's tenants have used, as far as the pool has told: processor seconds, and US dollars."""

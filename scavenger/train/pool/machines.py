@@ -174,12 +174,13 @@ class Machines:
                 self._joined_at[status.spec.intent] = time.time()
                 yield Node(
                     wanted.name,
-                    tuple(range(max(1, status.cpus))),
-                    max(1, int(status.memory_bytes * _MEMORY_PART)),
+                    tuple(range(max(1, status.machine.cpus))),
+                    max(1, int(status.machine.memory_bytes * _MEMORY_PART)),
                     wanted.tenants_max,
                     wanted.place,
                     status.address,
                     wanted.usd_per_hour,
+                    status.machine.bytes_per_s,
                 )
 
     def since(self, node: str) -> float:

@@ -21,6 +21,7 @@ class Node(msgspec.Struct, frozen=True):
             machine, whose tenants share their jobs' memory.
         machine: Address of its machine; empty for the manager's own.
         usd_per_hour: Price of the whole node, US dollars; 0 if nobody has said one.
+        bytes_per_s: What its network carries, in each direction; 0 if that is not known, or it needs none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Node(msgspec.Struct, frozen=True):
     place: str = ""
     machine: str = ""
     usd_per_hour: float = 0.0
+    bytes_per_s: int = 0
 
     @property
     def cpus(self) -> int:

@@ -140,17 +140,24 @@ class PoolPlan:
             reason=f"{tenant} of job {job} begins on {node.name}",
         )
 
-    def measured(self, job: str, step_time_s: float, executions_s: Mapping[str, float]) -> PoolPlan:
+    def measured(
+        self, job: str, step_time_s: float, executions_s: Mapping[str, float], step_bytes: int = 0
+    ) -> PoolPlan:
         """With a job's load; the job moves if it does not fit where it is, and then all are packed.
 
         Args:
             step_time_s: Of the job, alone if possible.
             executions_s: Processor seconds of each of its tenants in a step. A tenant with several threads counts as
                 one processor at most.
+            step_bytes: What goes through its tenants' networks in a step, all together.
         """
         placed = self.shared.pool.jobs[job]
         buckets = tuple(
-            replace(bucket, execution_s=min(step_time_s, executions_s.get(name, bucket.execution_s)))
+            replace(
+                bucket,
+                execution_s=min(step_time_s, executions_s.get(name, bucket.execution_s)),
+                traffic_bytes=step_bytes // len(self.tenants[job]),
+            )
             for name, bucket in zip(self.tenants[job], placed.load.buckets, strict=True)
         )
         load = JobLoad(job, step_time_s, buckets)
@@ -158,17 +165,20 @@ class PoolPlan:
         known = replace(self, shared=shared, measuring=self.measuring - {job})
         return known._after(JobArrived(load))._after(PeriodEnded(), f"job {job} was measured")
 
-    def after_steps(self, job: str, alone: Measured | None, found: Measured) -> tuple[PoolPlan, Measured]:
+    def after_steps(
+        self, job: str, alone: Measured | None, found: Measured, step_bytes: int = 0
+    ) -> tuple[PoolPlan, Measured]:
         """With what follows from a measurement of a job on its present nodes.
 
         Args:
             alone: The measurement in its present configuration with which this one is compared; None before it.
+            step_bytes: See `measured`.
 
         Returns:
             The plan, and the measurement with which later ones are to be compared: of steps alone, if there were any.
         """
         if alone is None:
-            return self.measured(job, found.step_time_s, found.executions_s), found
+            return self.measured(job, found.step_time_s, found.executions_s, step_bytes), found
         step_time_s = min(alone.step_time_s, found.step_time_s)
         if not self.neighbours(job):
             alone, step_time_s = found, found.step_time_s
@@ -177,7 +187,7 @@ class PoolPlan:
         load = self.shared.pool.jobs[job].load
         known = dict(zip(self.tenants[job], (bucket.execution_s for bucket in load.buckets), strict=True))
         if found.needs_more_or_less(load.step_time_s, known):
-            return self.measured(job, step_time_s, found.executions_s), alone
+            return self.measured(job, step_time_s, found.executions_s, step_bytes), alone
         return self._after(StepTimeMeasured(job, charged_step_time(alone, found))), alone
 
     def without_job(self, job: str) -> PoolPlan:
@@ -366,6 +376,7 @@ def _without(items: tuple[_T, ...], index: int) -> tuple[_T, ...]:
 
 
 def _scheduled(node: Node) -> scheduler.Node:
-    """A node to the scheduler; tenants of one machine need no network."""
-    type_ = scheduler.NodeType("processors", float(node.cpus), node.memory_bytes, float("inf"))
+    """A node to the scheduler; tenants of the manager's own machine need no network."""
+    carried = float(node.bytes_per_s or "inf")
+    type_ = scheduler.NodeType("processors", float(node.cpus), node.memory_bytes, carried)
     return scheduler.Node(node.name, type_)

@@ -103,10 +103,13 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         view: Number of the view in which they were made.
         steps_s: Their times, seconds.
+        step_bytes: What workers and aggregators send each other in a step, in the direction that moves more; 0 if they
+            share memory.
     """
 
     view: int
     steps_s: tuple[float, ...]
+    step_bytes: int = 0
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):

@@ -138,7 +138,7 @@ class Site(ABC, Generic[T]):
         found = job.meter.note(request.view, request.steps_s, used, now)
         if found is None or job.key not in self.plan.tenants:
             return
-        plan, job.meter.alone = self.plan.after_steps(job.key, job.meter.alone, found)
+        plan, job.meter.alone = self.plan.after_steps(job.key, job.meter.alone, found, request.step_bytes)
         job.latest = found
         self.adopt(plan)
 

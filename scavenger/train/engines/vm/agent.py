@@ -238,13 +238,7 @@ class Agent:
                     return
                 case m.Admitted() if not self._leader.joined:
                     self._leader.enter(now)
-                    self._leader.channel.put(
-                        m.Hello(
-                            address_towards(self._ticket.endpoint),
-                            len(os.sched_getaffinity(0)),
-                            psutil.virtual_memory().total,
-                        )
-                    )
+                    self._leader.channel.put(_hello(address_towards(self._ticket.endpoint)))
                     self._show(f"joined {self._ticket.endpoint}")
                 case m.Refused() if not self._leader.joined:
                     self._show(f"{REFUSED}: {message.reason}")
@@ -342,3 +336,18 @@ class Agent:
             )
         except (OSError, subprocess.SubprocessError) as error:
             self._show(f"this VM cannot be ended from here: {error}")
+
+
+def _hello(address: str) -> m.Hello:
+    """Tell this machine's address and what it has."""
+    speeds = {name: found.speed for name, found in psutil.net_if_stats().items()}  # Mbit/s
+    interfaces = [
+        name for name, found in psutil.net_if_addrs().items() if address in {one.address for one in found}
+    ]
+    mbit_per_s = max((speeds.get(name, 0) for name in interfaces), default=0)
+    return m.Hello(
+        address,
+        len(os.sched_getaffinity(0)),
+        psutil.virtual_memory().total,
+        max(0, mbit_per_s) * 1_000_000 // 8,
+    )

@@ -37,6 +37,7 @@ from scavenger.train.engines.vm.values import (
     Alarms,
     Candidate,
     Gone,
+    MachineSize,
     MisbehavedError,
     ProcessEvent,
     Role,
@@ -450,7 +451,7 @@ class AgentServer:
             case m.Hello() if not session.link.address:
                 with contextlib.suppress(ValueError):
                     session.link.address = str(ipaddress.ip_address(message.address))
-                session.link.cpus, session.link.memory_bytes = message.cpus, message.memory_bytes
+                session.link.machine = MachineSize(message.cpus, message.memory_bytes, message.bytes_per_s)
             case m.Placed() | m.Report() if message.launch in session.launches:
                 self._events.record(session, message.launch, message)
                 if isinstance(message, m.Report) and message.status is not None:

@@ -25,6 +25,7 @@ __all__ = [
     "Alarms",
     "Candidate",
     "Gone",
+    "MachineSize",
     "MisbehavedError",
     "ProcessEvent",
     "Renewals",
@@ -79,6 +80,21 @@ class AgentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineSize:
+    """What a machine has for processes; 0 where that is not known.
+
+    Attributes:
+        cpus: Processors that its agent may use.
+        memory_bytes: Its memory.
+        bytes_per_s: What its network interface carries.
+    """
+
+    cpus: int = 0
+    memory_bytes: int = 0
+    bytes_per_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AgentStatus:
     """Public state of a VM that is expected or has joined.
 
@@ -88,8 +104,7 @@ class AgentStatus:
         heard_s_ago: Seconds since the last message of its agent; infinite if there was none.
         preemption: Preemption notice with the seconds that are left; None if there is none.
         processes: Names of the processes that run on it.
-        cpus: Processors of its machine that the agent may use; 0 until it has joined.
-        memory_bytes: Memory of its machine; 0 until it has joined.
+        machine: What its machine has, as the agent says.
     """
 
     spec: AgentSpec
@@ -98,8 +113,7 @@ class AgentStatus:
     heard_s_ago: float
     preemption: PreemptionNotice | None
     processes: tuple[str, ...]
-    cpus: int = 0
-    memory_bytes: int = 0
+    machine: MachineSize = MachineSize()
 
 
 @dataclass(slots=True)
@@ -112,7 +126,7 @@ class AgentLink:
         address: See `AgentStatus`.
         route: ZeroMQ route of the agent's last message; empty if there was none.
         heard_at: Time of that message.
-        cpus, memory_bytes: What its machine has, as it says; 0 before it has.
+        machine: What its machine has, as it says.
     """
 
     key: str = ""
@@ -120,8 +134,7 @@ class AgentLink:
     address: str = ""
     route: bytes = b""
     heard_at: float = float("-inf")
-    cpus: int = 0
-    memory_bytes: int = 0
+    machine: MachineSize = field(default_factory=lambda: MachineSize())
     channel: Channel = field(default_factory=Channel)
 
 
@@ -198,8 +211,7 @@ class AgentSession:
             heard_s_ago=now - self.link.heard_at,
             preemption=preemption,
             processes=tuple(self.launches.values()),
-            cpus=self.link.cpus,
-            memory_bytes=self.link.memory_bytes,
+            machine=self.link.machine,
         )
 
 
