@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption, finish
 
 __all__ = ["app"]

@@ -458,7 +458,8 @@ class DrainRequest(_Request):
 class DrainAnswer(_Answer):
     node: str
     drained: bool
-    moved: int = Field(description="Aggregators that were moved.")
+    moved: int = Field(description="Aggregators that were moved, or are to leave.")
+    later: bool = Field(description="Whether they leave only when their jobs have moved what they hold.")
 
 
 # ---- users -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ _TICK_S = 0.05
 _CHANGES_MAX = 10
 _LOCK = "manager.lock"
 _BACKLOG = 64
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _OTHER_VERSION = "found the pool served by another version of Scavenger, which must end first"
 _NOT_LISTENING = (
     "this pool listens for no other machines; serve it by `scavenger aggregators serve --listen ADDRESS`, with an "
