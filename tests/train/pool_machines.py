@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from driving import Run
+from driving import FaultyEngine, Run
 from pools import end_pool
 from processes import eventually
 
-from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import add_node, load_of, wait_for_load
@@ -99,7 +98,7 @@ def lodged(train: str, work_dir: Path, pool: Machines, *, aggregators: int = 1) 
             agents,
             folder=pool.folder,
             join=protocol.Join(protocol.PROTOCOL, job, job, PLACE),
-            local=ProcessEngine(log_dir, fd),
+            local=FaultyEngine(log_dir, fd, faults=(), remote=()),
             owned=True,
         )
 

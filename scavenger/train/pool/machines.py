@@ -92,7 +92,8 @@ class Machines:
             ConfigurationError: If that address and port cannot be listened at.
         """
         empty = tempfile.TemporaryDirectory(prefix="scavenger-pool-")
-        server = AgentServer(listen.address, Path(empty.name), port=listen.port)
+        # as long as a machine may be silent, its tenants are their jobs' business, which they reach by themselves
+        server = AgentServer(listen.address, Path(empty.name), port=listen.port, lost_s=LOST_S)
         try:
             server.start()
         except ConfigurationError:

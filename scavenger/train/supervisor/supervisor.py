@@ -457,7 +457,7 @@ class Supervisor:
             self._clock(),
         )
         moves = "; what it holds moves to the others" if leaving else ""
-        if leaving and notice.alone:
+        if notice.alone and notice.in_s is not None:  # it is told again until it has left
             log.info("%s: %s%s", notice.name, notice.reason, moves)
         elif notice.alone:
             self._warn(f"{notice.name}: {notice.reason}")
