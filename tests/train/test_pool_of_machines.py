@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from driving import assert_same_weights, plain_keras
-from pool_machines import lodged, machines
+from driving import Run, assert_same_weights, plain_keras
+from pool_machines import Machines, lodged, machines
 from test_pool_of_jobs import Together, begun
 
 from scavenger.train.pool.connection import drain
@@ -16,52 +18,75 @@ from scavenger.train.pool.connection import drain
 pytestmark = pytest.mark.slow
 
 
-def test_two_jobs_share_a_remote_node_one_tenant_is_killed_and_the_node_is_drained(tmp_path: Path) -> None:
+def holders(run: Run) -> set[int]:
+    assert run.supervisor.map is not None
+    return {*run.supervisor.map.holders}
+
+
+def nodes(pool: Machines) -> list[str]:
+    return [tenant.node for tenant in pool.load().tenants]
+
+
+def drained(pool: Machines, runs: Sequence[Run], together: Together) -> None:
+    """Have another machine join, and the tenants of the first one leave it for the other."""
+    pool.add("two")
+    pool.joined("two")
+    before = {run: len(run.migrated) for run in runs}
+    answer = drain(pool.folder, "one")
+    assert answer is not None
+    assert (answer.moved, answer.later, answer.error) == (len(runs), True, "")
+    together.until(lambda: nodes(pool) == ["two"] * len(runs))
+    # what each tenant held goes to the first aggregator, and from there to the next tenant
+    together.until(lambda: all(len(run.migrated) >= before[run] + 2 for run in runs))
+    assert [holders(run) for run in runs] == [{1}] * len(runs)
+
+
+def test_a_job_leaves_a_drained_machine_while_it_trains(tmp_path: Path) -> None:
     with machines(tmp_path) as pool:
         pool.add("one", price=0.36)
         pool.joined("one")
-        with (
-            lodged("small:exact_slow", tmp_path / "a", pool) as one,
-            lodged("small:exact_slow", tmp_path / "b", pool) as other,
-        ):
-            together = Together([one, other], pool.folder)
-            begun([one, other], together, 34)
+        with lodged("small:exact_slow", tmp_path / "a", pool) as run:
+            together = Together([run], pool.folder)
+            begun([run], together, 34)
             # the first aggregator only sequences, in the process of the job
-            together.until(lambda: all(len(run.migrated) == 1 for run in (one, other)))
-            assert {*one.supervisor.map.holders} == {1}
-            assert [tenant.node for tenant in pool.load().tenants] == ["one", "one"]
+            together.until(lambda: len(run.migrated) == 1)
+            assert (holders(run), nodes(pool)) == ({1}, ["one"])
             together.train(3)
 
-            (victim,) = (tenant for tenant in pool.load().tenants if tenant.job_id == "a")
-            os.kill(victim.pid, signal.SIGKILL)
-            together.until(lambda: len(one.rolled_back) == 1)
-            together.train(3)
-            assert not other.rolled_back
+            drained(pool, [run], together)
 
-            pool.add("two")
-            pool.joined("two")
-            before = {run: len(run.migrated) for run in (one, other)}
-            answer = drain(pool.folder, "one")
-            assert answer is not None
-            assert (answer.moved, answer.error) == (2, "")
-            together.until(
-                lambda: (
-                    [tenant.node for tenant in pool.load().tenants] == ["two", "two"]
-                    and all(
-                        {*run.supervisor.map.holders} == {1}
-                        and not run.supervisor.migrating
-                        and len(run.migrated) >= before[run] + 2
-                        for run in (one, other)
-                    )
-                )
-            )
             together.train(3)
-
-            (used,) = (job for job in pool.load().jobs if job.id == "a")
+            (used,) = pool.load().jobs
+            assert used.usd is not None
             assert used.usd > 0.0
-            weights = [run.finish() for run in (one, other)]
+            got = run.finish()
 
-    assert len(one.rolled_back) == 1
-    assert not other.rolled_back
-    for run, got in zip((one, other), weights, strict=True):
+    assert not run.rolled_back
+    assert_same_weights(got, plain_keras("exact_slow", run.steps), 1e-9)
+
+
+@pytest.mark.long
+def test_two_jobs_share_a_machine_one_tenant_is_killed_and_the_machine_is_drained(tmp_path: Path) -> None:
+    with machines(tmp_path) as pool, ExitStack() as stack:
+        pool.add("one")
+        pool.joined("one")
+        runs = [stack.enter_context(lodged("small:exact_slow", tmp_path / name, pool)) for name in ("a", "b")]
+        together = Together(runs, pool.folder)
+        begun(runs, together, 34)
+        together.until(lambda: all(len(run.migrated) == 1 for run in runs))
+        assert nodes(pool) == ["one", "one"]
+        together.train(3)
+
+        (victim,) = (tenant for tenant in pool.load().tenants if tenant.job_id == "a")
+        os.kill(victim.pid, signal.SIGKILL)
+        together.until(lambda: len(runs[0].rolled_back) == 1)
+        together.train(3)
+
+        drained(pool, runs, together)
+
+        together.train(3)
+        weights = [run.finish() for run in runs]
+
+    assert [len(run.rolled_back) for run in runs] == [1, 0]
+    for run, got in zip(runs, weights, strict=True):
         assert_same_weights(got, plain_keras("exact_slow", run.steps), 1e-9)
