@@ -202,7 +202,7 @@ def test_a_tenant_that_is_to_be_left_is_left_when_it_holds_nothing_and_another_i
     assert notice == PreemptionNotice("aggregator-1", 3600.0, "leaves one for two", alone=True)
     job.engine.vacated("aggregator-1")
     (ended,) = job.engine.poll()
-    assert ended.name == "aggregator-1"
+    assert (ended.name, ended.cause) == ("aggregator-1", "has left one")
     assert job.pool.heard() == [protocol.Leave(intent)]
     assert [*job.agents.ended] == [intent]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scavenger.train.engines.base import Exit, PreemptionNotice
@@ -116,7 +116,13 @@ class LodgedEngine(VmEngine):
             if any(lodging.intent == candidate.intent for lodging in self._lodgings.values()):
                 self._agents.accept(candidate)  # it is on no VM of its own whose identity could be verified
         self._ask_again()
-        exits = super().poll()
+        leaving = {name for name, lodging in self._lodgings.items() if lodging.vacating}
+        exits = [
+            replace(ended, reason=f"has left {self._lodgings[ended.name].node}")
+            if ended.name in leaving
+            else ended
+            for ended in super().poll()
+        ]
         for ended in exits:
             self._ended(ended.name)
         return exits
