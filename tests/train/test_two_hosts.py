@@ -57,7 +57,7 @@ def job(link: EmulatedLink, tmp_path: Path, *, aggregators: int = 1) -> Iterator
             yield run, stage
 
 
-@pytest.mark.parametrize("down_s", [3.0, 8.0])
+@pytest.mark.parametrize("down_s", [1.0, 3.0, 8.0])
 def test_a_link_that_is_down_for_seconds_costs_no_process_and_no_step(down_s: float, tmp_path: Path) -> None:
     with link_from_here() as link, job(link, tmp_path) as (run, _):
         link.down()

@@ -12,8 +12,9 @@ from scavenger.train.engines.vm.messages import AgentMessage, Packet
 
 __all__ = ["HEARTBEAT_S", "RESEND_S", "Channel"]
 
-HEARTBEAT_S = 1.0
-"""How often an end sends an empty packet if it has nothing else to send."""
+HEARTBEAT_S = 0.25
+"""How often an end sends an empty packet if it has nothing else to send: as often as processes send heartbeats, so that
+a broken link is noticed before one of them counts as silent."""
 RESEND_S = 3.0
 """Time without an acknowledgement after which messages are resent; longer than a chunk takes on a slow link."""
 WINDOW = 64

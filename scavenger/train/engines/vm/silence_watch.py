@@ -12,10 +12,11 @@ __all__ = ["LOST_S", "SilenceWatch", "silent_for"]
 LOST_S = 15.0
 """Silence after which the processes of a VM count as lost, unless most VMs are silent."""
 LATELY_S = 3.0
-"""Silence after which a VM gets no new process and `renew` does not wait for it; agents send every second."""
-UNHEARD_S = 1.4
-"""Silence of most agents from which on that of processes proves nothing. Agents send every second; a process may be
-silent for a little longer than this while others wait for it."""
+"""Silence after which a VM gets no new process and `renew` does not wait for it; agents send four times a second."""
+UNHEARD_S = 0.75
+"""Silence of most agents from which on that of processes proves nothing. Agents send four times a second, and a process
+may be silent for twice as long as this while others wait for it. What TCP has lost as the link broke comes up to 0.8 s
+after the link is back, so breaks of less than a second count, too."""
 KEEP_S = LEADER_SILENT_S + LOST_S
 """Silence after which processes count as lost even in an outage: the VM's agent has ended them by then."""
 _PAUSE_S = 1.0
