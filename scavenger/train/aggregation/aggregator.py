@@ -264,10 +264,12 @@ class Aggregator:
             case m.KeepBest():
                 self._shard.keep_best(message.step)
             case m.Finalise():
+                self._shard.see_best(message.best_step, message.step)
                 self._shard.finalise(message.step, best=message.best)
                 self._upstream.send(m.Finalised(self.index, message.step))
             case m.SavePart():
                 store = CheckpointStore(message.url)
+                self._shard.see_best(message.best_step, message.step)
                 self._shard.save(
                     store, message.step, message.attempt, best=message.best, then=self._posted.put
                 )

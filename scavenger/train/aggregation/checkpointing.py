@@ -106,7 +106,7 @@ class Checkpointing:
         )
         self._saved_at, self._saved_step = time.monotonic(), barrier.step
         saving.awaited = frozenset(barrier.migration.settled.participants)
-        order = m.SavePart(barrier.step, saving.manifest.attempt, plan.url, best_step > 0)
+        order = m.SavePart(barrier.step, saving.manifest.attempt, plan.url, best_step > 0, best_step)
         for aggregator in sorted(saving.awaited - {0}):
             self._to_aggregator(aggregator, order)
         self._shard.save(self._store, order.step, order.attempt, best=order.best, then=self._post)

@@ -54,7 +54,7 @@ class ModelShard:
         self.held.accept(self.arrivals)
         """What it holds and from which step on, ascending: at most the last two maps that are still asked for."""
         self._saving: threading.Thread | None = None
-        self._saving_step = 0
+        self._saving_step = self._best_step = 0
         self._copied = threading.Event()
         self._copied.set()
 
@@ -208,6 +208,7 @@ class ModelShard:
         """
         if (answer := self.applied(order)) is not None:
             return answer
+        self.see_best(order.best_step, order.step - 1)
         started = time.perf_counter()
         fail_here("aggregator.applying")
         step, held = order.step, self._held_in(order.step)
@@ -309,6 +310,20 @@ class ModelShard:
         self._copied.wait()
         layout = self._held_in(step).layout
         self._copy(layout.part_ranges[self.index], layout.state_at(step), layout.best_at)
+        self._best_step = step
+
+    def see_best(self, best_step: int, step: int) -> None:
+        """Keep the weights after `step` as the best so far if they are, and this process has not done it.
+
+        The process before, or the message that said so, may have been lost. It can be made good until the second step
+        after that overwrites them.
+
+        Args:
+            best_step: The step after which the weights were best so far.
+            step: The last step of which the state is whole.
+        """
+        if best_step == step != self._best_step:
+            self.keep_best(step)
 
     def _copy(self, ranges: Ranges, source: int, target: int) -> None:
         for begin, end in ranges:

@@ -275,7 +275,7 @@ class Sequencer:
     def _begin_apply(self, instruction: b.Apply) -> None:
         if self._fails(instruction):
             return
-        if self._step.begin_apply(instruction, lr_scale=self._lr_scale):
+        if self._step.begin_apply(instruction, lr_scale=self._lr_scale, best_step=self._best_step):
             self._timer.progressed()
         order, behind = self._step.order, self._step.behind()
         assert order is not None
@@ -485,7 +485,7 @@ class Sequencer:
         if request.checkpoint and not applying:
             # a checkpoint of the state before `finalise`; the copy is made first
             self._look_for_checkpoint(now=True)
-        order = m.Finalise(self._barrier.step, request.best and self._best_step > 0)
+        order = m.Finalise(self._barrier.step, request.best and self._best_step > 0, self._best_step)
         self._finalisation = Finalisation(self._shard, self._others(), order, send=self._to_aggregator)
         self._finalisation.carry_out()
         self._report_if_done()

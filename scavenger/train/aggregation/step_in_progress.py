@@ -55,7 +55,7 @@ class StepInProgress:
 
     # ---- applying it ---------------------------------------------------------------------------------------
 
-    def begin_apply(self, instruction: b.Apply, *, lr_scale: float) -> bool:
+    def begin_apply(self, instruction: b.Apply, *, lr_scale: float, best_step: int = 0) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
         held = tuple(each.held for each in self._of(instruction.pieces))
         order = ApplyPart(
@@ -70,6 +70,7 @@ class StepInProgress:
             held=() if all({*instruction.map.participants} <= {*each} for each in held) else held,
             map=instruction.map.number,
             changed=changed_body(instruction.map, instruction.plan.step),
+            best_step=best_step,
         )
         if order == self._order:
             return False

@@ -316,7 +316,8 @@ class ApplyPart(Tagged, frozen=True):
 
     `pieces` has number, samples, slot and sparse gradients of each piece, in the same order for every aggregator;
     `number` is that of the list of pieces in the view. `held` has the indices of the aggregators that have each piece
-    in their memory; it is empty if all have all. For `map` and `changed`, see `ExpectPieces`.
+    in their memory; it is empty if all have all. For `map` and `changed`, see `ExpectPieces`. `best_step` is the step
+    after which the weights were best so far, 0 if unknown: `KeepBest` may have been lost with a process.
     """
 
     step: int
@@ -327,6 +328,7 @@ class ApplyPart(Tagged, frozen=True):
     held: tuple[tuple[int, ...], ...] = ()
     map: int = 0
     changed: MapBody | None = None
+    best_step: int = 0
 
 
 class TakeMap(Tagged, frozen=True):
@@ -389,16 +391,17 @@ class PartApplied(Tagged, frozen=True):
 
 
 class KeepBest(Tagged, frozen=True):
-    """The weights of `step` are the best so far."""
+    """The weights of `step` are the best so far. Nobody answers it; the next order to an aggregator says so again."""
 
     step: int
 
 
 class Finalise(Tagged, frozen=True):
-    """Finalise the weights of a step, or, if `best`, replace them by the best weights."""
+    """Finalise the weights of a step, or, if `best`, replace them by the best; for `best_step`, see `ApplyPart`."""
 
     step: int
     best: bool
+    best_step: int = 0
 
 
 class Finalised(Tagged, frozen=True):
@@ -409,12 +412,16 @@ class Finalised(Tagged, frozen=True):
 
 
 class SavePart(Tagged, frozen=True):
-    """Write the model shard, in the state after `step`, to a checkpoint, in the background."""
+    """Write the model shard, in the state after `step`, to a checkpoint, in the background.
+
+    `best`: With the best weights. For `best_step`, see `ApplyPart`.
+    """
 
     step: int
     attempt: str
     url: str
     best: bool
+    best_step: int = 0
 
 
 class PartSaved(Tagged, frozen=True):
