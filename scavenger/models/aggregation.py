@@ -19,6 +19,12 @@ step, as if both directions shared one link, so that the count errs upwards wher
 
     n >= 2 K M / (R τ)          the least for which their network is not the limit, as in Cynthia [2]_
 
+Step time τ' with n' VMs instead of those on which a step was measured or predicted. Their network takes
+N = 2 K M s / R of it or more, where s is the largest share of the model on one of them. If all of N falls with the
+share, and nothing else changes::
+
+    τ' >= τ - N (1 - 1 / (s n'))          a bound, not a prediction: over n nothing was measured
+
 References:
     .. [1] docs/adr/0009-two-states.md.
     .. [2] Zheng et al., "Cynthia", ICPP 2019, which also chooses the number of parameter servers by their load.
@@ -150,6 +156,7 @@ class AggregatorVms:
         copies: o.
         largest_share: Largest share of the model on one VM: 1 / n if tensors could be divided at will.
         vm_bytes_per_s: R, or more; None if unknown.
+        usd_per_hour: Price of one of them, with its disk.
     """
 
     vms: int
@@ -159,6 +166,24 @@ class AggregatorVms:
     copies: int
     largest_share: float
     vm_bytes_per_s: float | None = None
+    usd_per_hour: float = 0.0
+
+    def network_s(self, workers: int) -> float | None:
+        """Least time of a step in which the network of the fullest VM is busy, N; None if its bandwidth is unknown."""
+        if self.vm_bytes_per_s is None:
+            return None
+        return 2.0 * workers * self.largest_share * self.weights_bytes / self.vm_bytes_per_s
+
+    def step_time_min_s(self, vms: int, workers: int, step_time_s: float) -> float:
+        """Lower bound of the time of a step with another number of VMs that share the model evenly, τ'.
+
+        Args:
+            vms: n', at least as many as there are.
+            workers: K.
+            step_time_s: τ, with as many as there are.
+        """
+        network_s = self.network_s(workers) or 0.0
+        return max(0.0, step_time_s - network_s * max(0.0, 1.0 - 1.0 / (self.largest_share * vms)))
 
     def network_note(self, workers: int, step_time_s: float) -> str:
         """What the networks of the VMs do to a configuration; empty if nothing, or if their bandwidth is unknown.
@@ -167,10 +192,8 @@ class AggregatorVms:
             workers: K.
             step_time_s: Predicted time of a step.
         """
-        if self.vm_bytes_per_s is None:
-            return ""
-        least_s = 2.0 * workers * self.largest_share * self.weights_bytes / self.vm_bytes_per_s
-        if least_s < NETWORK_SHARE * step_time_s:
+        least_s = self.network_s(workers)
+        if least_s is None or least_s < NETWORK_SHARE * step_time_s:
             return ""
         needed = vms_for_bandwidth(
             workers,
@@ -178,10 +201,13 @@ class AggregatorVms:
             step_time_s=NETWORK_SHARE * step_time_s,
             vm_bytes_per_s=self.vm_bytes_per_s,
         )
+        assert needed is not None
+        more_usd = max(0, needed - self.vms) * self.usd_per_hour
         return (
             f"the network of the aggregator VMs takes {least_s:.3g} s or more of a predicted step of "
             f"{step_time_s:.3g} s with {workers} workers; elastic.aggregator_vms: {needed}, if tensors can be divided "
-            f"so, would take {NETWORK_SHARE:.0%} of it at most"
+            f"so, would take {NETWORK_SHARE:.0%} of it at most, for ${more_usd:.3g} an hour more, and a step then "
+            f"{self.step_time_min_s(needed, workers, step_time_s):.3g} s or longer"
         )
 
     def lack(self) -> str:

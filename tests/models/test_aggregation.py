@@ -130,6 +130,45 @@ def test_a_note_comes_where_the_network_takes_half_of_a_step_or_more_and_names_t
     assert replace(here, vm_bytes_per_s=None).network_note(k, step_s) == ""
 
 
+@given(counts, sizes, st.floats(1e6, 1e11), st.floats(1e-3, 1e3), st.integers(1, 16), st.integers(0, 64))
+def test_more_vms_shorten_a_step_by_no_more_than_their_network_takes_of_it_and_by_more_the_more_there_are(
+    k: int, model: float, rate: float, step_s: float, vms: int, more: int
+) -> None:
+    here = AggregatorVms(
+        vms=vms,
+        vm="m5.large",
+        vm_bytes=8 * GIB,
+        weights_bytes=model,
+        copies=2,
+        largest_share=1 / vms,
+        vm_bytes_per_s=rate,
+    )
+    network_s = here.network_s(k)
+    assert network_s is not None
+    bounds = [here.step_time_min_s(vms + count, k, step_s) for count in (0, more, more + 1)]
+
+    assert bounds[0] == pytest.approx(step_s)
+    assert bounds[0] >= bounds[1] >= bounds[2] >= 0.0
+    assert bounds[2] >= step_s - network_s
+    assert replace(here, vm_bytes_per_s=None).step_time_min_s(vms + more, k, step_s) == step_s
+
+
+def test_the_note_says_what_enough_vms_cost_and_how_short_a_step_may_become() -> None:
+    here = AggregatorVms(
+        vms=2,
+        vm="c5.large",
+        vm_bytes=4 * GIB,
+        weights_bytes=1e9,
+        copies=2,
+        largest_share=0.5,
+        vm_bytes_per_s=1.25e9,
+        usd_per_hour=0.1,
+    )
+    # 2 x 16 x 1 GB x 0.5 / 1.25 GB/s = 12.8 of 16 s; 4 VMs need 6.4 s
+    assert "elastic.aggregator_vms: 4, " in (note := here.network_note(16, 16.0))
+    assert "for $0.2 an hour more, and a step then 9.6 s or longer" in note
+
+
 @pytest.mark.parametrize(
     "name", ["SGD", "Adagrad", "RMSprop", "Lion", "Adadelta", "Adam", "AdamW", "Nadam", "Ftrl"]
 )

@@ -232,6 +232,7 @@ class CloudResources:
             copies=optimizer_copies(manifest.optimizer),
             largest_share=most / layout.weights_bytes,
             vm_bytes_per_s=self.cloud.network_bytes_per_s(offer.vm),
+            usd_per_hour=offer.price_usd_per_hour + self.disk_usd_per_hour,
         )
 
     @property
