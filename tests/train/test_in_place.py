@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from processes import eventually
 
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.migration import BucketMap, Migration
+from scavenger.models.aggregation import WAITING_GRADIENTS, held_models, optimizer_copies
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest, Part
@@ -123,6 +125,30 @@ def test_the_memory_of_one_state_of_the_optimizer_is_saved(jobs: list[Job]) -> N
         "the slot, two states of the weights, one of the optimizer"
     )
     assert beside == pytest.approx(1 + 2 + 2 * 3, abs=0.1)
+
+
+def test_what_is_planned_is_what_is_held_while_a_checkpoint_is_written_with_the_best_weights(
+    jobs: list[Job], tmp_path: Path
+) -> None:
+    jobs.append(Job(_ADAM, in_place=True, rows=50_000))
+    (job,) = jobs
+    for step in range(1, 4):
+        job.step(step)
+    job.shard.keep_best(3)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        job.shard.save(CheckpointStore(str(tmp_path)), 3, "attempt", best=True, then=lambda saved: None)
+        job.shard.wait_saved()
+        private = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+    slot, model_bytes = 1, 50_000 * 16 * 4
+    held = (os.fstat(job.fd).st_blocks * 512 + private) / model_bytes - slot
+    variables = optimizer_copies(json.dumps(_ADAM))
+    assert variables == 3
+    assert held == pytest.approx(held_models(variables) - WAITING_GRADIENTS, abs=0.2)
 
 
 def test_where_steps_may_be_skipped_the_state_before_is_kept(jobs: list[Job]) -> None:
