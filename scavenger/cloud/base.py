@@ -131,6 +131,10 @@ class Provider(Protocol):
 class AdmittingProvider(Provider, Protocol):
     """A provider whose VMs can be logged in to, by SSH and from the networks in `VmSettings.logins_from` alone."""
 
+    @property
+    def deletes_at(self) -> str:
+        """URL below which a VM deletes itself when it powers off; empty where powering off ends it with its disk."""
+
     def let_in(self, request: VmRequest) -> None:
         """Let SSH reach the VM of this launch from other networks than at its launch, and from these alone.
 

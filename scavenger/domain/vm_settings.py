@@ -142,6 +142,11 @@ class CloudSettings(FrozenModel):
     )
     proxy: _Proxy = Field(default="", description="HTTP proxy through which VMs load packages and data.")
 
+    @property
+    def leader_identity(self) -> str:
+        """Identity of a leader's VM, by the cloud's own name; empty if it is not named."""
+        return ""
+
     def launch_settings(self) -> VmSettings:
         """What a launch needs of them."""
         return VmSettings(public_address=self.public_address, proxy=self.proxy)
@@ -174,6 +179,11 @@ class AwsSettings(CloudSettings):
         description="File with the region's RSA-2048 certificate for identity documents, for a region that is newer "
         "than this version.",
     )
+
+    @property
+    def leader_identity(self) -> str:
+        """See `CloudSettings.leader_identity`."""
+        return self.leader_profile
 
     def launch_settings(self) -> VmSettings:
         """See `CloudSettings.launch_settings`."""
@@ -210,6 +220,10 @@ class GcpSettings(CloudSettings):
         description="Service account of VMs, which may read data and write checkpoints, and by which a VM proves "
         "its identity when it joins.",
     )
+    leader_service_account: _ServiceAccount = Field(
+        default="",
+        description="Service account of a leader's VM, which may do what who runs scavenger may do.",
+    )
     kms_key: _GcpKey = Field(default="", description="KMS key that encrypts the VMs' disks.")
     labels: _Pairs = Field(default={}, description="Labels of VMs and disks.")
     identity_certificates: Path = Field(
@@ -217,6 +231,11 @@ class GcpSettings(CloudSettings):
         description="File with the certificates of Google's signing keys, PEM by key id in JSON; without it, they are "
         "read from Google.",
     )
+
+    @property
+    def leader_identity(self) -> str:
+        """See `CloudSettings.leader_identity`."""
+        return self.leader_service_account
 
     def launch_settings(self) -> VmSettings:
         """See `CloudSettings.launch_settings`."""

@@ -18,7 +18,7 @@ __all__ = [
     "what_is_lost",
 ]
 
-LEADER_CLOUDS = ("aws",)
+LEADER_CLOUDS = ("aws", "gcp")
 """Clouds on which a leader's VM can be rented."""
 
 

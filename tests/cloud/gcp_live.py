@@ -65,6 +65,10 @@ class _LiveProject(Project):
         )
         machine.address = vm.address
 
+    def public_address(self, machine: Machine) -> str:
+        """See `Project.public_address`: there is one net."""
+        return machine.address
+
     def console(self, machine: Machine) -> str:
         """See `Project.console`."""
         return self.vms[machine.id].console()
@@ -124,7 +128,7 @@ class LiveGcp(ComputeServer):
         self._machines, self._cores_per_vcpu, self._notice_s = machines, cores_per_vcpu, notice_s
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
-        super().__init__(_now)
+        super().__init__(_now, host=machines.address)
 
     @property
     def live(self) -> _LiveProject:

@@ -29,6 +29,9 @@ class _LostError(Exception):
 
 
 _PERMISSIONS: Mapping[str, tuple[str, ...]] = {
+    "compute.firewalls.delete": ("compute.firewalls.delete", "compute.networks.updatePolicy"),
+    "compute.firewalls.insert": ("compute.firewalls.create", "compute.networks.updatePolicy"),
+    "compute.firewalls.patch": ("compute.firewalls.update", "compute.networks.updatePolicy"),
     "compute.disks.aggregatedList": ("compute.disks.list",),
     "compute.instances.aggregatedList": ("compute.instances.list",),
     "compute.instances.insert": (
@@ -118,7 +121,7 @@ class ComputeServer:
         on_call: Called at each call.
     """
 
-    def __init__(self, clock: Callable[[], float], *, page_max: int = 5) -> None:
+    def __init__(self, clock: Callable[[], float], *, page_max: int = 5, host: str = "127.0.0.1") -> None:
         self.page_max = page_max
         self.faults = Faults()
         self.reset(clock)
@@ -139,6 +142,11 @@ class ComputeServer:
             "compute.regions.get": self._region,
             "compute.disks.aggregatedList": self._list_disks,
             "compute.disks.delete": self._delete_disk,
+            "compute.firewalls.get": self._get_firewall,
+            "compute.firewalls.insert": self._insert_firewall,
+            "compute.firewalls.patch": self._patch_firewall,
+            "compute.firewalls.delete": self._delete_firewall,
+            "compute.globalOperations.get": self._global_operation,
         }
         self._discovery = Discovery(frozenset(self._handlers))
         server = self
@@ -146,9 +154,9 @@ class ComputeServer:
         class Handler(_Handler):
             compute = server
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = ThreadingHTTPServer((host, 0), Handler)
         self._http.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self.endpoint = f"http://{host}:{self._http.server_address[1]}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
 
     def reset(self, clock: Callable[[], float]) -> None:
@@ -300,6 +308,21 @@ class ComputeServer:
             raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
         return {"kind": "compute#operation", "name": "operation-disk", "status": "RUNNING"}
 
+    def _get_firewall(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        return {"kind": "compute#firewall", **self.project.firewall(parameters["firewall"])}
+
+    def _insert_firewall(self, parameters: dict[str, str], body: Any) -> dict[str, Any]:
+        return self.project.insert_firewall(body)
+
+    def _patch_firewall(self, parameters: dict[str, str], body: Any) -> dict[str, Any]:
+        return self.project.patch_firewall(parameters["firewall"], body)
+
+    def _delete_firewall(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        return self.project.delete_firewall(parameters["firewall"])
+
+    def _global_operation(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        return self.project.global_operation(parameters["operation"])
+
     def _operation(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
         operation = self.project.operations.get(parameters["operation"])
         if operation is None or operation.zone != parameters["zone"]:
@@ -440,7 +463,7 @@ class _Handler(BaseHTTPRequestHandler):
         head = f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
         self.wfile.write(head.encode() + content)
 
-    do_GET = do_POST = do_DELETE = _serve  # noqa: N815 - names of http.server
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - names of http.server
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
+from ipaddress import ip_address, ip_network
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -130,6 +131,8 @@ class Project:
     operations: dict[str, Operation] = field(default_factory=dict)
     consoles: dict[int, str] = field(default_factory=dict)
     disks: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    firewalls: dict[str, dict[str, Any]] = field(default_factory=lambda: {"default-allow-ssh": _allow_ssh()})
+    _changes: dict[str, tuple[float, Callable[[], object]]] = field(default_factory=dict)
     _requests: dict[str, tuple[str, float]] = field(default_factory=dict)
     _ids: Iterator[int] = field(default_factory=lambda: iter(range(7_100_000_000_000_000_001, 2**63)))
 
@@ -161,6 +164,10 @@ class Project:
             "notFound",
             f"The resource 'projects/{PROJECT}/zones/{zone}/instances/{instance}' was not found",
         )
+
+    def public_address(self, machine: Machine) -> str:
+        """Its address in the internet."""
+        return machine.address.replace("10.128.0.", "203.0.113.")
 
     def console(self, machine: Machine) -> str:
         """What a VM has written to its first serial port."""
@@ -231,6 +238,68 @@ class Project:
                     f"The user does not have access to service account '{account['email']}'. Ask a project owner to "
                     "grant you the iam.serviceAccountUser role on the service account",
                 )
+
+    # Firewall rules: a change holds when its operation is done
+
+    def firewall(self, name: str) -> dict[str, Any]:
+        self._settle()
+        if name not in self.firewalls:
+            place = f"projects/{PROJECT}/global/firewalls/{name}"
+            raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+        return self.firewalls[name]
+
+    def insert_firewall(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._settle()
+        check_firewall(body)
+        network = body["network"].rpartition("/")[2]
+        if network not in self.networks:
+            place = f"projects/{PROJECT}/global/networks/{network}"
+            raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+        if body["name"] in self.firewalls:
+            place = f"projects/{PROJECT}/global/firewalls/{body['name']}"
+            raise RefusedError(409, "alreadyExists", f"The resource '{place}' already exists")
+        whole = {**body, "network": f"{ROOT}/projects/{PROJECT}/global/networks/{network}"}
+        return self._change("insert", lambda: self.firewalls.update({body["name"]: whole}))
+
+    def patch_firewall(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        whole = {**self.firewall(name), **body}
+        check_firewall(whole)
+        return self._change("patch", lambda: self.firewalls.update({name: whole}))
+
+    def delete_firewall(self, name: str) -> dict[str, Any]:
+        self.firewall(name)
+        return self._change("delete", lambda: self.firewalls.pop(name, None))
+
+    def global_operation(self, name: str) -> dict[str, Any]:
+        self._settle()
+        status = "RUNNING" if name in self._changes else "DONE"
+        return {"kind": "compute#operation", "name": name, "status": status}
+
+    def _change(self, kind: str, do: Callable[[], object]) -> dict[str, Any]:
+        name = f"operation-{next(self._ids)}"
+        self._changes[name] = (self.clock() + self.starts_after_s, do)
+        return {"kind": "compute#operation", "name": name, "operationType": kind, "status": "RUNNING"}
+
+    def _settle(self) -> None:
+        for name, (at, do) in list(self._changes.items()):
+            if self.clock() >= at:
+                do()
+                del self._changes[name]
+
+    def lets_in(self, source: str, tags: list[str], port: int = 22) -> bool:
+        """Whether a VM with these network tags is reached from an address: the first rule by priority that applies."""
+        self._settle()
+        for rule in sorted(
+            self.firewalls.values(), key=lambda one: (one.get("priority", 1000), "allowed" in one)
+        ):
+            applies = not rule.get("targetTags") or set(rule["targetTags"]) & set(tags)
+            inside = any(ip_address(source) in ip_network(one) for one in rule["sourceRanges"])
+            ports = [
+                one for kind in ("allowed", "denied") for each in rule.get(kind, ()) for one in each["ports"]
+            ]
+            if applies and inside and str(port) in ports:
+                return "allowed" in rule
+        return False
 
     def delete(self, zone: str, instance: str, request_id: str = "") -> Operation:
         if known := self._known(request_id):
@@ -346,11 +415,50 @@ class Project:
             "disks": [disk],
             "networkInterfaces": [body.get("networkInterfaces", [{}])[0] | {"name": "nic0"} | address],
         }
+        if status == "RUNNING":
+            interface = shown["networkInterfaces"][0]
+            interface["accessConfigs"] = [
+                {**one, "natIP": self.public_address(machine)} for one in interface.get("accessConfigs", ())
+            ]
         if status == "STOPPING" and machine.reason:
             shown["statusMessage"] = machine.reason
         if machine.off_at is not None:
             shown["lastStopTimestamp"] = stamp(machine.off_at)
         return shown
+
+
+def _allow_ssh() -> dict[str, Any]:
+    """What the default network of a project begins with."""
+    return {
+        "name": "default-allow-ssh",
+        "network": f"{ROOT}/projects/{PROJECT}/global/networks/default",
+        "direction": "INGRESS",
+        "priority": 65534,
+        "sourceRanges": ["0.0.0.0/0"],
+        "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}],
+    }
+
+
+def check_firewall(body: dict[str, Any]) -> None:
+    """What the schema does not say and Compute Engine refuses all the same."""
+    for condition, name in (
+        (re.fullmatch(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", body.get("name", "")), "name"),
+        (0 <= int(body.get("priority", 1000)) <= 65535, "priority"),
+        (bool(body.get("allowed")) != bool(body.get("denied")), "allowed"),
+        (body.get("sourceRanges") and all(_is_network(one) for one in body["sourceRanges"]), "sourceRanges"),
+        (all(re.fullmatch(r"[a-z][-a-z0-9]{0,62}", one) for one in body.get("targetTags", ())), "targetTags"),
+    ):
+        if not condition:
+            raise RefusedError(
+                400, "invalid", f"Invalid value for field 'resource.{name}': not as it must be."
+            )
+
+
+def _is_network(text: str) -> bool:
+    try:
+        return str(ip_network(text)) == text
+    except ValueError:
+        return False
 
 
 def stamp(at: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,3 +197,33 @@ def test_a_project_that_is_not_named_is_said() -> None:
     found = checks(GCP)
 
     assert "GOOGLE_CLOUD_PROJECT" in found["credentials"].found
+
+
+@pytest.mark.usefixtures("pip")
+def test_a_machine_whose_jobs_are_led_by_vms_needs_no_address(
+    compute: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gcp_server import ROLE
+    from gcp_state import Clock
+
+    compute.reset(Clock())
+    settings = tmp_path / "config.toml"
+    settings.write_text('[gcp]\nleader_service_account = "leader@a-project.iam.gserviceaccount.com"\n')
+    prices = tmp_path / "prices.yaml"
+    here = {"provider": "gcp", "region": "us-central1", "vm": "e2-standard-4"}
+    prices.write_text(json.dumps({"version": 1, "prices": [{**here, "on_demand": 0.001, "spot": 0.001}]}))
+    environment = {
+        "SCAVENGER_PRICES": str(prices),
+        "SCAVENGER_GCP_ENDPOINT": compute.endpoint,
+        "GOOGLE_CLOUD_PROJECT": "a-project",
+        "SCAVENGER_CONFIG": str(settings),
+    }
+    found = checks(GCP, **environment)
+
+    assert found["permissions"].status == "ok"
+    assert found["leader"].status == "ok"
+    assert "address" not in found
+    compute.forbidden = {one for one in ROLE if "firewalls" in one}
+    assert "compute.firewalls.create" in checks(GCP, **environment)["permissions"].found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert checks(GCP, **environment)["leader"].status == "fail"

@@ -216,6 +216,11 @@ class AwsProvider:
         vcpus = {vm: int(self._types[vm]["VCpuInfo"]["DefaultVCpus"]) for vm, _ in running}
         return quotas_of(limits, running, vcpus, region=self.region)
 
+    @property
+    def deletes_at(self) -> str:
+        """See `AdmittingProvider.deletes_at`."""
+        return ""
+
     def let_in(self, request: VmRequest) -> None:
         """See `AdmittingProvider.let_in`."""
         self._network(request)

@@ -60,6 +60,7 @@ _STOCK_OUT = ("zoneresourcepoolexhausted", "resourcepoolexhausted", "stockout")
 _CONSTRAINT = re.compile(r"[Cc]onstraint (?:constraints/)?([\w.]+) violated")
 _CONSTRAINTS = {
     "compute.vmExternalIpAccess": "set gcp.public_address = false in the settings; VMs then need a NAT or a proxy",
+    "compute.requireOsLogin": "lead the job from a machine of your own; a leader's VM is logged in to by its own key",
     "compute.trustedImageProjects": "name an image of an allowed project in SCAVENGER_IMAGE",
     "compute.restrictSharedVpcSubnetworks": "name an allowed subnetwork as gcp.subnetwork in the settings",
     "compute.restrictNonCmekServices": "name a key as gcp.kms_key in the settings",

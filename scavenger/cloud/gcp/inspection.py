@@ -22,7 +22,7 @@ from scavenger.cloud.gcp.vm import instance_of
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError
 
-__all__ = ["PERMISSIONS", "GcpInspection"]
+__all__ = ["LEADER_PERMISSIONS", "PERMISSIONS", "GcpInspection"]
 
 PERMISSIONS = (
     "compute.disks.create",
@@ -45,6 +45,17 @@ PERMISSIONS = (
     "compute.zones.list",
 )
 """What running a job needs in the project."""
+
+LEADER_PERMISSIONS = (
+    "compute.firewalls.create",
+    "compute.firewalls.delete",
+    "compute.firewalls.get",
+    "compute.firewalls.update",
+    "compute.globalOperations.get",
+    "compute.instances.setTags",
+    "compute.networks.updatePolicy",
+)
+"""What a leader's VM needs besides, for the firewall rule that lets its command in."""
 
 _RESOURCE_MANAGER = "https://cloudresourcemanager.googleapis.com"
 _ANSWER_MAX_S = 15.0
@@ -71,11 +82,10 @@ class GcpInspection:
 
     def denied(self, request: VmRequest) -> tuple[str, ...]:
         """See `Inspection.denied`: by `testIamPermissions`."""
-        answer = self._post(
-            f"/v1/projects/{self._provider.project}:testIamPermissions", {"permissions": list(PERMISSIONS)}
-        )
-        granted = set(answer.get("permissions", ()))
-        return tuple(one for one in PERMISSIONS if one not in granted)
+        needed = [*PERMISSIONS, *(LEADER_PERMISSIONS if request.template.settings.logins_from else ())]
+        path = f"/v1/projects/{self._provider.project}:testIamPermissions"
+        granted = set(self._post(path, {"permissions": needed}).get("permissions", ()))
+        return tuple(one for one in needed if one not in granted)
 
     def image(self, request: VmRequest) -> str:
         """See `Inspection.image`."""

@@ -20,6 +20,7 @@ from scavenger.domain.vm import VmRequest, VmTags
 from scavenger.errors import ConfigurationError
 
 __all__ = [
+    "ENDPOINT_VARIABLE",
     "CustomType",
     "custom_type",
     "instance_name",
@@ -28,6 +29,9 @@ __all__ = [
     "request_id",
     "tags_of",
 ]
+
+ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
+"""Environment variable with where to ask in Google's place, without credentials: for tests."""
 
 _LABEL_CHARACTERS = 63
 _LABELS_MAX = 64

@@ -31,7 +31,15 @@ from google.cloud import compute_v1
 from scavenger import __version__
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, translated_errors
-from scavenger.cloud.gcp.names import custom_type, instance_name, owner_filter, request_id, tags_of
+from scavenger.cloud.gcp.logins import LoginRules
+from scavenger.cloud.gcp.names import (
+    ENDPOINT_VARIABLE,
+    custom_type,
+    instance_name,
+    owner_filter,
+    request_id,
+    tags_of,
+)
 from scavenger.cloud.gcp.vm import GcpSettings, instance_of, seen_of, time_of
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 from scavenger.errors import (
@@ -45,12 +53,10 @@ from scavenger.errors import (
 
 __all__ = ["ENDPOINT_VARIABLE", "GcpProvider"]
 
-ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
-"""Where to ask in Google's place, without credentials: for tests."""
-
 VISIBILITY_S = 60.0
 """Google names no bound. Longer than lists have been seen to lag; a sweep that waits for it costs a minute of a VM."""
 
+COMPUTE = "https://compute.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _PAGE = 500  # the most that Compute Engine gives at once
 _POLL_FIRST_S, _POLL_MAX_S, _POLL_GROWTH = 1.0, 5.0, 1.5
@@ -153,6 +159,8 @@ class GcpProvider:
 
     def _launch(self, request: VmRequest, settings: GcpSettings) -> VmSeen:
         body = instance_of(request, settings)
+        if request.template.settings.logins_from:
+            self.let_in(request)
         variant = "without notice" if request.spot and not settings.preemption_notice_s else ""
         deadline = self._deadline()
         doing = f"starting a {request.vm}"
@@ -237,9 +245,18 @@ class GcpProvider:
                 if _QUOTAS.fullmatch(quota.metric)
             )
 
+    @property
+    def deletes_at(self) -> str:
+        """See `AdmittingProvider.deletes_at`."""
+        return f"{self.endpoint or COMPUTE}/compute/v1/projects/{self.project}"
+
+    def let_in(self, request: VmRequest) -> None:
+        """See `AdmittingProvider.let_in`: by firewall rules for a network tag that only these VMs have."""
+        self._logins.let_in(request.tags.owner, request.template.settings)
+
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
-        """See `Provider.remove_leftovers`: boot disks of VMs that failed half-way, or lost them by hand."""
-        removed = []
+        """See `Provider.remove_leftovers`: firewall rules, and boot disks that VMs which failed half-way have left."""
+        removed = [] if self.list_owned(owner) else list(self._logins.remove(owner))
         with self._told("removing disks", self.region):
             disks = [
                 (disk.name, zone)
@@ -386,6 +403,18 @@ class GcpProvider:
                 "client_options": ClientOptions(api_endpoint=self.endpoint),
             }
         return options | {"credentials": google.auth.default(scopes=[_SCOPE])[0]}
+
+    @cached_property
+    def _logins(self) -> LoginRules:
+        return LoginRules(
+            self.project,
+            self.region,
+            lambda: self.client_options,
+            told=lambda doing: self._told(doing, self.region, refused=ConfigurationError),
+            limits=self._limits,
+            deadline=self._deadline,
+            sleep=self._sleep,
+        )
 
     @cached_property
     def _instances(self) -> compute_v1.InstancesClient:

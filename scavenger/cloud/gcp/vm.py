@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from google.cloud import compute_v1
 
 from scavenger.cloud.boot.user_data import user_data
+from scavenger.cloud.gcp.logins import login_tag
 from scavenger.cloud.gcp.names import custom_type, instance_name, labels_of, tags_of
 from scavenger.domain.vm import VmRequest, VmSeen, VmState
 from scavenger.errors import ConfigurationError
@@ -85,7 +86,7 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
         ],
         network_interfaces=[_interface(request)],
         scheduling=_scheduling(request, settings, accelerated=accelerated),
-        metadata=compute_v1.Metadata(items=[compute_v1.Items(key="user-data", value=user_data(request))]),
+        metadata=_metadata(request),
     )
     own = request.template.settings
     if own.identity:  # without one, a VM can do nothing in the project, nor prove which one it is
@@ -94,8 +95,8 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
                 email=own.identity, scopes=["https://www.googleapis.com/auth/cloud-platform"]
             )
         ]
-    if own.firewalls:
-        instance.tags = compute_v1.Tags(items=list(own.firewalls))
+    if tags := [*own.firewalls, *([login_tag(request.tags.owner)] if own.logins_from else [])]:
+        instance.tags = compute_v1.Tags(items=tags)
     if own.kms_key:
         instance.disks[0].disk_encryption_key = compute_v1.CustomerEncryptionKey(kms_key_name=own.kms_key)
     if not image:  # of another's image nobody knows what it boots with
@@ -120,6 +121,9 @@ def seen_of(instance: compute_v1.Instance, zone: str) -> VmSeen:
         state=state,
         tags=tags_of(instance.labels),
         address=interfaces[0].network_i_p if interfaces else "",
+        public_address=next(
+            (one.nat_i_p for each in interfaces for one in each.access_configs if one.nat_i_p), ""
+        ),
         launched_at=time_of(instance.creation_timestamp),
         ended_at=time_of(instance.last_stop_timestamp) if state == "stopping" else None,
         reason=reason if state == "stopping" else "",
@@ -152,6 +156,14 @@ def _scheduling(request: VmRequest, settings: GcpSettings, *, accelerated: bool)
     if request.spot and settings.preemption_notice_s:
         scheduling.preemption_notice_duration = compute_v1.Duration(seconds=settings.preemption_notice_s)
     return scheduling
+
+
+def _metadata(request: VmRequest) -> compute_v1.Metadata:
+    """The user data, which has the key of whoever may log in; keys of the project and its accounts do not count."""
+    items = {"user-data": user_data(request)}
+    if request.template.settings.logins_from:
+        items |= {"enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE"}
+    return compute_v1.Metadata(items=[compute_v1.Items(key=key, value=value) for key, value in items.items()])
 
 
 def _interface(request: VmRequest) -> compute_v1.NetworkInterface:

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
+from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
+from scavenger.control.provisioning.providers import GCP_PROJECT
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm_settings import CloudSettings
 
-__all__ = ["CERTIFICATE", "PRICES", "LeaderConfiguration", "environment_there", "job_there"]
+__all__ = ["PRICES", "LeaderConfiguration", "environment_there", "identity_files", "job_there"]
 
 PASSED_ON = (
     PACKAGE_VARIABLE,
     IMAGE_VARIABLE,
     UNPROVEN_VARIABLE,
+    GCP_PROJECT,
+    ENDPOINT_VARIABLE,
     *(f"AWS_ENDPOINT_URL{service}" for service in ("", "_EC2", "_SSM", "_SERVICE_QUOTAS", "_S3")),
 )
 """Environment variables that a leader has from its command; none of them is a secret."""
-CERTIFICATE, PRICES = "identity_certificate.pem", "prices.yaml"
-"""Files of the user's that a leader needs, beside `leader.json`."""
+PRICES = "prices.yaml"
+"""The user's prices, beside `leader.json`."""
+_IDENTITY_FILES = {
+    "identity_certificate": "identity_certificate.pem",
+    "identity_certificates": "identity_certificates.json",
+}
+"""Settings that name a file, and what the file is called beside `leader.json`."""
 
 
 class LeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +71,12 @@ def environment_there(
     return {**passed, **own, **({"SCAVENGER_PRICES": f"{folder}/{PRICES}"} if prices else {})}
 
 
+def identity_files(settings: CloudSettings) -> dict[str, Path]:
+    """The files that settings name by which VMs prove who they are: where they are here, by their names there."""
+    named = {name: str(getattr(settings, key, "")) for key, name in _IDENTITY_FILES.items()}
+    return {name: Path(path).expanduser() for name, path in named.items() if path}
+
+
 def job_there(
     job: JobSpec, settings: CloudSettings, *, folder: str, aside_usd: float = 0.0
 ) -> dict[str, Any]:
@@ -74,9 +90,9 @@ def job_there(
     """
     document = {key: value for key, value in job.written().items() if key not in ("leader", "output")}
     given = settings.model_dump(mode="json", exclude_unset=True)
-    given.pop("leader_profile", None)
-    if given.get("identity_certificate"):
-        given["identity_certificate"] = f"{folder}/{CERTIFICATE}"
+    for key in ("leader_profile", "leader_service_account"):
+        given.pop(key, None)
+    given |= {key: f"{folder}/{name}" for key, name in _IDENTITY_FILES.items() if given.get(key)}
     place = str(job.infra)
     checkpoint = document.get("checkpoint")
     if checkpoint and "://" not in str(checkpoint.get("path", "")):

@@ -27,10 +27,10 @@ from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.leading.caller import caller_networks
 from scavenger.control.leading.configuration import (
-    CERTIFICATE,
     PRICES,
     LeaderConfiguration,
     environment_there,
+    identity_files,
     job_there,
 )
 from scavenger.control.leading.keys import login_key, new_host_key
@@ -42,7 +42,6 @@ from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmPackage, VmSeen
-from scavenger.domain.vm_settings import AwsSettings
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import money
 from scavenger.store import Store
@@ -283,8 +282,7 @@ class _Starting:
         }
         if prices:
             files[PRICES] = Path(prices).read_bytes()
-        if isinstance(settings, AwsSettings) and settings.identity_certificate:
-            files[CERTIFICATE] = Path(settings.identity_certificate).expanduser().read_bytes()
+        files |= {name: path.read_bytes() for name, path in identity_files(settings).items()}
         return files
 
 

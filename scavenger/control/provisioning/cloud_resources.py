@@ -33,7 +33,6 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
-from scavenger.domain.vm_settings import AwsSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 from scavenger.models.aggregation import AggregatorVms, optimizer_copies
 from scavenger.policy.leaders import LeaderPlan, choose_leader
@@ -64,6 +63,10 @@ UNPROVEN_VARIABLE, GPU_VMS = "SCAVENGER_UNPROVEN", "gpu-vms"
 RUN_MAX_S = 14 * 86_400.0
 """Limit of a VM's lifetime, enforced by the cloud as the last safeguard, if the job has no deadline."""
 RUN_MARGIN_S = 3_600.0
+_LEADER_IDENTITIES = {
+    "aws": "an instance profile as aws.leader_profile in {path}, whose role may do what the policy aws.json allows",
+    "gcp": "a service account as gcp.leader_service_account in {path}, which has the role of gcp.yaml",
+}
 _METADATA = ("169.254.169.254", 80)
 THROTTLED_S, UNANSWERED_S = 300.0, 60.0
 """How long a question to the cloud is repeated before the first VM is launched, if it is throttled or not answered."""
@@ -184,15 +187,15 @@ class CloudResources:
         Raises:
             ConfigurationError: If the settings name none.
         """
-        profile = self.settings.leader_profile if isinstance(self.settings, AwsSettings) else ""
-        if not profile:
+        identity = self.settings.leader_identity
+        if not identity:
             raise ConfigurationError(
-                "leader: vm needs an identity by which it rents the job's VMs: name an instance profile as "
-                f"aws.leader_profile in {settings_path(self._environment)}, whose role may do what the policy aws.json "
-                f"allows; or set {ADDRESS_VARIABLE} to an address at which VMs reach this machine",
+                "leader: vm needs an identity by which it rents the job's VMs: name "
+                f"{_LEADER_IDENTITIES[self._job.infra.provider].format(path=settings_path(self._environment))}; or set "
+                f"{ADDRESS_VARIABLE} to an address at which VMs reach this machine",
                 key="leader",
             )
-        return profile
+        return identity
 
     @property
     def leader_placement(self) -> tuple[tuple[PlacementOption, ...], LaunchTemplate]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from uuid import uuid4
 
 from scavenger.cloud.base import Inspection, Provider
@@ -34,11 +36,13 @@ from scavenger.errors import (
     ScavengerError,
     ThrottledError,
 )
+from scavenger.policy.leaders import LEADER_CLOUDS
 
 __all__ = ["inspect_infra"]
 
 _CONSOLE = ("ec2:GetConsoleOutput", "compute.instances.getSerialPortOutput")
 """Permissions without which jobs run, but do not tell why a VM failed."""
+_SOMEWHERE = "192.0.2.1/32"
 _PIP_MAX_S = 60.0
 _DOCS = "docs/clouds.md lists what is needed"
 
@@ -51,7 +55,7 @@ def inspect_infra(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
         environment: Environment variables, which may set the address, the image and the package.
     """
     yield from _cloud_checks(infra, environment)
-    yield _address(environment)
+    yield _leader(infra, environment) or _address(environment)
     yield _package(environment)
 
 
@@ -79,6 +83,8 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
         yield Check("VM type", "fail", str(error))
         return
     own = settings.launch_settings()
+    if settings.leader_identity:  # so that what lets a command in to a leader's VM is checked, too
+        own = replace(own, logins_from=(_SOMEWHERE,))
     zones = _checked(
         "VM type", lambda: f"{offer.vm} in {', '.join(provider.zones(offer.vm, own))}", "name another region"
     )
@@ -141,6 +147,21 @@ def _quotas(provider: Provider, offer: Offer) -> Check:
     if count < 2:  # the aggregators' VM and one worker
         return Check("quotas", "fail", about, "a job needs two VMs: end others, or ask the cloud for more")
     return Check("quotas", "ok", about)
+
+
+def _leader(infra: Infra, environment: Mapping[str, str]) -> Check | None:
+    """Whether jobs are led by VMs of their own; None if they are led by this machine."""
+    if environment.get(ADDRESS_VARIABLE) or infra.provider not in LEADER_CLOUDS:
+        return None
+    try:
+        identity = settings_of(infra, environment).leader_identity
+    except JobFileError:
+        return None
+    if not identity:
+        return None
+    if missing := [tool for tool in ("ssh", "ssh-keygen") if shutil.which(tool) is None]:
+        return Check("leader", "fail", f"there is no {' and no '.join(missing)}", "install OpenSSH's client")
+    return Check("leader", "ok", f"jobs are led by a VM of their own, as {identity}")
 
 
 def _address(environment: Mapping[str, str]) -> Check:

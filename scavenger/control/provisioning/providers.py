@@ -15,7 +15,7 @@ from scavenger.domain.infra import Infra
 from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["INSPECTIONS", "PROVIDERS", "open_provider", "open_verifier", "project_of"]
+__all__ = ["GCP_PROJECT", "INSPECTIONS", "PROVIDERS", "open_provider", "open_verifier", "project_of"]
 
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
 """Environment variable with the project's id, as for Google's own tools."""
