@@ -156,7 +156,7 @@ def _of_leaders(
         try:
             provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
             vm = LeaderVm(opened.enter_context(leaders.open_store(record)), provider, inform=inform)
-            if (found := vm.leftovers(used=bool(record.job_id))) is not None:
+            if (found := vm.leftovers(record.id, used=bool(record.job_id), ending=record.ending)) is not None:
                 yield found
         except (CloudError, ConfigurationError) as error:
             left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")

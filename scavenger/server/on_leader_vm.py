@@ -1,7 +1,8 @@
 """The program of a leader's VM: `scavenger-leader CONFIG` serves jobs and the API on the loopback, for its command.
 
-It keeps the VM alive by renewing its time limit, and ends when there has been nothing to do for a while; the VM powers
-itself off then. Jobs go on if it is killed: it is started again, and takes them over.
+It keeps the VM alive by renewing its time limit, as long as it serves, and ends when there has been nothing to do for a
+while; the VM powers itself off then. Jobs go on if it is killed: it is started again, and takes them over. If it cannot
+serve any more, since its store is broken or the disk is full, or does not start again, nothing renews the limit.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,11 +32,13 @@ from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 
-__all__ = ["lead", "main"]
+__all__ = ["kept_alive", "lead", "main"]
 
 log = logging.getLogger("scavenger.server.on_leader_vm")  # this module may be `__main__`
 
 RENEW_S = 60.0
+SERVED_S = 30.0
+"""How long ago the last complete round of a server may be that serves; there are two a second."""
 
 
 def lead(configuration: LeaderConfiguration, folder: Path) -> None:
@@ -48,13 +52,15 @@ def lead(configuration: LeaderConfiguration, folder: Path) -> None:
         ScavengerError: The store or the port cannot be used.
     """
     make_private_folder(folder / "store")
-    with Store.open(f"sqlite:///{folder / 'store' / 'scavenger.db'}") as store, _kept_alive():
+    with Store.open(f"sqlite:///{folder / 'store' / 'scavenger.db'}") as store:
         store.adopt_installation(configuration.owner)
         if configuration.recover:
             store.recover_job(record_of_checkpoints(configuration.recover, folder / "job" / "job.yaml"))
         _write_token(store, folder / "token")
         with serving(store, ServerSettings(port=configuration.port)) as address:
-            serve(Server(store, idle_s=configuration.idle_s, address=address))
+            server = Server(store, idle_s=configuration.idle_s, address=address)
+            with kept_alive(server):
+                serve(server)
 
 
 def _write_token(store: Store, path: Path) -> None:
@@ -71,18 +77,29 @@ def _write_token(store: Store, path: Path) -> None:
 
 
 @contextmanager
-def _kept_alive() -> Iterator[None]:
-    """Renew the VM's time limit within the block."""
+def kept_alive(server: Server, *, every_s: float = RENEW_S, served_s: float = SERVED_S) -> Iterator[None]:
+    """Renew the VM's time limit within the block, as long as the server serves.
+
+    Args:
+        server: Has the store open, and is about to serve.
+        every_s: Time between two renewals, seconds.
+        served_s: How long ago its last complete round may be, seconds.
+    """
     done = threading.Event()
 
     def renew() -> None:
-        while True:
+        told = False
+        while not done.wait(every_s):
+            if time.monotonic() - server.served_at > served_s:
+                if not told:
+                    log.error("the server does not serve any more, so the VM's time limit is not renewed")
+                told = True
+                continue
+            told = False
             try:
                 subprocess.run(shlex.split(RENEW_COMMAND), check=True, capture_output=True, timeout=RENEW_S)
             except (OSError, subprocess.SubprocessError) as error:
                 log.error("the VM's time limit cannot be renewed: %s", error)
-            if done.wait(RENEW_S):
-                return
 
     thread = threading.Thread(target=renew, name="renew", daemon=True)
     thread.start()

@@ -28,6 +28,7 @@ class GceMetadata(MetadataServer):
 
     Attributes:
         held: Requests that wait now.
+        values: What is told of the VM, by the paths below `instance/`.
         timeouts_s: The `timeout_sec` of each request that waited; the wait itself ends by `expire` or a change alone.
     """
 
@@ -39,6 +40,7 @@ class GceMetadata(MetadataServer):
         self.held = 0
         self.timeouts_s: list[int] = []
         self.requests: list[str] = []
+        self.values: dict[str, str] = {}
         self.down = False
         super().__init__(host)
 
@@ -66,6 +68,8 @@ class GceMetadata(MetadataServer):
         if headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in headers:
             return 403, HEADERS, "Missing Metadata-Flavor:Google header."
         url = urlsplit(path)
+        if (known := self.values.get(url.path.removeprefix("/computeMetadata/v1/instance/"))) is not None:
+            return 200, HEADERS, known
         if url.path == "/computeMetadata/v1/instance/service-accounts/default/identity" and method == "GET":
             return self._identity(parse_qs(url.query))
         if url.path != "/computeMetadata/v1/instance/preempted" or method != "GET":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from machines import Machines
 __all__ = ["LiveGcp"]
 
 _TICK_S = 0.05
+_ACCESS = "ya29.of-a-vm"
 
 
 def _now() -> float:
@@ -54,6 +56,14 @@ class _LiveProject(Project):
 
     def _boot(self, machine: Machine) -> None:
         self.services[machine.id] = service = GceMetadata(self._machines.address, _token_of(machine))
+        if machine.body.get("serviceAccounts"):
+            service.values["service-accounts/default/token"] = json.dumps(
+                {"access_token": _ACCESS, "expires_in": 3599, "token_type": "Bearer"}
+            )
+        service.values |= {
+            "id": str(machine.id),
+            "zone": f"projects/739419398126/zones/{machine.zone}",
+        }
         items = {item["key"]: item["value"] for item in machine.body.get("metadata", {}).get("items", ())}
         vcpus, _ = shape(machine.body["machineType"].rpartition("/")[2], machine.zone)
         self.vms[machine.id] = vm = self._machines.boot(

@@ -27,10 +27,10 @@ UNITS = Path("/run/systemd/system")
 SOCKET = "/run/machine.sock"
 METADATA = "169.254.169.254"
 KNOWN = {
-    "Unit": {"Description", "DefaultDependencies", "SuccessAction", "FailureAction"},
+    "Unit": {"Description", "DefaultDependencies", "SuccessAction", "FailureAction", "After"},
     "Service": {
         *("Type", "ExecStart", "Environment", "StandardOutput", "StandardError", "OOMPolicy"),
-        "TimeoutStopSec",
+        *("TimeoutStopSec", "RemainAfterExit", "ExecStop"),
     },
     "Timer": {"OnActiveSec", "AccuracySec", "Unit"},
 }
@@ -94,6 +94,7 @@ class Services:
         self._units: dict[str, ConfigParser] = {}
         self._timers: dict[str, threading.Timer] = {}
         self._running: dict[str, int] = {}
+        self._last: list[list[str]] = []
         self._lock = threading.RLock()
 
     def serve(self) -> None:
@@ -140,6 +141,10 @@ class Services:
             timer.daemon = True
             self._timers[name] = timer
             timer.start()
+        elif "ExecStop" in unit["Service"] and name not in self._running:
+            assert unit["Service"]["RemainAfterExit"] == "yes"
+            self._running[name] = 0
+            self._last.append(unit["Service"]["ExecStop"].split())
         elif name not in self._running:
             variables = unit.get("Service", "Environment", fallback="").split()
             self._running[name] = self._processes.start(
@@ -147,6 +152,11 @@ class Services:
                 lambda code: self._ended(name, code),
                 **dict(each.split("=", 1) for each in variables),
             )
+
+    def stop(self) -> None:
+        """What units have asked for at the end of the VM."""
+        for argv in self._last:
+            self._processes.run(argv)
 
     def _ended(self, name: str, code: int) -> None:
         with self._lock:
@@ -301,7 +311,9 @@ def main(folder: Path) -> None:
     threading.Thread(
         target=boot, args=[machine["user_data"], processes, machine["boot_s"]], daemon=True
     ).start()
-    _say(event=ends.get())
+    event = ends.get()
+    services.stop()
+    _say(event=event)
     _end(machine["stop_s"])
 
 

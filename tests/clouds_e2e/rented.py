@@ -34,11 +34,13 @@ class RentedVm:
 
     Attributes:
         token: Of the launch: the id of an intent.
+        slot: Of its job.
         began_s, ended_s: On the cloud's clock; None: it has not ended.
     """
 
     id: str
     token: str
+    slot: int
     vm: str
     zone: str
     spot: bool
@@ -141,6 +143,7 @@ class AwsRented:
         return RentedVm(
             instance.id,
             tags.get("scavenger-token", ""),
+            int(tags.get("scavenger-slot", "-1")),
             instance.instance_type,
             instance.placement.zone,
             instance.lifecycle == "spot",
@@ -204,6 +207,7 @@ class GcpRented:
                 RentedVm(
                     str(each.id),
                     tags_of(each.body.get("labels", {})).token,
+                    tags_of(each.body.get("labels", {})).slot,
                     each.body["machineType"].rpartition("/")[2],
                     each.zone,
                     each.body.get("scheduling", {}).get("provisioningModel") == "SPOT",
@@ -225,7 +229,8 @@ class GcpRented:
         project = self.server.live
         with project.lock:
             here = {each.name for each in project.alive()}
-            return tuple(f"disk {name}" for name in project.disks if name in here)
+            rules = [f"firewall rule {name}" for name in project.firewalls if name.startswith("scavenger-")]
+            return (*(f"disk {name}" for name in project.disks if name in here), *rules)
 
     def clear(self) -> None:
         assert self.server.faults_of_ours == []

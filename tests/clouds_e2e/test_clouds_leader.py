@@ -17,33 +17,39 @@ import boto3
 import pytest
 from caller_net import CallerNet
 from cloud_jobs import CloudJob, assert_nothing_left_at, eventually
+from gcp_state import PROJECT
 from machines import AGENT, Machine, unavailable
-from rented import AwsRented, rented
+from rented import AwsRented, Rented, rented
 
+from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.caller import CALLER_VARIABLE
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 
 LEADER = AGENT.replace("scavenger.control.provisioning.on_vm", "scavenger.server.on_leader_vm")
-PROFILES = '\ninstance_profile = "scavenger-vms"\nleader_profile = "scavenger-leader"\n'
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+IDENTITIES = {
+    "aws": '\ninstance_profile = "scavenger-vms"\nleader_profile = "scavenger-leader"\n',
+    "gcp": f'\nleader_service_account = "leader@{PROJECT}.iam.gserviceaccount.com"\n',
+}
+CALLER = "203.0.113.7"
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
 WITHIN_S = 300.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.root, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture
-def aws(tmp_path: Path) -> Iterator[AwsRented]:
-    """Amazon's cloud, whose image has the leader's program and an SSH server."""
+@pytest.fixture(params=["aws", "gcp"])
+def cloud(request: pytest.FixtureRequest) -> Iterator[Rented]:
+    """A cloud whose image has the leader's program and an SSH server."""
     if reason := unavailable():
         pytest.skip(reason)
     if not (shutil.which("ssh") and Path("/usr/sbin/sshd").is_file()):
         pytest.skip("needs OpenSSH's client and server (apt-get install openssh-server)")
-    with rented("aws", programs={"/usr/local/bin/scavenger-leader": LEADER}) as cloud:
-        assert isinstance(cloud, AwsRented)
-        agent = AGENT.replace("export ", f"export AWS_ENDPOINT_URL={cloud.server.url} ", 1)
-        cloud.machines.programs["/usr/local/bin/scavenger-vm"] = agent
-        cloud.server.profiles = {"scavenger-vms", "scavenger-leader"}
+    with rented(request.param, programs={"/usr/local/bin/scavenger-leader": LEADER}) as cloud:
+        if isinstance(cloud, AwsRented):
+            agent = AGENT.replace("export ", f"export AWS_ENDPOINT_URL={cloud.server.url} ", 1)
+            cloud.machines.programs["/usr/local/bin/scavenger-vm"] = agent
+            cloud.server.profiles = {"scavenger-vms", "scavenger-leader"}
         yield cloud
 
 
@@ -58,8 +64,8 @@ class Laptop:
         """A command; both its outputs are one."""
         environment = self.job.whole_environment()
         settings = Path(environment["SCAVENGER_CONFIG"])
-        settings.write_text(settings.read_text() + PROFILES)
-        environment[CALLER_VARIABLE] = "203.0.113.7/32"
+        settings.write_text(settings.read_text() + IDENTITIES[self.job.cloud.name])
+        environment[CALLER_VARIABLE] = f"{CALLER}/32"
         del environment["SCAVENGER_ADDRESS"]
         command = [sys.executable, "-m", "scavenger_cli", *arguments, "--store", self.job.store]
         return subprocess.Popen(
@@ -80,16 +86,17 @@ class Laptop:
 
 
 @pytest.fixture
-def laptop(aws: AwsRented, tmp_path: Path) -> Iterator[Laptop]:
-    prices = {"c5.large": (0.02, 0.01), "c5.xlarge": (0.17, 0.068)}
-    job = CloudJob(tmp_path / "job", f"sqlite:///{tmp_path / 'store' / 'scavenger.db'}", aws, "", prices)
+def laptop(cloud: Rented, tmp_path: Path) -> Iterator[Laptop]:
+    prices = {**cloud.prices, cloud.small: (0.02, 0.01)}
+    job = CloudJob(tmp_path / "job", f"sqlite:///{tmp_path / 'store' / 'scavenger.db'}", cloud, "", prices)
     job.write(
-        infra=f"aws/{aws.region}",
-        resources={"vm": "c5.large"},
+        infra=f"{cloud.name}/{cloud.region}",
+        resources={"vm": cloud.small},
         search={"workers": [1], "batch_size": [32]},
         goal={"metric": "val_accuracy", "target": 0.9, "max_epochs": 12},
     )
-    net = CallerNet(aws.machines.address, (22, urlsplit(aws.server.url).port or 0), tmp_path)
+    endpoint = cloud.server.url if isinstance(cloud, AwsRented) else cloud.environment[ENDPOINT_VARIABLE]
+    net = CallerNet(cloud.machines.address, (22, urlsplit(endpoint).port or 0), tmp_path)
     yield Laptop(job, net)
     net.close()
 
@@ -112,18 +119,13 @@ class Said:
         assert words in self.text, self.text
 
 
-def slot_of(aws: AwsRented, instance_id: str) -> str:
-    tags = aws.server.instances()[instance_id].get_tags()
-    return next(str(tag["value"]) for tag in tags if tag["key"] == "scavenger-slot")
-
-
-def leader_of(aws: AwsRented) -> Machine:
-    (vm,) = (one for one in aws.vms() if slot_of(aws, one.id) == str(LEADER_SLOT))
-    return aws.machine(vm.id)
+def leader_of(cloud: Rented) -> Machine:
+    (vm,) = (one for one in cloud.vms() if one.slot == LEADER_SLOT)
+    return cloud.machine(vm.id)
 
 
 def test_a_job_reaches_its_target_while_command_server_and_network_are_lost(
-    aws: AwsRented, laptop: Laptop
+    cloud: Rented, laptop: Laptop
 ) -> None:
     assert laptop.net.interfaces() == ["lo"]
     submitting = Said(laptop.begin("optimize", str(laptop.job.file), "--yes"))
@@ -131,7 +133,7 @@ def test_a_job_reaches_its_target_while_command_server_and_network_are_lost(
 
     os.killpg(submitting.process.pid, signal.SIGKILL)
     laptop.net.cut()
-    leader = leader_of(aws)
+    leader = leader_of(cloud)
     (server,) = leader.run("pgrep", "-f", "on_leader_vm").stdout.split()
     told = leader.run("cat", f"/proc/{server}/environ").stdout
     assert not [name for name in KEYS if name in told]
@@ -155,15 +157,17 @@ def test_a_job_reaches_its_target_while_command_server_and_network_are_lost(
     assert job.report is not None
     assert "leader" in [item["name"] for item in job.report["estimate"]["items"]]
     assert job.cost_usd is not None
-    assert_nothing_left_at(aws)
+    assert_nothing_left_at(cloud)
     assert laptop.ask("leader", "list")[1].strip() == "No job is led by a VM of its own."
 
 
+@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
 def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
-    aws: AwsRented, laptop: Laptop
+    cloud: Rented, laptop: Laptop
 ) -> None:
+    assert isinstance(cloud, AwsRented)
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    s3 = boto3.client("s3", endpoint_url=aws.server.url, region_name="us-east-1", **keys)
+    s3 = boto3.client("s3", endpoint_url=cloud.server.url, region_name="us-east-1", **keys)
     s3.create_bucket(Bucket="training")
     laptop.job.change(
         checkpoint={"path": "s3://training/checkpoints", "every_steps": 25},
@@ -176,7 +180,7 @@ def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
         return [one["Key"] for one in found if one["Key"].endswith("manifest.json")]
 
     eventually(lambda: len(manifests()) > 1 or submitting.process.poll() is not None, within_s=WITHIN_S)
-    leader_of(aws).kill()
+    leader_of(cloud).kill()
     submitting.process.wait(WITHIN_S)
     assert "leader's VM of job digits-cnn is gone" in submitting.text
     code, said = laptop.ask("gc", "--yes")
@@ -188,4 +192,22 @@ def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
     with Store.open(laptop.job.store) as store:
         (job,) = store.jobs(10)
     assert (job.state, job.attempts) == ("succeeded", 2)
-    assert_nothing_left_at(aws)
+    assert_nothing_left_at(cloud)
+
+
+def test_a_leader_that_nobody_watches_ends_itself_after_its_job(cloud: Rented, laptop: Laptop) -> None:
+    laptop.job.change(goal={"metric": "val_loss", "max_epochs": 2}, limits={"leader": "10s"})
+    code, said = laptop.ask("optimize", str(laptop.job.file), "--yes", "--detach")
+    assert code == 0, said
+    laptop.net.cut()
+    leader = leader_of(cloud)
+
+    assert leader.over.wait(WITHIN_S)
+
+    assert leader.how == "poweroff"
+    eventually(lambda: not [vm for vm in cloud.vms() if vm.alive])
+    assert not [one for one in cloud.leftovers() if one.startswith("disk")]
+    laptop.net.mend()
+    code, said = laptop.ask("gc", "--yes")
+    assert code == 0, said
+    assert_nothing_left_at(cloud)

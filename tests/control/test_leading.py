@@ -302,8 +302,8 @@ def test_a_leaders_vm_is_on_record_before_it_is_launched_and_its_secret_is_not(l
     assert found is not None
     assert found.acks == 1
 
-    assert vm.leftovers(used=True) is None
-    assert vm.leftovers(used=False) is None, "its command still starts it"
+    assert vm.leftovers(job_id, used=True, ending=False) is None
+    assert vm.leftovers(job_id, used=False, ending=False) is None, "its command still starts it"
 
     assert vm.end(job_id) == ()
     assert vm.living() is None
@@ -339,11 +339,11 @@ def test_vms_of_a_leader_that_is_gone_are_left_over(leader_store: Store) -> None
     )
     rented = provider.launch(worker)
     leader_store.finish_job(job_id, state="stopped", report=None, exit_code=None)
-    assert vm.leftovers(used=True) is None
+    assert vm.leftovers(job_id, used=True, ending=False) is None
 
     provider.terminate(seen.instance_id, seen.zone)
     provider.advance(60.0)
-    found = vm.leftovers(used=True)
+    found = vm.leftovers(job_id, used=True, ending=False)
 
     assert found is not None
     clean_up, leftovers = found

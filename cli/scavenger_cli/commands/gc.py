@@ -108,7 +108,7 @@ def _agreed(found: Sequence[Leftover]) -> bool:
 
 def _show(found: Sweep) -> None:
     """Print what is left over, or that nothing is; nothing is said of regions that could not be checked."""
-    if not found.regions:
+    if not (found.regions or found.leftovers):
         console.emit(Text("No VM is left over: no job in this store has asked for VMs."))
         return
     if not found.leftovers:

@@ -76,7 +76,9 @@ def list_leaders(*, store_url: str | None, as_json: bool) -> int:
         grid = render.table(*((name, "left") for name in names))
         for one, state in rows:
             job_id = one.job_id[:8] or "not submitted"
-            grid.add_row(clean(one.name), job_id, f"{one.provider}/{one.region}", one.address or "-", state)
+            shown_state = f"{state}, to be ended" if one.ending and state != "gone" else state
+            where = f"{one.provider}/{one.region}"
+            grid.add_row(clean(one.name), job_id, where, one.address or "-", shown_state)
         console.emit(grid)
     return 0
 
@@ -203,6 +205,8 @@ def _ended(session: LeaderSession) -> int:
     left = session.end()
     for line in left:
         console.note(f"left behind: {line}")
+    if left:
+        console.note("`scavenger gc` ends it; `scavenger leader list` shows whether it is there")
     return CleanupError.exit_code if left else 0
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scavenger.cloud.boot.boot import proxy_variables
-from scavenger.cloud.boot.user_data import LIMIT_TIMER
+from scavenger.cloud.boot.user_data import LIMIT_TIMER, RENEW_COMMAND
 from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
@@ -38,7 +39,7 @@ end() {
     systemctl poweroff
     exit 1
 }
-systemctl is-active --quiet @LIMIT@ || end '@UNLIMITED@'
+@DELETION@systemctl is-active --quiet @LIMIT@ || end '@UNLIMITED@'
 if systemctl is-active --quiet scavenger-ssh.service; then
     exit 0
 fi
@@ -95,6 +96,40 @@ systemctl start --no-block scavenger-ssh.service
 echo '@MARK@@STARTED@'
 """
 
+_DELETION = """\
+mkdir -p /run/scavenger
+cat > /run/scavenger/delete.py <<'END'
+import json, sys, urllib.request
+def asked(what):
+    url = "http://169.254.169.254/computeMetadata/v1/instance/" + what
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    return urllib.request.urlopen(request, timeout=5).read().decode()
+token = json.loads(asked("service-accounts/default/token"))["access_token"]
+vm = "%s/zones/%s/instances/%s" % (sys.argv[1], asked("zone").rpartition("/")[2], asked("id"))
+request = urllib.request.Request(vm, headers={"Authorization": "Bearer " + token}, method="DELETE")
+urllib.request.urlopen(request, timeout=20).read()
+print("@MARK@this VM is deleted, with its disk")
+END
+cat > /run/systemd/system/scavenger-delete.service <<'END'
+[Unit]
+Description=Scavenger: deletes this VM when it powers off, since its disk would be paid for
+After=network-online.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+ExecStop=/usr/bin/python3 /run/scavenger/delete.py @AT@
+Environment=HOME=/root @PROXIES@
+StandardOutput=journal+console
+StandardError=journal+console
+TimeoutStopSec=40
+END
+systemctl daemon-reload
+systemctl start --no-block scavenger-delete.service
+"""
+# At the end of every VM: by its timers, its leader, or somebody who is logged in. A VM whose account may not delete it
+# stays, powered off, until a sweep finds it.
+
 
 _SET_UP = """\
 #!/bin/sh
@@ -129,6 +164,7 @@ OOMPolicy=continue
 TimeoutStopSec=20
 END
 systemctl daemon-reload
+@RENEW@  # once; from now on the leader does, as long as it serves
 systemctl start --no-block scavenger-leader.service
 """
 
@@ -142,23 +178,35 @@ class LeaderAccess:
         host_key: The secret host key in OpenSSH's format. User data can be read by every account that may describe
             the VM; such an account could pretend to be the VM, but not log in.
         port: Of the API on the VM's loopback, the only one that may be forwarded.
+        deletes_at: URL below which the VM deletes itself when it powers off; empty where that ends it with its disk.
     """
 
     public_key: str
     host_key: str = field(repr=False)
     port: int
+    deletes_at: str = ""
 
 
-def leader_boot_script(access: LeaderAccess) -> str:
+def leader_boot_script(access: LeaderAccess, *, proxy: str = "") -> str:
     """Create the POSIX shell script for cloud-init; equal values give the identical text.
+
+    Args:
+        access: Who may log in.
+        proxy: URL of an HTTP proxy through which the VM reaches its cloud; empty for none.
 
     Raises:
         ConfigurationError: If a key has another form than OpenSSH's.
     """
     if not (_PUBLIC_KEY.fullmatch(access.public_key) and _SECRET_KEY.fullmatch(access.host_key)):
         raise ConfigurationError("the keys of a leader's VM are not Ed25519 keys in OpenSSH's format")
+    ending = {
+        "@MARK@": boot.MARK,
+        "@AT@": shlex.quote(access.deletes_at),
+        "@PROXIES@": " ".join(proxy_variables(proxy)),
+    }
     values = {
         "@MARK@": boot.MARK,
+        "@DELETION@": _filled(_DELETION, ending) if access.deletes_at else "",
         "@BOOTING@": boot.BOOTING,
         "@INSTALLING@": boot.INSTALLING,
         "@UNINSTALLED@": boot.NOT_INSTALLED,
@@ -169,7 +217,7 @@ def leader_boot_script(access: LeaderAccess) -> str:
         "@PUBLICKEY@": access.public_key,
         "@PORT@": str(access.port),
     }
-    return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], _SCRIPT)
+    return _filled(_SCRIPT, values)
 
 
 def leader_set_up_script(package: VmPackage, *, proxy: str = "") -> str:
@@ -187,9 +235,14 @@ def leader_set_up_script(package: VmPackage, *, proxy: str = "") -> str:
         "@MARK@": boot.MARK,
         "@INSTALLING@": boot.INSTALLING,
         "@FOLDER@": FOLDER,
+        "@RENEW@": RENEW_COMMAND,
         "@WHAT@": shlex.join([package.sha256, *package.extras]),
         "@NAME@": shlex.quote(package.name),
         "@PROXY@": f"export {' '.join(map(shlex.quote, variables))}" if proxy else "# no proxy",
         "@PROXIES@": " ".join(variables),
     }
-    return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], _SET_UP)
+    return _filled(_SET_UP, values)
+
+
+def _filled(script: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], script)

@@ -16,7 +16,7 @@ from scavenger.client import Client
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.cloud.boot.leader import FOLDER
 from scavenger.control.leading.caller import caller_networks
-from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
 from scavenger.control.leading.renting import LeaderVm
 from scavenger.control.leading.ssh import run_there
 from scavenger.control.leading.starting import api_of
@@ -212,11 +212,18 @@ class LeaderSession:
     def end(self) -> tuple[str, ...]:
         """End the leader's VM and what it rented; returns a line for each that may be left.
 
-        Raises:
-            ScavengerError: The cloud does not answer.
+        What could not be ended stays on record, for `scavenger gc`.
         """
-        with self._leaders.open_store(self.record) as store:
-            left = self._vm(store).end(self.record.id)
+        record = self.record
+        try:
+            self.record = self._leaders.change(record, ending=True)
+        except OSError as error:  # the VM is ended all the same
+            self._inform(f"the record of the leader of job {record.name} cannot be written: {error}")
+        try:
+            with self._leaders.open_store(record) as store:
+                left = self._vm(store).end(record.id)
+        except ScavengerError as error:
+            left = (not_ended(record, error),)
         if not left:
             self._leaders.remove(self.record)
         return left
@@ -238,4 +245,4 @@ class LeaderSession:
 
     def _vm(self, store: Store) -> LeaderVm:
         provider = open_provider(self.record.provider, self.record.region, self._environment)
-        return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform)
+        return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform, sleep=self._sleep)

@@ -21,7 +21,7 @@ from scavenger.errors import NotFoundError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 
-__all__ = ["LeaderRecord", "Leaders"]
+__all__ = ["LeaderRecord", "Leaders", "not_ended"]
 
 _RECORD, _TOKEN = "leader.json", "token"
 
@@ -41,6 +41,7 @@ class LeaderRecord:
         checkpoint_every_s: Time between two of them, seconds.
         job_id: Of the job, once it was submitted.
         address: Where its VM is reached; empty before there is one.
+        ending: Whether its VM was to be ended; the record stays until all of it is gone.
     """
 
     id: str
@@ -54,6 +55,13 @@ class LeaderRecord:
     checkpoint_every_s: float = 600.0
     job_id: str = ""
     address: str = ""
+    ending: bool = False
+
+
+def not_ended(record: LeaderRecord, error: Exception) -> str:
+    """The line about VMs whose end could not be asked for."""
+    where = f"{record.provider}/{record.region}"
+    return f"the leader's VM of job {record.name} in {where}, and what it has rented: {error}"
 
 
 class Leaders:

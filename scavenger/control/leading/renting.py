@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from scavenger.cloud.base import AdmittingProvider
@@ -22,6 +21,7 @@ from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
+from scavenger.store.records import LIVE_STATES
 
 __all__ = ["LeaderVm", "LeaderVmSpec"]
 
@@ -184,20 +184,27 @@ class LeaderVm:
         template = replace(intent.request.template, settings=settings)
         self._provider.let_in(replace(intent.request, template=template))
 
-    def leftovers(self, *, used: bool) -> tuple[CleanUp, tuple[Leftover, ...]] | None:
+    def leftovers(
+        self, job_id: str, *, used: bool, ending: bool
+    ) -> tuple[CleanUp, tuple[Leftover, ...]] | None:
         """What no job uses of the VM and of those that it rented; None while it leads a job, or is about to.
 
         Args:
+            job_id: Of the record in the store.
             used: Whether a job was submitted to it.
+            ending: Whether it was to be ended before.
 
         Raises:
             CloudError: The cloud does not list them.
         """
+        clean_up = CleanUp(self._store, self._provider, clock=self._clock, sleep=self._sleep)
+        if ending:
+            self._finish(job_id)
+            return clean_up, self._all("its end had failed")
         listed = self._provider.list_owned(self._store.installation())
         there = any(vm.tags.slot == LEADER_SLOT and vm.state in ("pending", "running") for vm in listed)
         if (there and used) or self._store.running_jobs():
             return None
-        clean_up = CleanUp(self._store, self._provider, clock=self._clock, sleep=self._sleep)
         return clean_up, clean_up.find()
 
     def end(self, job_id: str) -> tuple[str, ...]:
@@ -206,10 +213,34 @@ class LeaderVm:
         Raises:
             CloudError: The cloud does not list them.
         """
-        with suppress(ScavengerError):  # it had ended before
-            self._store.finish_job(job_id, state="stopped", report=None, exit_code=None)
+        self._finish(job_id)
         clean_up = CleanUp(self._store, self._provider, clock=self._clock, sleep=self._sleep)
-        return clean_up.end(clean_up.find())
+        return clean_up.end(self._all("its leader is ended"))
+
+    def _finish(self, job_id: str) -> None:
+        """End the record, so that what it wanted is wanted no more; what it rented is ended even if that fails."""
+        try:
+            if self._store.job(job_id).state in LIVE_STATES:
+                self._store.finish_job(job_id, state="stopped", report=None, exit_code=None)
+        except ScavengerError as error:
+            self._inform(f"the record of the leader's VM cannot be changed: {error}")
+
+    def _all(self, reason: str) -> tuple[Leftover, ...]:
+        """The VM and those that it rented: what the cloud lists, and what is on record, which it may not list yet."""
+        listed = {vm.instance_id: vm for vm in self._provider.list_owned(self._store.installation())}
+        for intent in self._store.intents(living=True):
+            if intent.instance_id:
+                unlisted = VmSeen(
+                    intent.instance_id,
+                    intent.option.vm,
+                    intent.request.zone,
+                    False,
+                    "pending",
+                    intent.request.tags,
+                )
+                listed.setdefault(intent.instance_id, unlisted)
+        here = (self._provider.name, self._provider.region)
+        return tuple(Leftover(*here, vm, reason) for vm in listed.values() if vm.state != "gone")
 
 
 _GONE = VmSeen("", "", "", False, "gone")

@@ -34,7 +34,7 @@ from scavenger.control.leading.configuration import (
     job_there,
 )
 from scavenger.control.leading.keys import login_key, new_host_key
-from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
 from scavenger.control.leading.ssh import SshTarget, forwarded, run_there
 from scavenger.control.provisioning.cloud_resources import CloudResources
@@ -42,7 +42,7 @@ from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmPackage, VmSeen
-from scavenger.errors import ConfigurationError, TransientError
+from scavenger.errors import ConfigurationError, ScavengerError, TransientError
 from scavenger.presentation.formatting import money
 from scavenger.store import Store
 from scavenger.train.engines.vm.job_archive import Archive
@@ -134,10 +134,11 @@ def start_leader(
     options, template = resources.leader_placement
     settings = replace(template.settings, logins_from=caller_networks(environment))
     host = new_host_key(leaders.folder)
-    access = LeaderAccess(key.with_suffix(".pub").read_text().strip(), host.secret, API_PORT)
-    spec = LeaderVmSpec(
-        options, replace(template, settings=settings), leader_boot_script(access), prepared.job.limits.vms
-    )
+    provider = cast(AdmittingProvider, resources.provider)
+    public_key = key.with_suffix(".pub").read_text().strip()
+    access = LeaderAccess(public_key, host.secret, API_PORT, provider.deletes_at)
+    script = leader_boot_script(access, proxy=settings.proxy)
+    spec = LeaderVmSpec(options, replace(template, settings=settings), script, prepared.job.limits.vms)
     checkpoint = prepared.job.checkpoint
     record = LeaderRecord(
         id=str(uuid.uuid4()),
@@ -153,20 +154,30 @@ def start_leader(
     archive = Archive(prepared.folder, leave_out=(prepared.folder / prepared.job.output,))
     leaders.put(record)
     with leaders.open_store(record) as store:
-        vm = LeaderVm(store, cast(AdmittingProvider, resources.provider), inform=inform)
+        vm = LeaderVm(store, provider, inform=inform)
         store.create_job(record.name, spec=prepared.job.written(), job_file=record.job_file, job_id=record.id)
         try:
             return _Starting(start, leaders, store, archive, environment, inform).run(vm, spec, record)
         except BaseException:
             inform("the leader's VM is ended, as its job could not be started")
-            left = vm.end(record.id)
-            if not left:
-                leaders.remove(record)
-            for line in left:
+            for line in _undone(vm, leaders, record):
                 inform(f"left behind: {line}; `scavenger gc` ends it")
             raise
         finally:
             archive.close()
+
+
+def _undone(vm: LeaderVm, leaders: Leaders, record: LeaderRecord) -> tuple[str, ...]:
+    """End what was rented, and forget it, or keep on record that it is to be ended; returns what may be left."""
+    try:
+        left = vm.end(record.id)
+    except ScavengerError as error:
+        left = (not_ended(record, error),)
+    if left:
+        leaders.change(record, ending=True)
+    else:
+        leaders.remove(record)
+    return left
 
 
 @contextmanager

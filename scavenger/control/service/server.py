@@ -106,6 +106,9 @@ class Server:
         idle_s: Ends after so long without anything to do, and gives way to a server that does not; None: never.
         address: URL of its API; empty if it has none.
         clock: Monotonic seconds.
+
+    Attributes:
+        served_at: When it has last completed a round, by its clock; `-inf` before.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class Server:
             heartbeat_at=now,
         )
         self._fence: Fence | None = None
-        self._beat_at = -math.inf
+        self._beat_at = self.served_at = -math.inf
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._started_at: dict[str, float] = {}
         self._watched: dict[str, tuple[Lease | None, float]] = {}
@@ -211,6 +214,7 @@ class Server:
             self._follow(seen)
         self._forget({seen.submission.id for seen in backlog.running})
         self._begin(backlog)
+        self.served_at = self._clock()
         return bool(backlog.queued or backlog.running)
 
     def backlog(self) -> Backlog:

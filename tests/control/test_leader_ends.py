@@ -1,0 +1,154 @@
+"""A leader's VM that cannot be ended is said, stays on record, and is ended by the next sweep."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.cloud.compute_v1")
+pytest.importorskip("googleapiclient")
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from gcp_server import ComputeServer
+from gcp_state import PROJECT, REGION, Clock
+
+from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
+from scavenger.control.leading.following import LeaderSession
+from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
+from scavenger.control.provisioning.providers import open_provider
+from scavenger.domain.intent import PlacementOption
+from scavenger.domain.vm import LaunchTemplate, VmSettings
+from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
+from scavenger.store import Store
+from scavenger_cli.commands import gc
+from scavenger_cli.commands import leader as commands
+
+
+@pytest.fixture
+def compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputeServer]:
+    clock = Clock()
+    for pause in ("logins._POLL_S", "provider._POLL_FIRST_S"):
+        monkeypatch.setattr(f"scavenger.cloud.gcp.{pause}", 0.01)
+    with ComputeServer(clock, page_max=500) as server:
+        server.on_call = lambda: clock.advance(5.0)
+        yield server
+        assert server.faults_of_ours == []
+
+
+@pytest.fixture
+def environment(compute: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    environment = {ENDPOINT_VARIABLE: compute.endpoint, "GOOGLE_CLOUD_PROJECT": PROJECT}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return environment
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'scavenger.db'}"
+
+
+@pytest.fixture
+def leaders(url: str) -> Leaders:
+    with Store.open(url) as store:
+        return Leaders.beside(store)
+
+
+def rented(leaders: Leaders, environment: dict[str, str]) -> LeaderRecord:
+    """The record of a leader whose VM there is."""
+    provider: Any = open_provider("gcp", REGION, environment)
+    record = LeaderRecord("0a1b2c3d", "digits", "job.yaml", "gcp", REGION, "ssh-ed25519 AAAA", "/out")
+    leaders.put(record)
+    settings = VmSettings(logins_from=("203.0.113.7/32",))
+    option = PlacementOption("e2-standard-2", "us-central1-a", False, 0.07)
+    with leaders.open_store(record) as store:
+        store.create_job("digits", spec={}, job_file="job.yaml", job_id=record.id)
+        vm = LeaderVm(
+            store,
+            provider,
+            inform=lambda line: None,
+            config=ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05)),
+            sleep=lambda seconds: None,
+        )
+        spec = LeaderVmSpec(
+            (option,), LaunchTemplate(3600.0, settings=settings), "#!/bin/sh\ntrue", wait_max_s=60.0
+        )
+        vm.rent(record.id, spec, lambda seen: True)
+    return leaders.change(record, job_id="ffff-1")
+
+
+def session(
+    leaders: Leaders, record: LeaderRecord, environment: dict[str, str], said: list[str]
+) -> LeaderSession:
+    return LeaderSession(
+        leaders, record, inform=said.append, environment=environment, sleep=lambda seconds: None
+    )
+
+
+def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_ends_it(
+    compute: ComputeServer,
+    leaders: Leaders,
+    url: str,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = rented(leaders, environment)
+    monkeypatch.setattr("scavenger.control.provisioning.clean_up.POLL_S", 0.01)
+    compute.faults.denied = True
+
+    (line,) = session(leaders, record, environment, []).end()
+
+    assert "job digits in gcp/us-central1" in line
+    (kept,) = leaders.all()
+    assert kept == replace(record, ending=True)
+    assert gc.collect([], yes=True, dry_run=False, store_url=url, as_json=False) == 8
+    assert "cannot be checked" in capsys.readouterr().err
+    compute.faults.denied = False
+    assert commands.list_leaders(store_url=url, as_json=False) == 0
+    assert "there, to be ended" in capsys.readouterr().out
+
+    assert gc.collect([], yes=True, dry_run=False, store_url=url, as_json=False) == 0
+
+    assert "its end had" in capsys.readouterr().out
+    assert compute.project.alive() == []
+    assert set(compute.project.firewalls) == {"default-allow-ssh"}
+    assert session(leaders, kept, environment, []).end() == ()
+    assert list(leaders.all()) == []
+
+
+def test_a_vm_that_the_cloud_does_not_list_yet_is_ended(
+    compute: ComputeServer, leaders: Leaders, environment: dict[str, str]
+) -> None:
+    record = rented(leaders, environment)
+    compute.project.hidden_s = 1e6
+
+    assert session(leaders, record, environment, []).end() == ()
+
+    assert compute.project.alive() == []
+    assert list(leaders.all()) == []
+
+
+def test_a_vm_is_ended_though_its_record_cannot_be_changed(
+    compute: ComputeServer, leaders: Leaders, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, said = rented(leaders, environment), list[str]()
+    with leaders.open_store(record) as store:
+        store.finish_job(record.id, state="stopped", report=None, exit_code=None)
+
+    def no_room(self: Leaders, record: LeaderRecord) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Leaders, "put", no_room)
+
+    assert session(leaders, record, environment, said).end() == ()
+
+    assert compute.project.alive() == []
+    assert "No space left" in said[0]
