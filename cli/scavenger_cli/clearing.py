@@ -32,6 +32,14 @@ def gc(
         list[str] | None,
         typer.Option("--keep", metavar="ID", help="Keep this VM in quarantine for good. Repeat for several."),
     ] = None,
+    other: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leader",
+            metavar="VM",
+            help="End this live leader's VM of another machine, too, with its job's VMs. Repeat for several.",
+        ),
+    ] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     store: StoreOption = None,
@@ -46,7 +54,13 @@ def gc(
             return keep(kept, store_url=store)
         as_json = output is Output.JSON
         return collect(
-            regions or [], yes=yes, dry_run=dry_run, quarantined=quarantined, store_url=store, as_json=as_json
+            regions or [],
+            yes=yes,
+            dry_run=dry_run,
+            quarantined=quarantined,
+            other=other or (),
+            store_url=store,
+            as_json=as_json,
         )
 
     finish(output, command)

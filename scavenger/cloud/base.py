@@ -135,6 +135,13 @@ class AdmittingProvider(Provider, Protocol):
     def deletes_at(self) -> str:
         """URL below which a VM deletes itself when it powers off; empty where powering off ends it with its disk."""
 
+    def list_leaders(self) -> tuple[VmSeen, ...]:
+        """List the VMs that lead jobs, of every owner in the account, running or recently ended.
+
+        Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
     def let_in(self, request: VmRequest) -> None:
         """Let SSH reach the VM of this launch from other networks than at its launch, and from these alone.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -88,6 +89,11 @@ class LaunchTemplate:
     labels: tuple[tuple[str, str], ...] = field(default=())
     settings: VmSettings = DEFAULT_SETTINGS
 
+    @property
+    def run_max_tag(self) -> str:
+        """The tag by which others can tell that a VM should have ended: whole seconds; 0 if it has no limit."""
+        return str(math.ceil(self.run_max_s)) if math.isfinite(self.run_max_s) else "0"
+
 
 @dataclass(frozen=True, slots=True)
 class VmPackage:
@@ -140,6 +146,7 @@ class VmSeen:
         public_address: Its address in the internet; empty if it has none, or the cloud's adapter does not read it.
         launched_at, ended_at: Start and end, by the cloud's clock; None if it does not report them.
         reason: Why it is stopping or gone, in the cloud's words; empty if it does not report one.
+        run_max_s: Time after its launch at which it ends itself in any case, as its tags say; 0 if they do not.
     """
 
     instance_id: str
@@ -153,6 +160,7 @@ class VmSeen:
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     reason: str = ""
+    run_max_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

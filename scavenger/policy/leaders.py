@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from scavenger.domain.configuration import Offer
+from scavenger.domain.vm import VmSeen
 
 __all__ = [
+    "END_LATE_S",
     "LEADER_CLOUDS",
     "IngressChanges",
     "LeaderChoice",
     "LeaderPlan",
     "choose_leader",
     "ingress_changes",
+    "leader_state",
     "what_is_lost",
 ]
 
 LEADER_CLOUDS = ("aws", "gcp")
 """Clouds on which a leader's VM can be rented."""
+
+END_LATE_S = 900.0
+"""How much later than by its tags a VM's timer may end it, which begins when the VM has booted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,24 @@ def ingress_changes(present: Collection[str], wanted: Iterable[str]) -> IngressC
     """What turns the networks that are let in into those that shall be."""
     now, then = set(present), set(wanted)
     return IngressChanges(tuple(sorted(then - now)), tuple(sorted(now - then)))
+
+
+def leader_state(vm: VmSeen, now: datetime) -> Literal["live", "overdue", "off"]:
+    """What has become of a leader's VM that somebody else has rented.
+
+    Args:
+        vm: That is not gone.
+        now: The time of day.
+
+    Returns:
+        `live`, or nobody knows better: it may lead a job. `overdue`: by its tags, it should have ended itself. `off`:
+        it has, and its disk is paid for.
+    """
+    if vm.state == "stopping":
+        return "off"
+    if not vm.run_max_s or vm.launched_at is None:
+        return "live"
+    return "overdue" if (now - vm.launched_at).total_seconds() > vm.run_max_s + END_LATE_S else "live"
 
 
 def what_is_lost(checkpoints: str, every_s: float) -> str:

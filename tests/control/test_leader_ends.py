@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ pytest.importorskip("googleapiclient")
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
 from gcp_server import ComputeServer
-from gcp_state import PROJECT, REGION, Clock
+from gcp_state import EPOCH, PROJECT, REGION, Clock
+from scavenger_cli.commands import gc
+from scavenger_cli.commands import leader as commands
 
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.following import LeaderSession
@@ -25,15 +30,18 @@ from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.domain.intent import PlacementOption
 from scavenger.domain.vm import LaunchTemplate, VmSettings
+from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
 from scavenger.store import Store
-from scavenger_cli.commands import gc
-from scavenger_cli.commands import leader as commands
 
 
 @pytest.fixture
-def compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputeServer]:
-    clock = Clock()
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def compute(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputeServer]:
     for pause in ("logins._POLL_S", "provider._POLL_FIRST_S"):
         monkeypatch.setattr(f"scavenger.cloud.gcp.{pause}", 0.01)
     with ComputeServer(clock, page_max=500) as server:
@@ -152,3 +160,82 @@ def test_a_vm_is_ended_though_its_record_cannot_be_changed(
 
     assert compute.project.alive() == []
     assert "No space left" in said[0]
+
+
+# From another machine
+
+
+def found_by(
+    url: str, capsys: pytest.CaptureFixture[str], *, other: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """What another machine's sweep of the region tells; it ends what it may."""
+    capsys.readouterr()
+    code = gc.collect([f"gcp/{REGION}"], yes=True, dry_run=False, other=other, store_url=url, as_json=True)
+    assert code == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["other_leaders"]
+    return rows
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("scavenger.control.provisioning.clean_up.POLL_S", 0.01)
+    return f"sqlite:///{tmp_path / 'elsewhere' / 'scavenger.db'}"
+
+
+def test_another_machine_sees_a_live_leader_with_owner_age_and_cost_and_ends_it_only_if_asked(
+    compute: ComputeServer,
+    leaders: Leaders,
+    environment: dict[str, str],
+    elsewhere: str,
+    clock: Clock,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock.advance((datetime.now(UTC) - timedelta(hours=0.5) - EPOCH).total_seconds() - clock())
+    record = rented(leaders, environment)
+    with leaders.open_store(record) as store:
+        owner = store.installation()
+    (machine,) = compute.project.alive()
+    age_s = (datetime.now(UTC) - EPOCH).total_seconds() - machine.created_at
+
+    (row,) = found_by(elsewhere, capsys)
+
+    assert (row["instance_id"], row["owner"], row["state"]) == (str(machine.id), owner, "live")
+    assert row["age_s"] == pytest.approx(age_s, abs=60.0)
+    assert row["cost_usd"] == pytest.approx(0.067 * row["age_s"] / 3600.0, rel=0.1)
+    assert compute.project.alive() == [machine]
+    with pytest.raises(ConfigurationError, match="--leader 42"):
+        found_by(elsewhere, capsys, other=("42",))
+
+    found_by(elsewhere, capsys, other=(str(machine.id),))
+
+    assert compute.project.alive() == []
+    assert set(compute.project.firewalls) == {"default-allow-ssh"}
+
+
+@pytest.mark.parametrize("what", ["overdue", "off"])
+def test_another_machine_ends_a_leader_whose_time_is_over_with_what_it_has_rented(
+    what: str,
+    compute: ComputeServer,
+    leaders: Leaders,
+    url: str,
+    environment: dict[str, str],
+    elsewhere: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = rented(leaders, environment)
+    provider = open_provider("gcp", REGION, environment)
+    with leaders.open_store(record) as store:
+        (intent,) = store.intents()
+    tags = replace(intent.request.tags, token=str(uuid.uuid4()), slot=1)
+    provider.launch(replace(intent.request, tags=tags, template=LaunchTemplate(3600.0)))
+    machine, _ = compute.project.alive()
+    if what == "off":
+        machine.off_at = machine.up_at
+    assert not [one for one in found_by(url, capsys) if one["to_end"]], (
+        "the machine that has rented it is not another"
+    )
+
+    (row,) = found_by(elsewhere, capsys)  # the server's clock is long past
+
+    assert (row["state"], row["to_end"]) == (what, True)
+    assert compute.project.alive() == []

@@ -11,6 +11,7 @@ from scavenger.control.documents.leftovers import leftover_row
 from scavenger.control.sources import Source, open_source
 from scavenger.errors import CleanupError, ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
+from scavenger_cli.commands.other_leaders import OtherLeaders
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def collect(
     yes: bool,
     dry_run: bool,
     quarantined: bool = False,
+    other: Sequence[str] = (),
     store_url: str | None,
     as_json: bool,
 ) -> int:
@@ -34,21 +36,28 @@ def collect(
     Args:
         regions: Such as `gcp/us-central1`, in addition to all regions in which the store ever asked for VMs.
         quarantined: Whether VMs in quarantine are ended, too; see `Leftover`.
+        other: Ids of live leaders' VMs of other machines that are ended, too; those whose time is over are in any case.
 
     Returns:
         0, or 8 if something is left, or may be: stderr has a line for each.
 
     Raises:
-        ConfigurationError: There are VMs to end, and neither `yes` nor a terminal to ask on.
+        ConfigurationError: There are VMs to end, and neither `yes` nor a terminal to ask on; or there is no VM of
+            `other`.
     """
     with open_source(store_url) as source:
         found = source.leftovers(regions)
+        others = OtherLeaders.find(source, found.checked, other)
         if not as_json:
             _show(found)
+            others.show()
         kept = [one for one in found.leftovers if one.quarantined and not quarantined]
         ending = [one for one in found.leftovers if one not in kept]
-        agreed = not dry_run and (not ending or yes or _agreed(ending))
-        left = _ended(source, regions, found, ending) if agreed else found.left
+        count = len(ending) + len(others.ending)
+        agreed = not dry_run and (not count or yes or _agreed(count))
+        left = (_ended(source, regions, found, ending) if agreed else found.left) + others.left
+        if agreed:
+            left += others.end()
     if as_json:
         console.emit_json(
             {
@@ -56,12 +65,13 @@ def collect(
                 "dry_run": dry_run,
                 "regions": list(found.regions),
                 "leftovers": [leftover_row(one) for one in found.leftovers],
+                "other_leaders": others.rows(),
                 "ended": agreed,
                 "left": list(left),
             }
         )
-    elif agreed and ending and not left:
-        console.emit(Text(f"ended {plural(len(ending), 'VM')}"))
+    elif agreed and count and not left:
+        console.emit(Text(f"ended {plural(count, 'VM')}"))
     if kept:
         console.note(
             f"in quarantine, and not ended: {plural(len(kept), 'VM')}; --quarantined ends them, too, "
@@ -96,8 +106,8 @@ def keep(vms: list[str], *, store_url: str | None) -> int:
     return 0
 
 
-def _agreed(found: Sequence[Leftover]) -> bool:
-    vms = plural(len(found), "VM")
+def _agreed(count: int) -> bool:
+    vms = plural(count, "VM")
     if not console.is_interactive():
         raise ConfigurationError(f"there is no terminal to ask on: use --yes to end {vms}")
     if console.ask(f"End {vms}?"):

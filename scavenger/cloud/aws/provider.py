@@ -31,7 +31,7 @@ from scavenger.cloud.aws.network import (
     profile_parameters,
 )
 from scavenger.cloud.aws.shared_resources import SharedResources
-from scavenger.cloud.aws.values import OWNER_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
+from scavenger.cloud.aws.values import OWNER_TAG, SLOT_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.boot.user_data import user_data
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
@@ -43,6 +43,7 @@ from scavenger.errors import (
     ScavengerError,
     ThrottledError,
 )
+from scavenger.policy.provisioning.slots import LEADER_SLOT
 
 __all__ = ["AwsProvider"]
 
@@ -192,6 +193,14 @@ class AwsProvider:
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         """See `Provider.list_owned`; ended VMs are shown for about an hour."""
         return tuple(seen for seen in self._tagged(OWNER_TAG, owner) if seen.tags.owner == owner)
+
+    def list_leaders(self) -> tuple[VmSeen, ...]:
+        """See `AdmittingProvider.list_leaders`."""
+        return tuple(
+            seen
+            for seen in self._tagged(SLOT_TAG, str(LEADER_SLOT))
+            if seen.tags.slot == LEADER_SLOT and seen.tags.owner
+        )
 
     def console(self, instance_id: str, zone: str) -> str:
         """See `Provider.console`: as it is now on Nitro types, and as of the last change of state on older ones."""

@@ -10,13 +10,14 @@ from typing import Any
 
 from scavenger.domain.vm import Quota, VmRequest, VmSeen, VmState, VmTags
 
-__all__ = ["OWNER_TAG", "TOKEN_TAG", "quota_name", "quotas_of", "tags_of", "vm_seen"]
+__all__ = ["OWNER_TAG", "SLOT_TAG", "TOKEN_TAG", "quota_name", "quotas_of", "tags_of", "vm_seen"]
 
 OWNER_TAG = "scavenger-owner"
 TOKEN_TAG = "scavenger-token"  # noqa: S105 - a tag's name, no secret
 _JOB_TAG = "scavenger-job"
-_SLOT_TAG = "scavenger-slot"
+SLOT_TAG = "scavenger-slot"
 _GENERATION_TAG = "scavenger-generation"
+_RUN_MAX_TAG = "scavenger-run-max"
 
 _STATES: Mapping[str, VmState] = {
     "pending": "pending",
@@ -37,8 +38,9 @@ def tags_of(request: VmRequest) -> list[dict[str, str]]:
         OWNER_TAG: request.tags.owner,
         TOKEN_TAG: request.tags.token,
         _JOB_TAG: request.tags.job_id,
-        _SLOT_TAG: str(request.tags.slot),
+        SLOT_TAG: str(request.tags.slot),
         _GENERATION_TAG: str(request.tags.generation),
+        _RUN_MAX_TAG: request.template.run_max_tag,
     }
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
@@ -60,13 +62,14 @@ def vm_seen(instance: Mapping[str, Any]) -> VmSeen:
             token=tags.get(TOKEN_TAG, ""),
             owner=tags.get(OWNER_TAG, ""),
             job_id=tags.get(_JOB_TAG, ""),
-            slot=_number(tags.get(_SLOT_TAG)),
+            slot=_number(tags.get(SLOT_TAG)),
             generation=_number(tags.get(_GENERATION_TAG)),
         ),
         address=str(instance.get("PrivateIpAddress") or ""),
         public_address=str(instance.get("PublicIpAddress") or ""),
         launched_at=launched.astimezone(UTC) if launched else None,
         ended_at=_time(transition) if state == "gone" else None,
+        run_max_s=max(0, _number(tags.get(_RUN_MAX_TAG))),
         reason=(str(instance.get("StateReason", {}).get("Message") or "") or transition) if leaving else "",
     )
 

@@ -18,6 +18,7 @@ from uuid import UUID, uuid5
 
 from scavenger.domain.vm import VmRequest, VmTags
 from scavenger.errors import ConfigurationError
+from scavenger.policy.provisioning.slots import LEADER_SLOT
 
 __all__ = [
     "ENDPOINT_VARIABLE",
@@ -25,8 +26,10 @@ __all__ = [
     "custom_type",
     "instance_name",
     "labels_of",
+    "leader_filter",
     "owner_filter",
     "request_id",
+    "run_max_of",
     "tags_of",
 ]
 
@@ -36,8 +39,8 @@ ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
 _LABEL_CHARACTERS = 63
 _LABELS_MAX = 64
 _RESERVED = "scavenger-"
-_OWNER, _TOKEN, _JOB, _SLOT, _GENERATION = (
-    _RESERVED + word for word in ("owner", "token", "job", "slot", "generation")
+_OWNER, _TOKEN, _JOB, _SLOT, _GENERATION, _RUN_MAX = (
+    _RESERVED + word for word in ("owner", "token", "job", "slot", "generation", "run-max")
 )
 _ESCAPED = re.compile(r"_([0-9a-f]{1,6})_")
 
@@ -108,6 +111,7 @@ def labels_of(request: VmRequest) -> dict[str, str]:
         _JOB: _escaped("job", request.tags.job_id),
         _SLOT: str(request.tags.slot),
         _GENERATION: str(request.tags.generation),
+        _RUN_MAX: request.template.run_max_tag,
     }
     if len(labels) > _LABELS_MAX:
         raise ConfigurationError(f"{len(labels)} labels; a VM of Google Cloud has at most {_LABELS_MAX}")
@@ -128,6 +132,16 @@ def tags_of(labels: Mapping[str, str]) -> VmTags:
 def owner_filter(owner: str) -> str:
     """What to list by: everything with this owner's label."""
     return f'labels.{_OWNER} = "{_escaped("owner", owner)}"'
+
+
+def leader_filter() -> str:
+    """What to list leaders' VMs by, whoever owns them."""
+    return f'labels.{_SLOT} = "{LEADER_SLOT}"'
+
+
+def run_max_of(labels: Mapping[str, str]) -> int:
+    """Time after its launch at which a VM ends itself in any case, seconds; 0 if its labels do not say."""
+    return max(0, _number(labels.get(_RUN_MAX, "")))
 
 
 def custom_type(name: str) -> CustomType | None:

@@ -36,6 +36,7 @@ from scavenger.cloud.gcp.names import (
     ENDPOINT_VARIABLE,
     custom_type,
     instance_name,
+    leader_filter,
     owner_filter,
     request_id,
     tags_of,
@@ -216,7 +217,18 @@ class GcpProvider:
             return tuple(
                 seen_of(instance, zone)
                 for zone, scope in self._scopes(
-                    self._instances, compute_v1.AggregatedListInstancesRequest, owner
+                    self._instances, compute_v1.AggregatedListInstancesRequest, owner_filter(owner)
+                )
+                for instance in scope.instances
+            )
+
+    def list_leaders(self) -> tuple[VmSeen, ...]:
+        """See `AdmittingProvider.list_leaders`."""
+        with self._told("listing leaders' VMs", self.region):
+            return tuple(
+                seen_of(instance, zone)
+                for zone, scope in self._scopes(
+                    self._instances, compute_v1.AggregatedListInstancesRequest, leader_filter()
                 )
                 for instance in scope.instances
             )
@@ -260,7 +272,9 @@ class GcpProvider:
         with self._told("removing disks", self.region):
             disks = [
                 (disk.name, zone)
-                for zone, scope in self._scopes(self._disks, compute_v1.AggregatedListDisksRequest, owner)
+                for zone, scope in self._scopes(
+                    self._disks, compute_v1.AggregatedListDisksRequest, owner_filter(owner)
+                )
                 for disk in scope.disks
                 if not disk.users and disk.name == _disk_name(tags_of(disk.labels).token)
             ]
@@ -350,11 +364,11 @@ class GcpProvider:
                 zone,
             )
 
-    def _scopes(self, client: Any, kind: Any, owner: str) -> Iterator[tuple[str, Any]]:
-        """The region's zones and what of the owner's is there, page by page."""
+    def _scopes(self, client: Any, kind: Any, wanted: str) -> Iterator[tuple[str, Any]]:
+        """The region's zones and what is there of what is wanted, page by page."""
         deadline = self._deadline()
         listed = client.aggregated_list(
-            request=kind(project=self.project, filter=owner_filter(owner), max_results=_PAGE),
+            request=kind(project=self.project, filter=wanted, max_results=_PAGE),
             **self._limits(deadline),
         )
         for page in self._pages(listed, deadline):

@@ -11,7 +11,7 @@ from google.cloud import compute_v1
 
 from scavenger.cloud.boot.user_data import user_data
 from scavenger.cloud.gcp.logins import login_tag
-from scavenger.cloud.gcp.names import custom_type, instance_name, labels_of, tags_of
+from scavenger.cloud.gcp.names import custom_type, instance_name, labels_of, run_max_of, tags_of
 from scavenger.domain.vm import VmRequest, VmSeen, VmState
 from scavenger.errors import ConfigurationError
 
@@ -124,6 +124,7 @@ def seen_of(instance: compute_v1.Instance, zone: str) -> VmSeen:
         public_address=next(
             (one.nat_i_p for each in interfaces for one in each.access_configs if one.nat_i_p), ""
         ),
+        run_max_s=run_max_of(instance.labels),
         launched_at=time_of(instance.creation_timestamp),
         ended_at=time_of(instance.last_stop_timestamp) if state == "stopping" else None,
         reason=reason if state == "stopping" else "",

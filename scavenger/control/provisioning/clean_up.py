@@ -14,7 +14,7 @@ from scavenger.errors import CloudError, CloudUnavailableError, GoneError, Throt
 from scavenger.presentation.formatting import when
 from scavenger.store import Store
 
-__all__ = ["LIMIT_S", "CleanUp", "Leftover", "abandoned_regions"]
+__all__ = ["LIMIT_S", "CleanUp", "Leftover", "abandoned_regions", "end_vms"]
 
 KEEP_DISKS = ("gcp",)
 """Clouds where a VM that has powered itself off keeps its disk until it is deleted."""
@@ -146,31 +146,14 @@ class CleanUp:
         Returns:
             A line for each resource that may be left behind; empty if everything was removed.
         """
-        until_s = self._clock() + (LIMIT_S if limit_s is None else limit_s)
-        left = {one.vm.instance_id: one for one in leftovers}
-        why: dict[str, str] = {}
-        asked: set[str] = set()
-        while left:
-            for key, one in list(left.items()):
-                try:
-                    if key not in asked:
-                        self._provider.terminate(key, one.vm.zone)
-                        asked.add(key)
-                    gone = self._gone(key, one.vm.zone)
-                except CloudError as error:
-                    why[key] = str(error)
-                    continue
-                why.pop(key, None)
-                if gone is not None:
-                    del left[key]
-                    self._close(one.vm.tags.token, gone)
-            if not left or self._clock() >= until_s:
-                break
-            self._sleep(POLL_S)
-        lines = [
-            f"{one}; {why.get(key, 'its end was requested, but it is not gone yet')}"
-            for key, one in left.items()
-        ]
+        lines = end_vms(
+            self._provider,
+            leftovers,
+            lambda one, gone: self._close(one.vm.tags.token, gone),
+            clock=self._clock,
+            sleep=self._sleep,
+            limit_s=LIMIT_S if limit_s is None else limit_s,
+        )
         lines += self._close_ownerless()
         if not lines and not self._in_quarantine(leftovers):  # VMs that stay may use what they share
             try:
@@ -188,14 +171,6 @@ class CleanUp:
             for one in self._store.quarantined_vms()
         )
 
-    def _gone(self, instance_id: str, zone: str) -> VmSeen | None:
-        """The VM's last state if it is gone, else None."""
-        try:
-            vm = self._provider.describe(instance_id, zone)
-        except GoneError:
-            return VmSeen(instance_id, "", zone, False, "gone")
-        return vm if vm.state == "gone" else None
-
     def _close(self, token: str, vm: VmSeen) -> None:
         self._store.mark_gone(None, token, "unwanted", "ended by `scavenger gc`", vm, never=False)
 
@@ -209,7 +184,7 @@ class CleanUp:
                 self._store.mark_gone(None, intent.id, "unwanted", "never asked for", None, never=True)
             elif intent.instance_id:
                 try:
-                    vm = self._gone(intent.instance_id, intent.request.zone)
+                    vm = _gone(self._provider, intent.instance_id, intent.request.zone)
                 except (CloudUnavailableError, ThrottledError) as error:
                     lines.append(f"{intent}: {error}")
                     continue
@@ -237,6 +212,58 @@ class CleanUp:
 
     def _has_process(self, job_id: str) -> bool:
         return self._store.is_alive(self._store.job(job_id))
+
+
+def end_vms(
+    provider: Provider,
+    leftovers: Sequence[Leftover],
+    is_gone: Callable[[Leftover, VmSeen], object] = lambda leftover, vm: None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    limit_s: float = LIMIT_S,
+) -> list[str]:
+    """End VMs and wait until they are gone; returns a line for each that may be left.
+
+    Args:
+        provider: The cloud.
+        leftovers: The VMs.
+        is_gone: Receives each VM that is gone, with its last state.
+        clock, sleep: Monotonic clock in seconds, and the function that waits.
+        limit_s: Longest wait, seconds.
+    """
+    until_s = clock() + limit_s
+    left = {one.vm.instance_id: one for one in leftovers}
+    why: dict[str, str] = {}
+    asked: set[str] = set()
+    while left:
+        for key, one in list(left.items()):
+            try:
+                if key not in asked:
+                    provider.terminate(key, one.vm.zone)
+                    asked.add(key)
+                gone = _gone(provider, key, one.vm.zone)
+            except CloudError as error:
+                why[key] = str(error)
+                continue
+            why.pop(key, None)
+            if gone is not None:
+                del left[key]
+                is_gone(one, gone)
+        if not left or clock() >= until_s:
+            break
+        sleep(POLL_S)
+    asked_for = "its end was requested, but it is not gone yet"
+    return [f"{one}; {why.get(key, asked_for)}" for key, one in left.items()]
+
+
+def _gone(provider: Provider, instance_id: str, zone: str) -> VmSeen | None:
+    """The VM's last state if it is gone, else None."""
+    try:
+        vm = provider.describe(instance_id, zone)
+    except GoneError:
+        return VmSeen(instance_id, "", zone, False, "gone")
+    return vm if vm.state == "gone" else None
 
 
 def abandoned_regions(store: Store) -> tuple[tuple[str, str], ...]:
