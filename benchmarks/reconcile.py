@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -23,6 +25,8 @@ from scavenger.store.intent_rows import row_of
 __all__ = ["BENCHMARK"]
 
 VMS, JOBS = 1_000, 10
+LAGS = 4
+"""Ends for each repetition, while looks follow one another."""
 _AIM_S = 5.0
 _ZONE, _KIND = "us-central1-a", "e2-standard-4"
 LIFE_S = 86_400.0
@@ -93,8 +97,38 @@ def _rented(store: Store, provider: Any) -> tuple[list[str], list[str]]:
     return jobs, tokens
 
 
+def _lags(
+    server: Any,
+    clock: Any,
+    store: Store,
+    reconciler: Reconciler,
+    jobs: list[str],
+    tokens: list[str],
+    count: int,
+) -> list[float]:
+    """Times from ends of VMs, at times of no pattern, until they are on record, while looks follow one another."""
+    stop, failures, rng, lags = Event(), list[Exception](), random.Random(1), []
+    thread = Thread(target=reconciler.run, args=(stop, failures.append))
+    thread.start()
+    for token in tokens[:count]:
+        time.sleep(rng.uniform(1.0, 6.0))
+        for job_id in jobs:
+            store.heartbeat(job_id)
+        machine = next(one for one in server.project.alive() if token in one.body["labels"].values())
+        server.project.delete(machine.zone, str(machine.id))
+        clock.advance(60.0)
+        began_s = time.perf_counter()
+        while next(one.state for one in store.intents() if one.id == token) != "GONE":
+            time.sleep(0.25)  # reading 1,000 intents takes time from the look
+        lags.append(time.perf_counter() - began_s)
+    stop.set()
+    thread.join()
+    assert not failures, failures
+    return lags
+
+
 def run(repetitions: int, work_dir: Path) -> Result:
-    """Looks with a listing and without one, and the time from an end of a VM until it is on record."""
+    """Looks with a listing and without one, and the time from ends of VMs until they are on record."""
     server, clock, provider = _cloud()
     limits, moved_s = LookLimits(), 0.0
     with server, Store.open(f"sqlite:///{work_dir}/store.db") as store:
@@ -140,20 +174,22 @@ def run(repetitions: int, work_dir: Path) -> Result:
             found = {one.id: one.state for one in store.intents()}
             assert found[tokens[number]] == "GONE", "its end is on record after the look that lists"
             plain.append(look(limits.interval_s))
-    both, only = Spread.of(listing), Spread.of(plain)
+        lags = _lags(server, clock, store, reconciler, jobs, tokens[repetitions:], repetitions * LAGS)
+    both, only, lag = Spread.of(listing), Spread.of(plain), Spread.of(lags)
     return Result(
         headers=("look at 1,000 live VMs", "s"),
         rows=(
             ("the first: adopts nothing, renews all", f"{first_s:.2f}"),
             ("that lists the cloud's VMs, and records one that has ended", both.text(1, 2)),
             ("that does not list", only.text(1, 2)),
+            ("from an end that only the cloud knows of until it is on record", lag.text(1, 2)),
         ),
-        verdict=f"aim: a look lags by less than {_AIM_S:g} s: {'kept' if both.high < _AIM_S else 'missed'} "
-        f"({both.high:.2f} s at most)",
-        figures={"first_s": first_s, "listing_s": both, "plain_s": only, "vms": VMS},
+        verdict=f"aim: an end that only the cloud knows of is on record within {_AIM_S:g} s: "
+        f"{sum(one < _AIM_S for one in lags)} of {len(lags)} were",
+        figures={"first_s": first_s, "listing_s": both, "plain_s": only, "lag_s": lag, "vms": VMS},
         remarks=(
-            "a change of what is wanted is looked at without delay; an end that only the cloud knows of is seen when "
-            f"it is listed, every {limits.list_interval_s:g} s",
+            "a change of what is wanted is looked at without delay; an end that only the cloud knows of is seen when it is "
+            f"listed, in each look, {limits.interval_s:g} s (by chance 25 % more or less) after the one before",
             f"the server answers in this process, with pages of {_PAGE}; renewals, which go to VMs by their "
             "connections, take no time here",
         ),

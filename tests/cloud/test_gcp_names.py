@@ -120,7 +120,7 @@ def test_labels_of_a_request_are_made_allowed_or_refused(labels: list[tuple[str,
         assert labels
         return
 
-    assert len(made) == 5 + len(labels)
+    assert len(made) == 6 + len(labels)
     assert all(KEY.fullmatch(key) and VALUE.fullmatch(value) for key, value in made.items())
 
 

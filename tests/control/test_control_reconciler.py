@@ -159,6 +159,22 @@ def test_throttling_slows_everything_and_breaks_nothing(bench: Bench) -> None:
     assert {one.generation for one in bench.living()} == {0}
 
 
+def test_each_look_lists_until_the_cloud_throttles_and_then_fewer_do(bench: Bench) -> None:
+    def lists() -> int:
+        before = len(bench.calls("list_owned"))
+        bench.pass_(150)
+        return len(bench.calls("list_owned")) - before
+
+    often = lists()
+    bench.cloud.throttle(1)
+    seldom = lists()
+    bench.pass_(600)
+
+    assert often == pytest.approx(150 / bench.config.look.interval_s, abs=5)
+    assert seldom <= 150 / 15.0 + 1
+    assert lists() == pytest.approx(often, abs=2)
+
+
 def test_revoked_credentials_never_make_a_job_clean_and_deletes_go_on_for_ever(bench: Bench) -> None:
     bench.pass_(60)
     bench.cloud.deny()

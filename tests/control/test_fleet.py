@@ -62,7 +62,7 @@ OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**3
 QUICK = Backoff(0.1, 0.2)
 CONFIG = ProvisioningConfig(
     0.3,
-    look=LookLimits(interval_s=0.1, list_interval_s=0.2),
+    look=LookLimits(interval_s=0.1, list_interval_s=0.2, vm_interval_s=0.2),
     waits=RetryWaits(*[QUICK] * 6),
 )
 

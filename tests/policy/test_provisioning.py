@@ -454,6 +454,21 @@ class TestThrottling:
 
 
 @pytest.mark.parametrize(
+    ("vms", "throttled", "calls_a_minute"),
+    [(0, False, 12), (999, False, 24), (1499, False, 36), (5000, False, 36), (1000, True, 12)],
+)
+def test_listings_are_as_frequent_as_the_clouds_limits_allow(
+    vms: int, throttled: bool, calls_a_minute: int
+) -> None:
+    limits = LookLimits()
+    again_s = limits.list_again_s(vms, throttled=throttled)
+
+    assert (again_s < 0.75 * limits.interval_s) == (vms < 1500 and not throttled), "each look lists"
+    between_s = max(again_s, limits.interval_s)  # a listing is part of a look
+    assert (vms // 500 + 1) * 60.0 / between_s == pytest.approx(calls_a_minute)
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         lambda: VmLimits(register_s=900.0),

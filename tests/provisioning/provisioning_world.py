@@ -36,7 +36,7 @@ CALM_S = 900.0
 CONFIG = ProvisioningConfig(
     visibility_s=20.0,
     lease_s=45.0,
-    look=LookLimits(interval_s=10.0, actions_s=40.0, list_interval_s=20.0, call_s=15.0),
+    look=LookLimits(interval_s=10.0, actions_s=40.0, list_interval_s=20.0, vm_interval_s=20.0, call_s=15.0),
     vm=VmLimits(register_s=90.0, silence_s=60.0, life_s=240.0, quarantine_s=80.0),
     waits=RetryWaits(
         call=Backoff(5.0, 30.0),

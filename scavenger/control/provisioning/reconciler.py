@@ -47,7 +47,7 @@ from scavenger.policy.provisioning.actions import (
     Sweep,
     Terminate,
 )
-from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.config import THROTTLED_FOR_S, ProvisioningConfig
 from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
@@ -56,6 +56,9 @@ __all__ = ["Reconciler"]
 
 ALARM_AGAIN_S = 3600.0
 """Interval after which an alarm that still holds is repeated."""
+
+_LATELY = ("throttled lately",)
+"""Key of the time in which listings are fewer, since the cloud has throttled a call."""
 
 T = TypeVar("T")
 
@@ -269,7 +272,8 @@ class Reconciler:
         except CloudError:
             memory.wait(("list",), self._config.waits.call, self._clock(), self._rng)
             return None
-        memory.hold(("list",), self._config.look.list_interval_s, now_s)
+        again_s = self._config.look.list_again_s(len(vms), throttled=not memory.is_due(_LATELY, now_s))
+        memory.hold(("list",), again_s, now_s)
         return Listing(vms, began_s)
 
     def _cloud(self, what: str, call: Callable[[], T]) -> Steps[T]:
@@ -285,6 +289,7 @@ class Reconciler:
             answer = yield from ask(guarded)
         except ThrottledError:
             memory.wait(THROTTLE, self._config.waits.throttled, self._clock(), self._rng)
+            memory.hold(_LATELY, THROTTLED_FOR_S, self._clock())
             raise
         except CredentialsError as error:
             memory.denied[what] = str(error)
@@ -417,7 +422,7 @@ class Reconciler:
         except CloudError:
             self._memory.wait(key, self._config.waits.call, self._clock(), self._rng)
         else:
-            self._memory.hold(key, self._config.look.list_interval_s, self._clock())
+            self._memory.hold(key, self._config.look.vm_interval_s, self._clock())
             if vm.state == "gone":
                 yield from self._gone(intent, *ending_of(intent, vm), vm)
 

@@ -8,8 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["Backoff", "CrashLoop", "LookLimits", "ProvisioningConfig", "RetryWaits", "VmLimits"]
+__all__ = [
+    "THROTTLED_FOR_S",
+    "Backoff",
+    "CrashLoop",
+    "LookLimits",
+    "ProvisioningConfig",
+    "RetryWaits",
+    "VmLimits",
+]
 
+LIST_PAGE, LIST_CALLS = 500, 3
+"""VMs that one call of a listing shows at least, and the most calls that a listing in each look may take."""
+LIST_THROTTLED_S, THROTTLED_FOR_S = 15.0, 600.0
+"""Shortest time between two listings after the cloud has throttled a call, and for how long that holds."""
 EXPONENT_MAX = 30
 """Largest number of doublings; more would overflow without changing the wait."""
 
@@ -55,14 +67,16 @@ class LookLimits:
     Attributes:
         interval_s: Time between two looks.
         actions_s: Time after which a look starts no more actions.
-        list_interval_s: Time between two listings.
+        list_interval_s: Shortest time between two listings: below that between two looks, so that each look lists.
+        vm_interval_s: Time between two questions about one VM that listings do not show.
         call_s: Longest time of one call to the cloud.
         creates_max, calls_max: Most launches and most calls to the cloud in one look.
     """
 
     interval_s: float = 5.0
     actions_s: float = 60.0
-    list_interval_s: float = 15.0
+    list_interval_s: float = 3.5
+    vm_interval_s: float = 15.0
     call_s: float = 60.0
     creates_max: int = 4
     calls_max: int = 20
@@ -70,6 +84,27 @@ class LookLimits:
     def __post_init__(self) -> None:
         if self.creates_max < 1 or self.calls_max < 1:
             raise ValueError("a look must be allowed to do something")
+
+    def list_again_s(self, vms: int, *, throttled: bool) -> float:
+        """Time until the next listing.
+
+        Each look lists as long as that takes at most `LIST_CALLS` calls; from then on, listings take as many calls a
+        minute as these do. That is 36, of 1,500 that a project of Compute Engine may make, and of 1,200 that an account
+        has for EC2's `DescribeInstances` [1]_, [2]_: other tools and other jobs' commands need theirs.
+
+        Args:
+            vms: How many the latest listing has shown.
+            throttled: Whether the cloud has throttled a call lately.
+
+        References:
+            .. [1] https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+            .. [2] https://cloud.google.com/compute/api-quota
+        """
+        calls = vms // LIST_PAGE + 1
+        interval_s = self.list_interval_s
+        if calls > LIST_CALLS:
+            interval_s = max(interval_s, calls * self.interval_s / LIST_CALLS)
+        return max(interval_s, LIST_THROTTLED_S) if throttled else interval_s
 
 
 @dataclass(frozen=True, slots=True)
