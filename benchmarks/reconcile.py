@@ -188,8 +188,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
         f"{sum(one < _AIM_S for one in lags)} of {len(lags)} were",
         figures={"first_s": first_s, "listing_s": both, "plain_s": only, "lag_s": lag, "vms": VMS},
         remarks=(
-            "a change of what is wanted is looked at without delay; an end that only the cloud knows of is seen when it is "
-            f"listed, in each look, {limits.interval_s:g} s (by chance 25 % more or less) after the one before",
+            "a change of what is wanted is looked at without delay; an end that only the cloud knows of is seen when "
+            f"it is listed, in each look, {limits.interval_s:g} s (by chance 25 % more or less) after the one before",
             f"the server answers in this process, with pages of {_PAGE}; renewals, which go to VMs by their "
             "connections, take no time here",
         ),
