@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -77,6 +78,15 @@ class Laptop:
             text=True,
             start_new_session=True,
         )
+
+    def browse(self, link: str) -> str:
+        """The page that a browser on this machine sees behind a link: with cookies, and redirected."""
+        program = (
+            "import sys, urllib.request as u; "
+            "print(u.build_opener(u.HTTPCookieProcessor(), u.ProxyHandler({})).open(sys.argv[1], timeout=60).read())"
+        )
+        command = self.net.command(sys.executable, "-c", program, link)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
     def ask(self, *arguments: str) -> tuple[int, str]:
         """A command, to its end."""
@@ -196,11 +206,12 @@ def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
 
 
 def test_a_leader_that_nobody_watches_ends_itself_after_its_job(cloud: Rented, laptop: Laptop) -> None:
-    laptop.job.change(goal={"metric": "val_loss", "max_epochs": 2}, limits={"leader": "10s"})
+    laptop.job.change(goal={"metric": "val_loss", "max_epochs": 2}, limits={"leader": "60s"})
     code, said = laptop.ask("optimize", str(laptop.job.file), "--yes", "--detach")
     assert code == 0, said
-    laptop.net.cut()
     leader = leader_of(cloud)
+    browses_through_a_break_of_the_network(laptop)
+    laptop.net.cut()
 
     assert leader.over.wait(WITHIN_S)
 
@@ -211,6 +222,27 @@ def test_a_leader_that_nobody_watches_ends_itself_after_its_job(cloud: Rented, l
     eventually(lambda: not [vm for vm in cloud.vms() if vm.alive])
     assert not [one for one in cloud.leftovers() if one.startswith("disk")]
     laptop.net.mend()
+    code, said = laptop.ask("leader", "connect", "digits-cnn")
+    assert code != 0
+    assert "the leader's VM of job digits-cnn is gone" in said
     code, said = laptop.ask("gc", "--yes")
     assert code == 0, said
     assert_nothing_left_at(cloud)
+
+
+def browses_through_a_break_of_the_network(laptop: Laptop) -> None:
+    """The link logs a browser in, and is good again after a break, at the same address; Ctrl-C ends that."""
+    connecting = Said(laptop.begin("leader", "connect", "digits-cnn"))
+    connecting.awaits("/login?token=")
+    (link,) = re.findall(r"http://127\.0\.0\.1:\d+/login\?token=\S+", connecting.text.replace("\n", ""))
+    assert "digits-cnn" in laptop.browse(link)
+
+    laptop.net.cut()
+    connecting.awaits("the connection is made again")
+    laptop.net.mend()
+    connecting.awaits("connected again")
+
+    assert "digits-cnn" in laptop.browse(link)
+    os.killpg(connecting.process.pid, signal.SIGINT)
+    assert connecting.process.wait(60) == 0
+    connecting.awaits("the connection is closed")

@@ -18,6 +18,7 @@ from scavenger.cloud.boot.leader import LeaderAccess, leader_boot_script, leader
 from scavenger.cloud.boot.package import own_package
 from scavenger.control.leading.caller import CALLER_VARIABLE, caller_networks
 from scavenger.control.leading.configuration import environment_there, job_there
+from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.keys import login_key, new_host_key
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
@@ -33,7 +34,7 @@ from scavenger.domain.intent import PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmSettings, VmTags
 from scavenger.domain.vm_settings import AwsSettings
-from scavenger.errors import ConfigurationError, NotFoundError, TransientError
+from scavenger.errors import ConfigurationError, GoneError, NotFoundError, TransientError
 from scavenger.policy.provisioning.actions import Listing, Sweep
 from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
 from scavenger.policy.provisioning.decider import decide
@@ -389,6 +390,32 @@ def test_a_tunnel_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with forwarded(target, 8765) as tunnel, pytest.raises(TransientError, match="ended: not responding"):
         tunnel.wait()
+
+
+def test_a_connection_is_made_again_at_the_same_port_until_its_vm_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "ssh"
+    client.write_text(f"#!{sys.executable}\n{_CLIENT_THAT_GIVES_UP}")
+    client.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    leaders, said, ports, looks = Leaders(tmp_path / "leaders"), list[str](), list[int](), iter(range(4))
+    record = replace(RECORD, address="192.0.2.1")
+    leaders.put(record)
+    session = LeaderSession(leaders, record, inform=said.append, sleep=lambda seconds: None)
+
+    def look() -> None:
+        if next(looks) == 3:
+            raise GoneError("the leader's VM of job digits is gone")
+
+    monkeypatch.setattr(session, "readmit", look)
+
+    with pytest.raises(GoneError, match="is gone"):
+        session.connect(ports.append)
+
+    assert len(ports) == 1, "others have been told this port"
+    assert said.count("connected again") == 2
+    assert any("connection is made again" in one for one in said)
 
 
 _CLIENT_THAT_GIVES_UP = """

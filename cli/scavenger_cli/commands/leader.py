@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -95,28 +96,30 @@ def follow_job(key: str, *, store_url: str | None, as_json: bool) -> int:
 
 
 def connect_to(key: str, *, store_url: str | None) -> int:
-    """Forward the API until Ctrl-C.
+    """Forward the API until Ctrl-C, through every failure of the network; returns the exit code.
 
     Raises:
         NotFoundError: There is no such job.
-        TransientError: The leader's VM cannot be reached.
+        GoneError: The leader's VM is gone.
+        TransientError: The leader's VM cannot be reached at first.
     """
-    from scavenger.control.leading.ssh import forwarded
-    from scavenger.control.leading.starting import API_PORT
-
     with _opened(store_url) as (leaders, _):
         record = leaders.find(key)
-        leaders.token(record)
-        token = shlex.quote(str(leaders.folder / record.id / "token"))
-        _session(leaders, record).readmit()
-        with forwarded(leaders.target(record), API_PORT) as tunnel:
-            url = f"http://127.0.0.1:{tunnel.port}"
+        token = leaders.token(record)
+        file = shlex.quote(str(leaders.folder / record.id / "token"))
+
+        def show(port: int) -> None:
+            url = f"http://127.0.0.1:{port}"
             console.emit(Text(f"export SCAVENGER_SERVER={url}", no_wrap=True))
-            console.emit(Text(f"export SCAVENGER_TOKEN=$(cat {token})", no_wrap=True))
-            console.note(
-                f"until Ctrl-C; with these two, other commands work there; the dashboard is at {url}"
-            )
-            tunnel.wait()
+            console.emit(Text(f"export SCAVENGER_TOKEN=$(cat {file})", no_wrap=True))
+            console.note("until Ctrl-C; with these two, other commands work there")
+            console.write(sys.stderr, f"the dashboard: {url}/login?token={token}\n")
+
+        try:
+            _session(leaders, record).connect(show)
+        except KeyboardInterrupt:
+            console.note(f"the connection is closed; job {record.name} goes on")
+            return 0
 
 
 def end_leader(key: str, *, yes: bool, store_url: str | None) -> int:

@@ -19,10 +19,13 @@ from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 
-__all__ = ["FOLDER", "LeaderAccess", "leader_boot_script", "leader_set_up_script"]
+__all__ = ["FOLDER", "NOT_INSTALLED", "LeaderAccess", "leader_boot_script", "leader_set_up_script"]
 
 FOLDER = "/var/lib/scavenger"
 """What a leader's VM has of its command's: the package, the job's folder, `leader.json`; and the leader's store."""
+
+NOT_INSTALLED = 70
+"""Exit status of the set-up if Scavenger cannot be installed; what pip said last is on its standard error."""
 
 _PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]{60,80}( [\x21-\x7e]*)?")
 _SECRET_KEY = re.compile(
@@ -141,7 +144,16 @@ PATH=$PATH:/opt/scavenger/bin
 cd @FOLDER@
 if ! { command -v scavenger-leader > /dev/null && scavenger-vm --has @WHAT@; }; then
     echo '@MARK@@INSTALLING@ '@NAME@
-    sh package/install.sh >&2
+    pause_s=5
+    until sh package/install.sh > install.log 2>&1; do
+        if [ "$pause_s" -gt 40 ]; then
+            { grep -a ^ERROR install.log || tail -n 3 install.log; } | tail -n 3 >&2
+            exit @FAILED@
+        fi
+        echo "@MARK@@RETRYING@ $pause_s s"
+        sleep "$pause_s"
+        pause_s=$((pause_s * 2))
+    done
 fi
 leader=$(command -v scavenger-leader)
 cat > run.sh <<END
@@ -234,6 +246,8 @@ def leader_set_up_script(package: VmPackage, *, proxy: str = "") -> str:
     values = {
         "@MARK@": boot.MARK,
         "@INSTALLING@": boot.INSTALLING,
+        "@RETRYING@": boot.RETRYING,
+        "@FAILED@": str(NOT_INSTALLED),
         "@FOLDER@": FOLDER,
         "@RENEW@": RENEW_COMMAND,
         "@WHAT@": shlex.join([package.sha256, *package.extras]),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 from scavenger.client import Client
 from scavenger.cloud.base import AdmittingProvider
@@ -18,8 +18,8 @@ from scavenger.cloud.boot.leader import FOLDER
 from scavenger.control.leading.caller import caller_networks
 from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
 from scavenger.control.leading.renting import LeaderVm
-from scavenger.control.leading.ssh import run_there
-from scavenger.control.leading.starting import api_of
+from scavenger.control.leading.ssh import forwarded, run_there
+from scavenger.control.leading.starting import API_PORT, api_of
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.errors import ConfigurationError, GoneError, ScavengerError, TransientError
 from scavenger.policy.leaders import what_is_lost
@@ -119,6 +119,36 @@ class LeaderSession:
         # a job whose runner died is resumed by the leader: its submission tells
         open_still = (document.get("submission") or {}).get("state") in ("queued", "running")
         return None if open_still else document
+
+    def connect(self, ready: Callable[[int], None]) -> NoReturn:
+        """Forward the API at one port of this machine, through every failure of the network.
+
+        Args:
+            ready: Receives the port, once.
+
+        Raises:
+            GoneError: The leader's VM is gone.
+            TransientError: It cannot be reached at first.
+        """
+        here, times = 0, 0
+        self.readmit()
+        while True:
+            try:
+                with forwarded(self._leaders.target(self.record), API_PORT, here=here) as tunnel:
+                    if here:
+                        self._inform("connected again")
+                    else:
+                        ready(tunnel.port)
+                    here, times = tunnel.port, 0
+                    tunnel.wait()
+            except TransientError as error:
+                if not here:
+                    raise
+                times += 1
+                if times == 1:
+                    self._inform(f"the job goes on, and the connection is made again: {error}")
+                self.readmit()
+            self._sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
 
     def readmit(self) -> None:
         """Let this machine in from its present address, if the VM is there.

@@ -17,7 +17,7 @@ from typing import IO, NoReturn
 
 from scavenger.errors import TransientError
 
-__all__ = ["SshTarget", "Tunnel", "forwarded", "known_host", "run_there", "ssh_command"]
+__all__ = ["FailedThereError", "SshTarget", "Tunnel", "forwarded", "known_host", "run_there", "ssh_command"]
 
 CONNECT_S = 10
 ALIVE_S, ALIVE_TIMES = 15, 4
@@ -25,6 +25,20 @@ ALIVE_S, ALIVE_TIMES = 15, 4
 _FAILED = 255
 """Exit status of `ssh` itself; any other is that of the command."""
 _TRIES_S = 30.0
+
+
+class FailedThereError(TransientError):
+    """A command has failed on the VM.
+
+    Args:
+        message: One line.
+        status: Its exit status.
+        said: The end of what it said.
+    """
+
+    def __init__(self, message: str, status: int, said: str) -> None:
+        super().__init__(message)
+        self.status, self.said = status, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,8 @@ def run_there(
         timeout_s: Longest time, seconds.
 
     Raises:
-        TransientError: It cannot be reached, or the command fails; the message has the end of what it said.
+        FailedThereError: The command fails; the message has the end of what it said.
+        TransientError: It cannot be reached, or takes too long.
     """
     try:
         done = subprocess.run(
@@ -117,8 +132,13 @@ def run_there(
     if done.returncode == 0:
         return (done.stdout or b"").decode(errors="replace")
     said = " ".join(done.stderr.decode(errors="replace").split())[-500:]
-    what = "cannot be reached by SSH" if done.returncode == _FAILED else f"{command.split()[0]} failed there"
-    raise TransientError(f"{target.address}: {what}: {said or done.returncode}")
+    if done.returncode == _FAILED:
+        raise TransientError(f"{target.address}: cannot be reached by SSH: {said or done.returncode}")
+    raise FailedThereError(
+        f"{target.address}: {command.split()[0]} failed there: {said or done.returncode}",
+        done.returncode,
+        said,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +164,21 @@ class Tunnel:
 
 
 @contextmanager
-def forwarded(target: SshTarget, port: int) -> Iterator[Tunnel]:
+def forwarded(target: SshTarget, port: int, *, here: int = 0) -> Iterator[Tunnel]:
     """Forward a port of the VM's loopback within the block.
+
+    Args:
+        target: Where to.
+        port: The one there.
+        here: The one here; 0 for any that is free.
 
     Raises:
         TransientError: It cannot be forwarded now.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        here = int(free.getsockname()[1])
+    if not here:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            here = int(free.getsockname()[1])
     process = subprocess.Popen(
         ssh_command(target, forward=(here, port)),
         stdin=subprocess.DEVNULL,

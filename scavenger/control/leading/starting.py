@@ -22,7 +22,13 @@ import msgspec
 from scavenger.client import Client, ServerAddress, SubmitOptions
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.cloud.boot.boot import image_script
-from scavenger.cloud.boot.leader import FOLDER, LeaderAccess, leader_boot_script, leader_set_up_script
+from scavenger.cloud.boot.leader import (
+    FOLDER,
+    NOT_INSTALLED,
+    LeaderAccess,
+    leader_boot_script,
+    leader_set_up_script,
+)
 from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.leading.caller import caller_networks
@@ -36,7 +42,7 @@ from scavenger.control.leading.configuration import (
 from scavenger.control.leading.keys import login_key, new_host_key
 from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
-from scavenger.control.leading.ssh import SshTarget, forwarded, run_there
+from scavenger.control.leading.ssh import FailedThereError, SshTarget, forwarded, run_there
 from scavenger.control.provisioning.cloud_resources import CloudResources
 from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
@@ -223,13 +229,25 @@ class _Starting:
         target = self._leaders.target(record)
         self._inform(f"the leader's VM is reached at {record.address}, and is set up")
         self._send(target, intent, seen)
-        run_there(target, f"sh {FOLDER}/set_up.sh", timeout_s=_SET_UP_S)
+        self._set_up(target)
         token = _token(target)
         self._leaders.put_token(record, token)
         with api_of(self._leaders, record) as client:
             job_id = self._submitted(client, record)
         self._inform(f"job {record.name} ({job_id[:8]}) is led there, and goes on without this machine")
         return self._leaders.change(record, job_id=job_id)
+
+    def _set_up(self, target: SshTarget) -> None:
+        """Install Scavenger there, unless its image has it, and start the leader."""
+        try:
+            run_there(target, f"sh {FOLDER}/set_up.sh", timeout_s=_SET_UP_S)
+        except FailedThereError as error:
+            if error.status != NOT_INSTALLED:
+                raise
+            raise TransientError(
+                f"Scavenger cannot be installed on the leader's VM: {error.said}; it must reach a package index, or "
+                "boot from an image that has Scavenger (docs/clouds.md, Images)"
+            ) from error
 
     def _submitted(self, client: Client, record: LeaderRecord) -> str:
         """Submit the job, or let it go on; returns its id."""
