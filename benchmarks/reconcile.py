@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from benchmarks.figures import Benchmark, Result, Spread
@@ -21,6 +22,7 @@ from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
 from scavenger.policy.provisioning.config import LookLimits
 from scavenger.store import Store
 from scavenger.store.intent_rows import row_of
+from scavenger.store.schema import IntentRow
 
 __all__ = ["BENCHMARK"]
 
@@ -97,6 +99,12 @@ def _rented(store: Store, provider: Any) -> tuple[list[str], list[str]]:
     return jobs, tokens
 
 
+def _state(store: Store, token: str) -> str:
+    """The state of one intent; reading all would take time from the looks."""
+    with Session(store._database.engine) as session:
+        return session.scalars(select(IntentRow.state).where(IntentRow.id == token)).one()
+
+
 def _lags(
     server: Any,
     clock: Any,
@@ -118,8 +126,8 @@ def _lags(
         server.project.delete(machine.zone, str(machine.id))
         clock.advance(60.0)
         began_s = time.perf_counter()
-        while next(one.state for one in store.intents() if one.id == token) != "GONE":
-            time.sleep(0.25)  # reading 1,000 intents takes time from the look
+        while _state(store, token) != "GONE":
+            time.sleep(0.05)
         lags.append(time.perf_counter() - began_s)
     stop.set()
     thread.join()
@@ -150,6 +158,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
             clock=lambda: time.monotonic() + moved_s,
         )
 
+        processor: list[float] = []
+
         def look(after_s: float) -> float:
             """One look, so many seconds after the last; returns how long it took."""
             nonlocal moved_s
@@ -157,13 +167,15 @@ def run(repetitions: int, work_dir: Path) -> Result:
             clock.advance(after_s)
             for job_id in jobs:
                 store.heartbeat(job_id)
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             assert reconciler.look()
+            processor.append(time.process_time() - used)
             return time.perf_counter() - begin
 
         first_s = look(0.0)
         assert len(renewed) == VMS
         listing, plain = [], []
+        processor.clear()
         for number in range(repetitions):
             machine = next(
                 one for one in server.project.alive() if tokens[number] in one.body["labels"].values()
@@ -173,20 +185,29 @@ def run(repetitions: int, work_dir: Path) -> Result:
             listing.append(look(limits.list_interval_s))
             found = {one.id: one.state for one in store.intents()}
             assert found[tokens[number]] == "GONE", "its end is on record after the look that lists"
-            plain.append(look(limits.interval_s))
+            plain.append(look(1.0))
         lags = _lags(server, clock, store, reconciler, jobs, tokens[repetitions:], repetitions * LAGS)
     both, only, lag = Spread.of(listing), Spread.of(plain), Spread.of(lags)
+    used = Spread.of(processor[::2])
     return Result(
         headers=("look at 1,000 live VMs", "s"),
         rows=(
             ("the first: adopts nothing, renews all", f"{first_s:.2f}"),
             ("that lists the cloud's VMs, and records one that has ended", both.text(1, 2)),
+            ("the same in processor time, with the server's", used.text(1, 2)),
             ("that does not list", only.text(1, 2)),
             ("from an end that only the cloud knows of until it is on record", lag.text(1, 2)),
         ),
         verdict=f"aim: an end that only the cloud knows of is on record within {_AIM_S:g} s: "
         f"{sum(one < _AIM_S for one in lags)} of {len(lags)} were",
-        figures={"first_s": first_s, "listing_s": both, "plain_s": only, "lag_s": lag, "vms": VMS},
+        figures={
+            "first_s": first_s,
+            "listing_s": both,
+            "plain_s": only,
+            "processor_s": used,
+            "lag_s": lag,
+            "vms": VMS,
+        },
         remarks=(
             "a change of what is wanted is looked at without delay; an end that only the cloud knows of is seen when "
             f"it is listed, in each look, {limits.interval_s:g} s (by chance 25 % more or less) after the one before",
