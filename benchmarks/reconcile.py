@@ -195,7 +195,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
             ("the first: adopts nothing, renews all", f"{first_s:.2f}"),
             ("that lists the cloud's VMs, and records one that has ended", both.text(1, 2)),
             ("the same in processor time, with the server's", used.text(1, 2)),
-            ("that does not list", only.text(1, 2)),
+            ("that does not list, and rents a VM in its place", only.text(1, 2)),
             ("from an end that only the cloud knows of until it is on record", lag.text(1, 2)),
         ),
         verdict=f"aim: an end that only the cloud knows of is on record within {_AIM_S:g} s: "
