@@ -65,9 +65,9 @@ class LoginRules:
         region: Of the subnetworks.
         client_options: The arguments of every client.
         told: Translates errors; receives what is done.
-        limits: The arguments of a call that must be over by a deadline, on `clock`.
+        limits: The arguments of a call that must be over by a deadline.
         deadline: The deadline of an action that begins now.
-        clock, sleep: Monotonic seconds, and how to wait.
+        sleep: How to wait, seconds.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LoginRules:
         """Remove the rules of an owner; what was removed.
 
         Raises:
-            ThrottledError, CloudUnavailableError: As the cloud says.
+            CredentialsError, ThrottledError, CloudUnavailableError: As the cloud says.
         """
         removed: list[str] = []
         deadline = self._deadline()
