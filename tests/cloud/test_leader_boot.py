@@ -151,7 +151,7 @@ def test_a_vm_without_an_index_says_so_and_its_time_limit_goes_on(tmp_path: Path
         done = machine.run("sh", f"{FOLDER}/set_up.sh", timeout_s=300.0)
 
         assert done.returncode == NOT_INSTALLED
-        assert re.search(rf"ERROR: No matching distribution found for {FETCHED}", done.stderr)
+        assert re.search("ERROR: (Cannot install|No matching distribution)", done.stderr)
         assert len(done.stderr.splitlines()) <= 3
         assert machine.run("systemctl", "is-active", "--quiet", LIMIT_TIMER).returncode == 0
         assert machine.run("test", "-e", "/run/systemd/system/scavenger-leader.service").returncode == 1
