@@ -19,12 +19,12 @@ class Allowance:
 
     Attributes:
         usd: US dollars; None without a limit.
-        cost_usd: What it has cost; to be set at its end.
+        cost_usd: What it has cost; to be set at its end. None if that is not known: then all that was set aside counts.
     """
 
     def __init__(self, usd: float | None) -> None:
         self.usd = usd
-        self.cost_usd = 0.0
+        self.cost_usd: float | None = 0.0
 
 
 class Budget:
@@ -83,8 +83,8 @@ class Budget:
             yield allowance
         finally:
             with self._lock:
-                del self._aside[id(allowance)]
-                self._spent_usd += allowance.cost_usd
+                aside = self._aside.pop(id(allowance))
+                self._spent_usd += aside if allowance.cost_usd is None else allowance.cost_usd
 
 
 def dollars(given: str | float | None) -> float | None:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, CurvePoint
 from scavenger.domain.document import report_from_document
 from scavenger.domain.report import Noted, Observer, PhaseChanged
-from scavenger.errors import ConfigurationError, ScavengerError, StoreError, TransientError
+from scavenger.errors import ConfigurationError, NotFoundError, ScavengerError, StoreError, TransientError
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.job import Job
@@ -273,7 +273,7 @@ class Client:
         if job_id in self._submitted:
             allowance, aside = self._submitted.pop(job_id)
             with aside:
-                allowance.cost_usd = self.cost_of(job_id)
+                allowance.cost_usd = self._cost_if_known(job_id)
         return self.result(job_id)
 
     # ---- what is on record ---------------------------------------------------------------------------------
@@ -372,19 +372,30 @@ class Client:
                     finally:
                         job_id = one.job_id
         finally:
-            allowance.cost_usd = max(0.0, self.cost_of(job_id) - before_usd)
+            cost_usd = self._cost_if_known(job_id)
+            allowance.cost_usd = None if cost_usd is None else max(0.0, cost_usd - before_usd)
 
     def cost_of(self, job_id: str) -> float:
         """What a job has cost by its record, US dollars; 0 if it has none.
 
         Args:
             job_id: Its id; may be empty.
+
+        Raises:
+            ScavengerError: If the record cannot be read.
         """
         if not job_id:
             return 0.0
-        with suppress(ScavengerError):
+        try:
             return self._source.cost(job_id, datetime.now(UTC)).actual_usd or 0.0
-        return 0.0
+        except NotFoundError:
+            return 0.0
+
+    def _cost_if_known(self, job_id: str) -> float | None:
+        try:
+            return self.cost_of(job_id)
+        except ScavengerError:
+            return None
 
     @contextmanager
     def _stoppable(self, run: JobRun) -> Iterator[None]:

@@ -170,7 +170,10 @@ class Study:
         return self._trial(self._client.attempt(job, observer=observer), job.params)
 
     def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
-        cost_usd = self._client.cost_of(run.id) or run.cost_usd
+        try:
+            cost_usd = self._client.cost_of(run.id) or run.cost_usd
+        except ScavengerError:  # its report has it, too
+            cost_usd = run.cost_usd
         return _trial_of(run, params, cost_usd)
 
     def _job(self, job: Job, params: Mapping[str, Any]) -> Job:

@@ -172,6 +172,12 @@ class TestBudgets:
             raise TrainingError("no")
         assert budget.left_usd == 1.0
 
+    def test_what_a_job_has_cost_is_all_that_it_might_cost_where_that_is_not_known(self) -> None:
+        budget = Budget(10.0)
+        with budget.allowance(4.0) as one:
+            one.cost_usd = None
+        assert budget.left_usd == 6.0
+
     def test_without_a_limit_only_the_jobs_own_holds(self) -> None:
         budget = Budget(None)
         with budget.allowance(None) as one, budget.allowance(2.0) as other:

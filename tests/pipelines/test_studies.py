@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 import pipeline_code
 import pytest
+from sqlalchemy import create_engine, text
 
 from scavenger import Client, Job, Study
 from scavenger.domain.document import report_document
@@ -27,7 +28,7 @@ from scavenger.domain.report import (
     SearchOutcome,
     TrainingResult,
 )
-from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError
+from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError, StoreError
 from scavenger.integrations.optuna import COST, StopAtBudget, objective, resume_interrupted
 from scavenger.pipelines.study import PRUNED, trial_key, union_s
 from scavenger.store import Store
@@ -119,6 +120,16 @@ def test_a_trial_whose_program_was_killed_counts_and_is_not_over(url: str, clien
 
     assert (trial.state, trial.cost_usd, trial.over) == ("interrupted", 0.125, False)
     assert client.study("rates").spent_usd == 0.125
+
+
+def test_a_study_whose_costs_cannot_be_read_does_not_begin(url: str, client: Client) -> None:
+    record(url, 0.5, usd=0.25)
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE intents RENAME TO elsewhere"))
+    engine.dispose()
+    with pytest.raises(StoreError):
+        _ = client.study("rates", budget=0.7).spent_usd
 
 
 def test_what_makes_another_trial() -> None:
