@@ -289,7 +289,7 @@ def test_a_join_file_that_is_none_is_one_line_without_its_key(
 
 
 def test_a_vm_runs_the_agent_from_its_join_file_and_says_that_it_hears_no_notices(stage: Stage) -> None:
-    ticket = stage.ticket("vm-0", stage.expect("vm-0"), provider="local")
+    ticket = stage.ticket("vm-0", stage.expect("vm-0"), provider="none")
     agent = subprocess.Popen(
         [sys.executable, "-m", "scavenger.control.provisioning.on_vm", str(ticket)], stdout=subprocess.DEVNULL
     )
@@ -299,11 +299,14 @@ def test_a_vm_runs_the_agent_from_its_join_file_and_says_that_it_hears_no_notice
         told.extend(stage.hosts.alarms())
         return bool(told)
 
-    with agent:
+    try:
         stage.joined("vm-0")
         assert eventually(warned, within_s=60.0)
         agent.terminate()
         assert agent.wait(60.0) == 0
+    finally:
+        agent.kill()
+        agent.wait()
     assert "it will receive no preemption notices" in told[0]
 
 
