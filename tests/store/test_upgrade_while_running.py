@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import time
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from alembic.script import ScriptDirectory
+from sqlalchemy import insert, inspect
 
 from scavenger.domain.intent import Fence
-from scavenger.domain.submission import NewSubmission, runner_lease
+from scavenger.domain.submission import runner_lease
 from scavenger.errors import StoreTooNewError
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
 from scavenger.store.owner import this_process
-from scavenger.store.schema import REVISION, LeaseRow
+from scavenger.store.schema import REVISION, Base, LeaseRow, SubmissionRow
 from tests.control import soak_runner
 
 ROOT = Path(__file__).parents[2]
@@ -44,43 +48,60 @@ def old(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield store
 
 
-def submitted(store: Store, folder: Path) -> Fence:
-    """A job whose runner is being started; the fence of the server.
-
-    Both rows are written as the version before did: its leases know nothing of restores.
-    """
-    account = this_process()
-    spec = {"goal": {"max_epochs": STEPS}}
-    new = NewSubmission("tiny", spec, str(folder / "job.yaml"), "ann", account.host, os.getuid())
-    job = store.submit(new)
+def write(store: Store, *rows: Base) -> None:
+    """Write rows as the version before did: with the columns that its tables have."""
     with store._database.writing() as session:
-        session.add(LeaseRow(name=runner_lease(job.id), holder="server", token=1, beats=0))
-    lease = store.start_runner(job.id, "server", store.lease(runner_lease(job.id)))
-    assert lease is not None
-    return lease.fence
+        for row in rows:
+            known = {one["name"] for one in inspect(session.connection()).get_columns(row.__tablename__)}
+            values = {name: value for name, value in vars(row).items() if name in known}
+            session.execute(insert(type(row)).values(values))
+
+
+def submitted(store: Store, folder: Path, holder: str) -> Fence:
+    """A job whose runner is started or running; the fence of the holder of its lease."""
+    account, now, job_id = this_process(), datetime.now(UTC), str(uuid.uuid4())
+    row = SubmissionRow(
+        id=job_id,
+        name="tiny",
+        spec={"goal": {"max_epochs": STEPS}},
+        job_file=str(folder / "job.yaml"),
+        user="ann",
+        host=account.host,
+        uid=os.getuid(),
+        rents=False,
+        audit=False,
+        priority=0,
+        state="running",
+        reason="",
+        cancelling=False,
+        starts=1,
+        fruitless=1,
+        submitted_at=now,
+        started_at=now,
+    )
+    write(store, row, LeaseRow(name=runner_lease(job_id), holder=holder, token=1, beats=0))
+    return Fence(runner_lease(job_id), 1)
 
 
 def test_what_a_running_process_of_the_version_before_writes_is_accepted(
     old: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fence = submitted(old, tmp_path)
+    fence = submitted(old, tmp_path, "runner")
     job_id = fence.name.partition("/")[2]
-    lease = old.hand_over_lease(fence, "runner")
-    assert lease is not None
-    old.fence(lease.fence)
+    old.fence(fence)
     old.create_job("tiny", spec={}, job_file="/job.yaml", job_id=job_id)
     old.update_job(job_id, state="running", step=1)
 
     with Store.open(url) as new:  # migrates
         assert new.revision == REVISION
-        assert old.renew_lease(lease.fence)
+        assert old.renew_lease(fence)
         old.update_job(job_id, step=2)
         old.add_event(job_id, "note", "goes on")
         assert new.job(job_id).step == 2
         (seen,) = new.backlog(this_process().host, os.getuid(), None).running
         assert (seen.step, seen.lease and seen.lease.holder) == (2, "runner")
         old.finish_job(job_id, state="succeeded", report=None, exit_code=0)
-        assert old.end_submission(lease.fence, job_id, "succeeded")
+        assert old.end_submission(fence, job_id, "succeeded")
         assert (new.job(job_id).state, new.submission(job_id).state) == ("succeeded", "ended")  # type: ignore[union-attr]
 
     with monkeypatch.context() as earlier:
@@ -105,24 +126,33 @@ def _open_as_before(url: str, folder: Path, earlier: pytest.MonkeyPatch) -> None
     Store.open(url).close()
 
 
+def version_before(folder: Path) -> Path:
+    """The code as it was before the newest migration came, from the history."""
+    (newest,) = (ROOT / "migrations" / "versions").glob(f"{REVISION}_*.py")
+    log = ["git", "log", "--diff-filter=A", "--format=%H", "--", str(newest)]
+    added = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not added:
+        pytest.skip("there is no history of the code here")
+    folder.mkdir()
+    packed = folder / "code.tar"
+    subprocess.run(["git", "archive", f"--output={packed}", f"{added[-1]}^"], cwd=ROOT, check=True)
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_runner_process_of_the_version_before_makes_every_step_once(
     old: Store, url: str, tmp_path: Path
 ) -> None:
-    fence = submitted(old, tmp_path)
+    code = version_before(tmp_path / "before")
+    fence = submitted(old, tmp_path, "server")
     job_id = fence.name.partition("/")[2]
-    code = (
-        "import sys\n"
-        "from scavenger.store import migrate, store\n"
-        f"migrate.REVISION = store.REVISION = {before()!r}\n"
-        "from tests.control import soak_runner\n"
-        "sys.exit(soak_runner.runner.main(soak_runner.SoakRunner))\n"
-    )
     runner = subprocess.Popen(
-        [sys.executable, "-c", code, job_id, str(fence.token)],
-        cwd=ROOT,
-        env={**os.environ, "SCAVENGER_STORE": url},
+        [sys.executable, "-m", "tests.control.soak_runner", job_id, str(fence.token)],
+        cwd=code,
+        env={**os.environ, "SCAVENGER_STORE": url, "PYTHONPATH": str(code)},
     )
     until = time.monotonic() + 60
     while not old.has_job(job_id) or (old.job(job_id).step or 0) < 3:
