@@ -126,12 +126,15 @@ def _look(
             left.append(f"{provider}/{region} cannot be checked: {error}")
             continue
         checked.append(f"{provider}/{region}")
-    clearings += _of_leaders(store, opened, left, inform)
+    names = [f"{provider}/{region}" for provider, region in wanted]
+    for place, clearing_of in _of_leaders(store, opened, left, inform):
+        names += [] if place in names else [place]
+        checked += [] if place in checked else [place]
+        clearings += clearing_of
     found = tuple(one for _, leftovers in clearings for one in leftovers)
     if found and not told:
         tell(store, leftover_notification([_told(one) for one in found], datetime.now(UTC)))
-    names = tuple(f"{provider}/{region}" for provider, region in wanted)
-    return Sweep(names, tuple(checked), found, tuple(left)), clearings
+    return Sweep(tuple(names), tuple(checked), found, tuple(left)), clearings
 
 
 def _told(one: Leftover) -> dict[str, str]:
@@ -146,8 +149,8 @@ def _told(one: Leftover) -> dict[str, str]:
 
 def _of_leaders(
     store: Store, opened: ExitStack, left: list[str], inform: Inform
-) -> Iterator[tuple[CleanUp, tuple[Leftover, ...]]]:
-    """What leaders' VMs have left that lead no job any more, or never did."""
+) -> Iterator[tuple[str, Clearings]]:
+    """What leaders' VMs have left that lead no job any more, or never did: where, and at most one clean-up."""
     from scavenger.control.leading.record import Leaders
     from scavenger.control.leading.renting import LeaderVm
 
@@ -156,8 +159,8 @@ def _of_leaders(
         try:
             provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
             vm = LeaderVm(opened.enter_context(leaders.open_store(record)), provider, inform=inform)
-            if (found := vm.leftovers(record.id, used=bool(record.job_id), ending=record.ending)) is not None:
-                yield found
+            found = vm.leftovers(record.id, used=bool(record.job_id), ending=record.ending)
+            yield f"{record.provider}/{record.region}", [] if found is None else [found]
         except (CloudError, ConfigurationError) as error:
             left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")
 

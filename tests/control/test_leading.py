@@ -16,6 +16,7 @@ import pytest
 
 from scavenger.cloud.boot.leader import LeaderAccess, leader_boot_script, leader_set_up_script
 from scavenger.cloud.boot.package import own_package
+from scavenger.control import sweep
 from scavenger.control.leading.caller import CALLER_VARIABLE, caller_networks
 from scavenger.control.leading.configuration import environment_there, job_there
 from scavenger.control.leading.following import LeaderSession
@@ -350,6 +351,25 @@ def test_vms_of_a_leader_that_is_gone_are_left_over(leader_store: Store) -> None
     clean_up, leftovers = found
     assert [one.vm.instance_id for one in leftovers] == [rented.instance_id]
     assert clean_up.end(leftovers) == ()
+
+
+def test_where_a_leaders_vm_was_is_looked_at_and_cleaned_up_though_no_vm_is_left(
+    leader_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, removed = Admitting(), list[str]()
+    monkeypatch.setattr(sweep.providers, "open_provider", lambda name, region: provider)
+    monkeypatch.setattr(provider, "remove_leftovers", lambda owner: removed.append(owner) or ())
+    leaders = Leaders.beside(leader_store)
+    record = replace(RECORD, provider="aws", region="us-east-1", job_id="ffff-1")
+    leaders.put(record)
+    with leaders.open_store(record) as of_leader:
+        owner = of_leader.installation()
+
+    found = sweep.find_leftovers(leader_store)
+    assert sweep.end_leftovers(leader_store, (), ()) == ()
+
+    assert (found.regions, found.checked, found.leftovers) == (("aws/us-east-1",), ("aws/us-east-1",), ())
+    assert removed == [owner]
 
 
 def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(leader_store: Store) -> None:
