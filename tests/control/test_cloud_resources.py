@@ -24,7 +24,14 @@ from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.settings import SETTINGS_VARIABLE
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota, VmPackage
-from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
+from scavenger.errors import (
+    CloudError,
+    CloudUnavailableError,
+    ConfigurationError,
+    NotSupportedError,
+    QuotaError,
+    ThrottledError,
+)
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
@@ -58,6 +65,25 @@ def renting(
     found = CloudResources(job, environment or {})
     found.__dict__["provider"] = Limited(name="aws", region="us-east-1")
     return found
+
+
+def test_a_loop_rents_no_aggregators_and_is_not_led_from_outside_the_clouds_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = renting(())._job
+    loop = RentedVms(job, CloudResources(job, {}, aggregators=False), meets_at_leader=True)
+    assert loop.aggregators is None
+    assert any("no VM is rented for aggregators" in note for note in loop.notes)
+    keras = RentedVms(job, CloudResources(job, {}))
+    assert keras.aggregators is not None
+
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    loop.check()
+    # of a machine behind a router, which a test is not
+    monkeypatch.setattr("scavenger.control.jobs.platform.address_of", lambda environment: ("8.8.8.8", 4000))
+    keras.check()
+    with pytest.raises(NotSupportedError, match="leader: vm"):
+        loop.check()
 
 
 def test_without_an_address_vms_cannot_come_and_with_a_strangers_neither() -> None:

@@ -29,6 +29,7 @@ from scavenger.control.provisioning.leader_meter import (
     LeaderMeter,
     leader_of,
     leader_text,
+    leader_zone,
     recorded_leader,
 )
 from scavenger.domain.intent import PlacementOption
@@ -226,6 +227,9 @@ def test_a_leaders_cost_counts_from_its_launch_and_survives_attempts(tmp_path: P
         second = LeaderMeter(environment, led.usd, clock=lambda: 1150.0)
         assert second.attempt_usd == pytest.approx(0.005)
     assert leader_of({}, 0.0) is None
+    assert leader_zone(environment) == leader_zone({}) == ""
+    placed = {LEADER_VARIABLE: leader_text("c5.large", 0.36, 1000.0, "us-east-1b")}
+    assert (leader_zone(placed), leader_of(placed, 1100.0)) == ("us-east-1b", leader_of(environment, 1100.0))
     with pytest.raises(ConfigurationError, match=LEADER_VARIABLE):
         leader_of({LEADER_VARIABLE: "c5.large"}, 0.0)
 

@@ -51,6 +51,8 @@ def test_workers_elsewhere_are_those_whose_data_leaves_the_aggregators_zone() ->
     assert workers_elsewhere([intent(0, "a"), here, there, gone], processes) == 2
     assert workers_elsewhere([intent(0, "a", "GONE"), intent(0, "b"), here, there], processes) == 4
     assert workers_elsewhere([here, there], processes) == 0
+    assert workers_elsewhere([here, there], processes, met_in="b") == 4
+    assert workers_elsewhere([intent(0, "a"), here, there], processes, met_in="b") == 2
 
 
 def test_where_aggregators_are_in_several_zones_each_worker_is_elsewhere_in_part() -> None:

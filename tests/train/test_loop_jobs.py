@@ -56,7 +56,6 @@ def test_a_loop_is_known_from_its_module_without_importing_it(
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"infra": "aws/us-east-1"}, "infra: aws/us-east-1"),
         ({"engine": "ray"}, "engine: ray"),
         ({"aggregation": "shared"}, "aggregation: shared"),
         ({"elastic": {"aggregators": 2}}, "elastic.aggregators: 2"),

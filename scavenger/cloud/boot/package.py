@@ -39,7 +39,12 @@ _LEFT_OUT = (_MIGRATIONS, "cloud/boot/constraints.txt")
 _FETCHED_WITH = ("msgspec", "pyzmq")
 _SOURCES = (".py", ".yaml", ".yml", ".json", ".toml")
 _SOURCE_BYTES_MAX = 1 << 20
-_SIGNS = {"parquet": ("parquet",), "aws": ("s3://",), "gcp": ("gs://", "gcs://")}
+_SIGNS = {
+    "parquet": ("parquet",),
+    "aws": ("s3://",),
+    "gcp": ("gs://", "gcs://"),
+    "torch": ("import torch", "from torch"),
+}
 """What shows in training code that an extra is needed. An extra too many costs seconds, one too few the job."""
 
 
@@ -138,7 +143,7 @@ def is_own(sha256: str, extras: Iterable[str] = ()) -> bool:
 
 
 def extras_of(folder: Path, *texts: str) -> tuple[str, ...]:
-    """The extras that a job needs on VMs, by what its training code names: Parquet files, and URLs of storage services.
+    """The extras that a job needs on VMs, by what its training code names: Parquet files, PyTorch, storage services.
 
     Args:
         folder: Folder of the training code; hidden files and folders are not read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,11 @@ from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["Platform", "PreparedJob", "Resources", "prepare_job"]
+
+_MEET = (
+    "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads the job, by "
+    "its machine's network"
+)
 
 DRAIN_MARGIN = 2.0
 """Factor on the time to save at the speed of a slow disk, since VMs send the model over the network."""
@@ -198,7 +204,8 @@ def prepare_job(job: JobSpec, job_file: Path, *, warm: WarmServers | None = None
 def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> PreparedJob:
     check_supported(job)
     folder = check_training_module(job, job_file)
-    if names_a_loop(job, folder):
+    loop = names_a_loop(job, folder)
+    if loop:
         check_loop(job)
     else:
         check_keras_backend(os.environ)
@@ -211,7 +218,8 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> Prepare
             check_writable(Path(at), "checkpoint.path")
     if job.infra.provider != "local":
         refreshed = refresh_if_old(job)
-        return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job), refreshed))
+        rented = RentedVms(job, CloudResources(job, aggregators=not loop), refreshed, meets_at_leader=loop)
+        return PreparedJob(job, job_file, folder, rented)
     if (gpus := gpus_of(job)) is None:
         return PreparedJob(job, job_file, folder, ThisMachine(job, warm=warm))
     job, notes = one_worker_each(job, len(gpus.names))
@@ -298,15 +306,26 @@ class RentedVms:
 
     Args:
         notes: Messages for the user in addition to those of the offers.
+        meets_at_leader: Whether workers exchange gradients with the process that leads the job.
     """
 
-    def __init__(self, job: JobSpec, cloud_resources: CloudResources, notes: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        cloud_resources: CloudResources,
+        notes: Iterable[str] = (),
+        *,
+        meets_at_leader: bool = False,
+    ) -> None:
         self._job, self._cloud_resources = job, cloud_resources
+        self._meets_at_leader = meets_at_leader
         self.cloud: Cloud = cloud_resources.cloud
         self.space = cloud_resources.space
         self._shared = job.aggregation == "shared"
-        self.aggregators: Offer | None = None if self._shared else cloud_resources.aggregators
-        self.notes = (*notes, *cloud_resources.offered.notes)
+        self.aggregators: Offer | None = (
+            cloud_resources.aggregators if cloud_resources.rents_aggregators else None
+        )
+        self.notes = (*notes, *cloud_resources.offered.notes, *((_MEET,) if meets_at_leader else ()))
         self.rents = True
         self.leader = cloud_resources.leader
         if self._shared and self.leader is not None:
@@ -326,7 +345,14 @@ class RentedVms:
             raise ConfigurationError(
                 "leader: vm is for `scavenger optimize`; what runs here needs leader: here", key="leader"
             )
-        address_of(os.environ)
+        address, _ = address_of(os.environ)
+        if self._meets_at_leader and ipaddress.ip_address(address).is_global:
+            raise NotSupportedError(
+                f"workers of a LoopJob send every gradient to the process that leads the job, and {address} is outside "
+                f"the cloud's network, so that each would be paid for as traffic; write leader: vm, or start the "
+                f"command on a machine in that network and set {ADDRESS_VARIABLE} to its private address",
+                key="leader",
+            )
 
     @property
     def resources(self) -> CloudResources:
@@ -417,7 +443,7 @@ class _VmResources:
 
     def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
         manifest = trainer.supervisor.manifest
-        if manifest is None or self._shares is not None:
+        if manifest is None or not self._cloud_resources.rents_aggregators:
             return None
         return self._cloud_resources.aggregator_vms(manifest)
 

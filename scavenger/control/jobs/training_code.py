@@ -63,15 +63,9 @@ def check_loop(job: JobSpec) -> None:
             "data: is for a KerasJob; the function of a LoopJob reads its data itself, from a path in params, say",
         ),
         (
-            job.infra.provider != "local",
-            "infra",
-            f"infra: {job.infra}: this version runs a LoopJob on this machine only; write infra: local, or train a "
-            "KerasJob",
-        ),
-        (
             job.engine != "process",
             "engine",
-            f"engine: {job.engine}: this version runs a LoopJob on this machine only; leave engine out",
+            f"engine: {job.engine}: a LoopJob runs on this machine or on VMs; leave engine out",
         ),
         (
             job.aggregation == "shared",

@@ -293,7 +293,7 @@ class _Starting:
             environment=environment_there(
                 self._environment,
                 address=seen.address,
-                leader=leader_text(seen.vm, leader.usd_per_hour, launched.timestamp()),
+                leader=leader_text(seen.vm, leader.usd_per_hour, launched.timestamp(), seen.zone),
                 folder=FOLDER,
                 prices=bool(prices),
             ),

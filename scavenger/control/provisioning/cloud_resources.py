@@ -21,7 +21,7 @@ from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
-from scavenger.control.provisioning.leader_meter import leader_of, recorded_leader
+from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, recorded_leader
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
@@ -118,6 +118,8 @@ class CloudResources:
 
     Args:
         environment: Environment variables, which may set the address, prices and the image.
+        aggregators: Whether the job rents VMs for aggregators. A loop of the user's own has none: its workers hold the
+            weights, and exchange gradients with the process that leads the job.
 
     Attributes:
         settings: Settings of the job's VMs.
@@ -130,9 +132,13 @@ class CloudResources:
         ConfigurationError: If a VM type does not exist or a price is unknown, or the settings file is invalid.
     """
 
-    def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, job: JobSpec, environment: Mapping[str, str] = os.environ, *, aggregators: bool = True
+    ) -> None:
         self._job, self._environment = job, environment
-        self._aggregator_vms = 0 if job.aggregation == "shared" else job.elastic.aggregator_vms
+        own = aggregators and job.aggregation != "shared"
+        self._aggregator_vms = job.elastic.aggregator_vms if own else 0
+        self._meets_at_leader = not aggregators
         self.pause: Callable[[float], None] = time.sleep
         self.warn: Callable[[str], None] = lambda message: None
         self.settings = settings_of(job.infra, environment)
@@ -157,6 +163,11 @@ class CloudResources:
             )
         asked_gib = None if job.resources is None else job.resources.disk
         self._disk_gib = asked_gib or (GPU_DISK_GIB if with_gpus else DISK_GIB)
+
+    @property
+    def rents_aggregators(self) -> bool:
+        """Whether the job rents VMs for aggregators."""
+        return self._aggregator_vms > 0
 
     @property
     def aggregators(self) -> Offer:
@@ -419,6 +430,7 @@ class CloudResources:
             disk_usd_per_hour=self.disk_usd_per_hour,
             traffic_price=traffic_price(provider.name),
             leader_usd_per_hour=self._leader_usd_per_hour,
+            met_in=leader_zone(self._environment) if self._meets_at_leader else "",
         )
         host, port = address_of(self._environment)
         verifier = open_verifier(job.infra, self.settings, self._environment)

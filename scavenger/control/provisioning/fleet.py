@@ -188,7 +188,7 @@ class Fleet:
     @property
     def workers_elsewhere(self) -> float:
         """Number of workers in another zone than the aggregators; see `policy.provisioning.zones`."""
-        return workers_elsewhere(self._intents, self._agents.processes())
+        return workers_elsewhere(self._intents, self._agents.processes(), met_in=self._inputs.met_in)
 
     def traffic_usd(self, weights_bytes: float) -> float:
         """Cost of what one of these workers sends and gets in a step; 0 if the price is unknown.

@@ -10,25 +10,32 @@ from scavenger.domain.cost import LeaderUse
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 
-__all__ = ["LEADER_VARIABLE", "LeaderMeter", "leader_of", "leader_text", "recorded_leader"]
+__all__ = ["LEADER_VARIABLE", "LeaderMeter", "leader_of", "leader_text", "leader_zone", "recorded_leader"]
 
 LEADER_VARIABLE = "SCAVENGER_LEADER"
-"""Environment variable of a leader's VM: its type, its price, and when it was launched; see `leader_text`."""
+"""Environment variable of a leader's VM: its type, its price, when it was launched, and its zone; see `leader_text`."""
 
 _KIND = "leader"
 """Kind of the event that holds what the leader's VM has cost so far."""
 _RECORD_S = 60.0
 
 
-def leader_text(vm: str, usd_per_hour: float, launched_at_s: float) -> str:
+def leader_text(vm: str, usd_per_hour: float, launched_at_s: float, zone: str = "") -> str:
     """The value of the variable.
 
     Args:
         vm: VM type.
         usd_per_hour: Price of the VM with its disk.
         launched_at_s: Seconds since the epoch.
+        zone: Where the VM is; empty if that is not known.
     """
-    return f"{vm} {usd_per_hour:.8g} {launched_at_s:.0f}"
+    return f"{vm} {usd_per_hour:.8g} {launched_at_s:.0f} {zone}".rstrip()
+
+
+def leader_zone(environment: Mapping[str, str]) -> str:
+    """The zone of the VM on which this process runs; empty if it is no leader's, or its zone is not known."""
+    words = environment.get(LEADER_VARIABLE, "").split()
+    return words[3] if len(words) > 3 else ""
 
 
 def leader_of(environment: Mapping[str, str], now_s: float) -> LeaderUse | None:
@@ -45,7 +52,7 @@ def leader_of(environment: Mapping[str, str], now_s: float) -> LeaderUse | None:
     if not text:
         return None
     try:
-        vm, price, launched = text.split()
+        vm, price, launched, *_ = text.split()
         return LeaderUse(vm, max(0.0, now_s - float(launched)), float(price))
     except ValueError:
         raise ConfigurationError(f"{LEADER_VARIABLE}={text}: not a VM type, a price and a time") from None

@@ -88,6 +88,7 @@ class FleetInputs:
         disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
         traffic_price: Price of traffic between zones; None if unknown.
         leader_usd_per_hour: Price of the leader's VM with its disk; 0 if the job is led where that costs nothing.
+        met_in: The zone where workers exchange gradients if no VM is rented for that; empty if it is not known.
     """
 
     spec: FleetSpec
@@ -102,6 +103,7 @@ class FleetInputs:
     disk_usd_per_hour: float = 0.0
     traffic_price: TrafficPrice | None = None
     leader_usd_per_hour: float = 0.0
+    met_in: str = ""
 
     @property
     def room(self) -> dict[str, int]:

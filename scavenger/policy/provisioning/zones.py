@@ -52,7 +52,7 @@ def near_first(options: Sequence[PlacementOption], living: Iterable[Intent]) -> 
     )
 
 
-def workers_elsewhere(intents: Iterable[Intent], processes: Mapping[str, int]) -> float:
+def workers_elsewhere(intents: Iterable[Intent], processes: Mapping[str, int], *, met_in: str = "") -> float:
     """Number of workers in other zones than the aggregators, with which they exchange data at every step.
 
     If aggregator VMs are in several zones, a worker counts as the share of them that is not in its own.
@@ -60,9 +60,12 @@ def workers_elsewhere(intents: Iterable[Intent], processes: Mapping[str, int]) -
     Args:
         intents: Intents of the job.
         processes: Number of processes on each VM, by its intent.
+        met_in: The zone where they exchange it if there is no aggregator VM; empty if it is not known.
     """
     here = [intent for intent in intents if intent.state in ("PLAN", "UP")]
     zones = Counter(intent.request.zone for intent in here if is_for_aggregators(intent.slot))
+    if not zones and met_in:
+        zones[met_in] = 1
     if not zones:
         return 0.0
     return sum(

@@ -53,7 +53,15 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
-from scavenger.train.supervisor.events import Event, Leaving, Lost, ProcessState, Started
+from scavenger.train.supervisor.events import (
+    Event,
+    Leaving,
+    Lost,
+    PreemptionNotice,
+    ProcessState,
+    Refused,
+    Started,
+)
 from scavenger.train.supervisor.watching import MemoryWatch
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
@@ -423,7 +431,7 @@ class LoopJobSupervisor:
                 self._step = self._evaluated = None
                 cause = "every worker that held the weights was lost"
                 self._events.append(recovery.RolledBack(event.step, cause, 0.0))
-            case Started() | Lost():
+            case Started() | Lost() | Refused() | PreemptionNotice():
                 self._events.append(event)
             case EpochDone():
                 pass

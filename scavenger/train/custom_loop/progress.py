@@ -22,19 +22,24 @@ class StepTimer:
 
     def __init__(self, now: float) -> None:
         self.step_time_s = 0.0
-        self._since = now
+        self._since = self._awaited_since = now
 
     def restart(self, now: float) -> None:
         """Begin to wait for the step in progress again."""
-        self._since = now
+        self._since = self._awaited_since = now
+
+    def excuse(self, now: float) -> None:
+        """Hold the time until now against no worker, since it is the network's; the step has taken it all the same."""
+        self._awaited_since = now
 
     def waited_s(self, now: float) -> float:
-        """How long the step in progress has taken so far."""
-        return now - self._since
+        """How long the step in progress has been waited for."""
+        return now - self._awaited_since
 
     def stepped(self, now: float) -> float:
         """Record that a step was done, and begin with the next; returns how long it took."""
-        took, self._since = now - self._since, now
+        took = now - self._since
+        self.restart(now)
         self.step_time_s += (took - self.step_time_s) * (_STEP_TIME_WEIGHT if self.step_time_s else 1.0)
         return took
 

@@ -10,7 +10,7 @@ from scavenger.elastic.barrier import Announce
 from scavenger.elastic.leases import Part
 from scavenger.elastic.quarantine import Quarantined
 from scavenger.train.custom_loop.messages import Array
-from scavenger.train.supervisor.events import Lost, Started
+from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused, Started
 
 __all__ = [
     "EpochDone",
@@ -135,6 +135,8 @@ LoopEvent = (
     | Started
     | Released
     | Lost
+    | Refused
+    | PreemptionNotice
     | ViewChanged
 )
 

@@ -50,7 +50,7 @@ from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.supervisor.events import Lost, Started
+from scavenger.train.supervisor.events import Lost, Refused, Started
 from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
@@ -280,6 +280,7 @@ class LoopRun:
             if not self._begun and self.supervisor.arrived and not self.supervisor.starting:
                 self._begun = True
                 self._resize("start", ())
+            self._events += self.supervisor.preemption_notices()
             self._look()
         events, self._events = self._events, []
         return events
@@ -506,10 +507,11 @@ class LoopRun:
                     f"the training code ended {name}, which {ended.cause} (log: {self.supervisor.log(name)})"
                 )
             return
-        self._lose(name, ended.cause, cause_of_death(ended.status))
+        cause = cause_of_death(None if ended.reason else ended.status)
+        self._lose(name, ended.cause, cause, refused=ended.refused)
 
-    def _lose(self, worker: str, reason: str, cause: Cause) -> None:
-        """Count a worker as lost."""
+    def _lose(self, worker: str, reason: str, cause: Cause, *, refused: bool = False) -> None:
+        """Count a worker as lost, or as one for which there was no host."""
         if worker not in self.supervisor.staying:
             return
         arrived = self.supervisor.arrived
@@ -518,7 +520,8 @@ class LoopRun:
             self._ends.gone(worker)
         self._lost.add(worker)
         crashed, ready = cause is Cause.CRASHED, worker in arrived
-        self._events.append(Lost(worker, reason, crashed=crashed, ready=ready))
+        lost = Refused(worker, reason) if refused else Lost(worker, reason, crashed=crashed, ready=ready)
+        self._events.append(lost)
         actions = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
         # deaths that are blamed on samples do not count: they end when those samples are quarantined
         if not any(

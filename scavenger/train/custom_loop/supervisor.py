@@ -14,12 +14,12 @@ from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import MessageError
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
-from scavenger.train.engines.base import Engine, Exit
+from scavenger.train.engines.base import Engine, Exit, PreemptionNotice
 from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
-from scavenger.train.supervisor.watching import WorkWatch
+from scavenger.train.supervisor.watching import NetworkWatch, WorkWatch
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Beat, Failed
 
@@ -43,7 +43,8 @@ class LoopSupervisor:
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
         self._registry = ProcessRegistry(processes.engine, clock)
-        self._work = WorkWatch()
+        self._work, self._network = WorkWatch(), NetworkWatch()
+        self._placed_s: dict[str, float] = {}
         self._exited: dict[str, str] = {}
         self._places: dict[str, int] = {}
         self._memory: GradientMemory | None = None
@@ -135,8 +136,16 @@ class LoopSupervisor:
         return self.engine.host(worker)
 
     def age_s(self, worker: str) -> float:
-        """Return the seconds since a worker's launch."""
-        return self._clock() - self._registry[worker].launched_s
+        """Return the seconds since a worker's process was started; 0 while it waits for a host."""
+        if worker not in self._placed_s:
+            if not self.engine.pid(worker):
+                return 0.0
+            self._placed_s[worker] = self._registry[worker].launched_s if self._memory else self._clock()
+        return self._clock() - self._placed_s[worker]
+
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
+        """Return the notices of workers whose hosts are to be shut down."""
+        return self.engine.preemption_notices()
 
     def log(self, worker: str) -> Path:
         """Return the path of a worker's log."""
@@ -166,6 +175,7 @@ class LoopSupervisor:
                     self._registry.beat(name, message)
                     self.liveness.heard(name, self._clock())
                     self._work.heard(name, self._clock())
+                    self._network.heard(name)
 
     # ---- starting and ending workers -----------------------------------------------------------------------
 
@@ -217,10 +227,15 @@ class LoopSupervisor:
                 unexpected.append(ended)
         return unexpected
 
-    def look_at_work(self, now: float) -> None:
-        """Look which of the silent workers work, so that they do not count as lost."""
+    def look_at_work(self, now: float) -> bool:
+        """Look which of the silent workers work, so that they do not count as lost.
+
+        Returns:
+            Whether the network to the workers is in doubt, so that what does not arrive is no evidence against any.
+        """
         for worker, idle_s in self._work.look(self.engine, self.arrived, now).items():
             self.liveness.worked(worker, now - idle_s)
+        return self._network.in_doubt(self.engine, self.arrived, now)
 
     def tidy_up(self) -> None:
         """Kill workers that were ordered to end and do not; limit the size of logs."""

@@ -79,7 +79,11 @@ class LoopWatch:
     def training(self, rounds: Rounds) -> list[Overdue]:
         """Members that are silent, or have not done their part of the step in time."""
         now = self._clock()
-        self._supervisor.look_at_work(now)
+        if self._supervisor.look_at_work(now):
+            for worker in self._supervisor.arrived:
+                self._supervisor.liveness.heard(worker, now)
+            self.timer.excuse(now)
+            return []
         missing, waited_s, limit_s = rounds.missing, self.timer.waited_s(now), self._timeouts.step_s
         if self._ends is not None:
             missing = tuple(name for name in missing if name not in self._ends.idle)
