@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MakeJob = Callable[..., CloudJob]
 NOTICE_S = 8.0
-EPOCHS = 40
+EPOCHS = 150
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp"], indirect=True)
@@ -46,7 +46,8 @@ def test_a_loop_trains_on_vms_through_a_spot_interruption_and_the_loss_of_a_vm(
     assert {vm.spot for vm in cloud.vms()} == {True}  # none for aggregators, which would be on demand
     assert len(cloud.vms()) >= 4
     assert verify_audit(job.folder / ".scavenger" / outcome.job_id / AUDIT_FILE, SHARDS * SHARD) == []
-    assert report["actual"]["cost_usd"] == pytest.approx(paid_usd(job), rel=0.1)
+    vms = job.ask("cost", outcome.job_id).report["job"]["vms"]  # their disks are apart
+    assert sum(one["usd"] for one in vms) == pytest.approx(paid_usd(job), rel=0.1)
     assert_nothing_left(job)
 
 

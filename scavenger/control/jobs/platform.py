@@ -53,8 +53,8 @@ from scavenger.train.supervisor.face import JobSupervisor
 __all__ = ["Platform", "PreparedJob", "Resources", "prepare_job"]
 
 _MEET = (
-    "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads the job, by "
-    "its machine's network"
+    "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads the job, "
+    "by its machine's network"
 )
 
 DRAIN_MARGIN = 2.0
