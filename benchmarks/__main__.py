@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import tempfile
 import time
@@ -10,92 +11,59 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import (
-    agents,
-    aggregation,
-    aggregator_memory,
-    assignment,
-    backtest,
-    congested_link,
-    curves,
-    dashboard,
-    elastic_faults,
-    elastic_joining,
-    elastic_round,
-    elastic_step,
-    elastic_watching,
-    first_run,
-    gpu,
-    loop_step,
-    many_workers,
-    migration,
-    philly,
-    planning,
-    prediction,
-    priors,
-    reading,
-    reconcile,
-    runner,
-    search_overhead,
-    sequencing,
-    service,
-    shared,
-    starting,
-    startup,
-    step,
-    study,
-    switch,
-    tenant_order,
-    two_hosts,
-    vm_types,
-)
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
 from benchmarks.machine import conditions, describe
 
 _HERE = Path(__file__).resolve().parent
 _MODULES = (
-    backtest,
-    curves,
-    planning,
-    startup,
-    starting,
-    switch,
-    dashboard,
-    vm_types,
-    step,
-    aggregation,
-    sequencing,
-    assignment,
-    shared,
-    tenant_order,
-    elastic_joining,
-    elastic_step,
-    elastic_round,
-    elastic_faults,
-    elastic_watching,
-    prediction,
-    priors,
-    search_overhead,
-    first_run,
-    agents,
-    aggregator_memory,
-    reading,
-    service,
-    runner,
-    reconcile,
-    loop_step,
-    many_workers,
-    two_hosts,
-    congested_link,
-    gpu,
-    migration,
-    philly,
-    study,
+    "backtest",
+    "curves",
+    "planning",
+    "startup",
+    "starting",
+    "switch",
+    "dashboard",
+    "vm_types",
+    "step",
+    "aggregation",
+    "sequencing",
+    "assignment",
+    "shared",
+    "tenant_order",
+    "elastic_joining",
+    "elastic_step",
+    "elastic_round",
+    "elastic_faults",
+    "elastic_watching",
+    "prediction",
+    "priors",
+    "search_overhead",
+    "first_run",
+    "agents",
+    "aggregator_memory",
+    "reading",
+    "service",
+    "runner",
+    "reconcile",
+    "loop_step",
+    "many_workers",
+    "two_hosts",
+    "congested_link",
+    "gpu",
+    "migration",
+    "philly",
+    "study",
 )
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (*(module.BENCHMARK for module in _MODULES), step.HARD_CASES, assignment.SPEED)
-}
+_OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
+"""Further benchmarks of a module, beside its `BENCHMARK`."""
+BENCHMARKS = (*_MODULES, *_OTHERS)
+
+
+def benchmark_of(name: str) -> Benchmark:
+    """A benchmark; only now is its module imported, and with it, for some, TensorFlow."""
+    module, attribute = _OTHERS.get(name, (name, "BENCHMARK"))
+    found: Benchmark = getattr(importlib.import_module(f"benchmarks.{module}"), attribute)
+    return found
 
 
 def main() -> None:
@@ -115,7 +83,7 @@ def main() -> None:
         parser.error("--repetitions must be at least 1")
     options.output.mkdir(parents=True, exist_ok=True)
     for name in options.names or BENCHMARKS:
-        benchmark = BENCHMARKS[name]
+        benchmark = benchmark_of(name)
         if options.repetitions is not None:
             benchmark = replace(benchmark, repetitions=options.repetitions)
         _measure(benchmark, options.output, update_readme=options.update_readme)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -7,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks.__main__ import BENCHMARKS, benchmark_of
 from benchmarks.figures import Spread, markdown_table, relative_error, replace_section
 from benchmarks.prediction import shape_error
 from benchmarks.search_overhead import at_epochs
@@ -109,8 +112,19 @@ def test_the_readme_has_a_place_for_every_benchmark() -> None:
     readme = Path(__file__).parents[2].joinpath("benchmarks", "README.md").read_text()
 
     for name in BENCHMARKS:
+        assert benchmark_of(name).name == name
         assert f"## {name}\n" in readme
         assert "<new>" in replace_section(readme, name, "<new>")
+
+
+def test_help_imports_no_benchmark() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "benchmarks", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in told.stderr.splitlines()}
+
+    assert set(BENCHMARKS) <= set(re.findall(r"\w+", told.stdout))
+    assert "benchmarks.figures" in imported
+    assert not imported & {"tensorflow", "keras", *(f"benchmarks.{name}" for name in BENCHMARKS)}
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20), st.floats(0.1, 10.0))
