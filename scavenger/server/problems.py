@@ -108,6 +108,13 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     )
 
 
+def _allowed(request: Request) -> dict[str, str]:
+    """The header with all methods of a path of the API; the router names those of its first route only."""
+    path = getattr(request.scope.get("route"), "path", "")
+    methods = request.app.openapi()["paths"].get(path, ())
+    return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
+
+
 def register(app: FastAPI) -> None:
     """Answer every error of the application as a problem."""
 
@@ -130,10 +137,13 @@ def register(app: FastAPI) -> None:
         return problem_response(RefusedError(422, "malformed", detail, fix="see /openapi.json").problem)
 
     @app.exception_handler(HTTPException)
-    def of_http(_: Request, error: HTTPException) -> Response:
+    def of_http(request: Request, error: HTTPException) -> Response:
         name = re.sub(r"\W+", "_", http.HTTPStatus(error.status_code).phrase.lower())
         problem = RefusedError(error.status_code, name, str(error.detail)).problem
-        return problem_response(problem, error.headers)
+        headers = error.headers
+        if error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {**(headers or {}), **_allowed(request)}
+        return problem_response(problem, headers)
 
     @app.exception_handler(Exception)
     def internal(_: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from server_world import JOB, World, end_runner, submission
 from starlette.testclient import TestClient
 
@@ -245,6 +246,13 @@ class TestProblems:
             answer = client.request(method, path, headers=world.headers("root"))
             assert answer.status_code == status
             assert answer.headers["content-type"] == "application/problem+json"
+
+    def test_a_refused_method_is_told_with_all_that_its_path_has(
+        self, app: FastAPI, client: TestClient
+    ) -> None:
+        for path, item in app.openapi()["paths"].items():
+            told = client.options(path.replace("{operation}", "1").replace("{token}", "1")).headers["allow"]
+            assert {method.upper() for method in item} == set(told.split(", ")), path
 
 
 class TestWriter:
