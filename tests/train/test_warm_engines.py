@@ -20,6 +20,16 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 
 pytestmark = pytest.mark.slow
 
+LEAVING = """
+import atexit, sys, threading, time, weakref
+class Held: pass
+held = Held()
+atexit.register(print, "registered")
+weakref.finalize(held, print, "finalised")
+threading.Thread(target=lambda: (time.sleep(0.2), print("its thread"))).start()
+sys.stdout.write("unflushed ")
+"""
+
 LEADER = """
 import os, sys, time
 from pathlib import Path
@@ -116,6 +126,13 @@ def test_all_roles_are_forked_and_engines_at_once_have_servers_of_their_own(
         first.launch(ProcessConfiguration(role, role, "", "", "", "", memory_fd=-1))
         assert said(first, role) == "up"
         assert psutil.Process(first.pid(role)).parent() == parent(first)
+
+
+def test_a_forked_process_does_what_is_registered_for_its_end(make: Callable[..., ProcessEngine]) -> None:
+    engine = make(LEAVING)
+    (ended,) = exits(engine)
+    assert ended.status == 0
+    assert text(engine).split() == ["unflushed", "its", "thread", "finalised", "registered"]
 
 
 def test_the_server_ends_with_its_program(tmp_path: Path) -> None:

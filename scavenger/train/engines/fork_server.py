@@ -9,6 +9,7 @@ thread, so a module that starts one is refused (`Ready.threads`).
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -17,7 +18,9 @@ import os
 import selectors
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -236,7 +239,20 @@ def main() -> int:
     control.send(msgspec.json.encode(Ready(_threads())))
     if _Server(control).run() is None:
         return 0
-    return run()
+    _end(run())
+
+
+def _end(status: int) -> NoReturn:
+    """End a forked process as `multiprocessing` ends its own: what is registered for the exit is done, and no more.
+
+    Taking the modules apart, as a program does that ends, would copy the memory that it shares with the server.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # training code may have closed it
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
