@@ -433,6 +433,7 @@ def _fit_vms(
         if offer.vm in stored and here <= TRANSFER_MAX:
             notes.append(f"step times on {offer.vm} are from stored models, corrected by {_places(here)}")
             fitted = transfer(stored[offer.vm].parallel, own, speed_ratio=1.0)
+            memory = stored[offer.vm].memory if memory is None else memory
         elif base is not None and here <= TRANSFER_MAX and offer.workers_per_vm == most.workers_per_vm:
             notes.append(f"step times on {offer.vm} are those of {most.vm}, corrected by {_places(here)}")
             fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)

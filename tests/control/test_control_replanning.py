@@ -317,6 +317,46 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
     return workflow, trainer
 
 
+class _Recorder:
+    """Takes what a recorder takes."""
+
+    job_id = "j"
+
+    def on_event(self, event: object) -> None:
+        pass
+
+    def update(self, **changes: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("slower", [0.04, 0.5, 0.9, 1.0, 1.1, 2.0, 25.0])
+def test_reuse_profiles_nothing_however_fast_the_machine_has_become_and_predicts_its_steps(
+    tmp_path: Path, slower: float
+) -> None:
+    """The stored model is of a machine that took so many times as long; one of another job would be profiled."""
+    workflow, trainer = driven(tmp_path)
+    workflow._recorder = cast(Any, _Recorder())
+    workflow._job = JOB.model_copy(update={"search": JOB.search.model_copy(update={"strategy": "reuse"})})
+    prior = model_of({32: slower * STEP_S, 64: slower * STEP_S})
+    plan = SearchPlan("none", "stored", (), 20)
+    decision, chosen = workflow._search_and_move(plan, prior, KNOWN)
+    assert chosen is not None
+
+    decision, chosen = workflow._verified(prior, decision, chosen, KNOWN)
+
+    assert decision is not None
+    assert chosen is not None
+    search = workflow.state.search
+    assert search is not None
+    assert search.measurements == search.tried == ()
+    assert ("corrected by the first steps" in search.plan.reason) == (not 0.8 <= slower <= 1.25)
+    at = decision.curve.find(chosen)
+    assert at is not None
+    assert at.step_time_s == pytest.approx(STEP_S, rel=0.25)
+    assert trainer.configuration == chosen
+    assert trainer.warnings == []
+
+
 KNOWN = Known(SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=(), run_ratios=())))
 
 

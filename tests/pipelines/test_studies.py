@@ -248,9 +248,8 @@ def test_the_example_goes_on_after_it_was_killed(tmp_path: Path) -> None:
         trials = study.trials
         assert sum(trial.over for trial in trials) == 4
         assert trials[0].profiled > 0
-        for trial in trials[1:]:  # a machine that has become slower is profiled again
-            reason = client.result(trial.id).report.search.reason
-            assert trial.profiled == 0 or "did not fit this machine" in reason
+        for trial in trials[1:]:  # however slow the machine has become meanwhile
+            assert trial.profiled == 0
         assert study.spent_usd <= 1.0
         jobs = client.records("digits")
         assert study.spent_usd == pytest.approx(sum(client.cost_of(job.id) for job in jobs))

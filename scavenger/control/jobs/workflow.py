@@ -16,11 +16,12 @@ from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
 from scavenger.control.search.select import (
     Decision,
+    Misfit,
     ask_while_training,
     decide,
     fit_model,
+    misfit,
     profile_of,
-    still_fits,
     why_measure_no_more,
 )
 from scavenger.control.search.space import fit_to_data
@@ -144,15 +145,13 @@ class JobWorkflow:
             NoFeasiblePlanError: If no configuration meets the constraints.
             ScavengerError: If another error ends the job.
         """
-        trainer = self._trainer
         known = self._read_library()
         if self._resumed is not None and self._resumed.chosen is not None:
             return self._continue(self._resumed, self._resumed.chosen, known, operations)
         plan, prior, known = self._plan(known)
         decision, chosen = self._search_and_move(plan, prior, known)
-        steps = self._job.profile.steps
-        if prior is not None and chosen is not None and not still_fits(prior, chosen, trainer, steps=steps):
-            decision, chosen = self._search_and_move(self._plan_again(known), None, known)
+        if prior is not None and chosen is not None:
+            decision, chosen = self._verified(prior, decision, chosen, known)
         if chosen is None:
             return self._end_without_choice(decision, known)
         assert decision is not None
@@ -275,25 +274,6 @@ class JobWorkflow:
                 self.state = replace(self.state, search=search)
         if trainer.finished:
             return None, None
-        decision = self._decide(search, prior, known)
-        self.state = replace(
-            self.state,
-            search=replace(search, ended=decision.at),
-            decision=decision,
-            predicted=decision.predicted,
-        )
-        if search.measurements:
-            known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
-        self.outlook.searching = False
-        chosen = self._confirmed(decision)
-        if chosen is not None:
-            trainer.progress = lambda: progress_of(trainer, decision.told)
-            reason = "chosen" if prior is None else "known from earlier runs"
-            trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
-        return decision, chosen
-
-    def _decide(self, search: Search, prior: JobModel | None, known: Known) -> Decision:
-        """Fit the models, predict all configurations and choose one."""
         count = len(search.measurements)
         evidence = (
             f"{count} measured configuration{'' if count == 1 else 's'}"
@@ -302,11 +282,71 @@ class JobWorkflow:
         )
         if search.ended_because:
             evidence += f": {search.ended_because}"
-        self._recorder.on_event(PhaseChanged("fitting", evidence))
         model = self._fit(search.measurements, known, prior=prior)
+        decision = self._decide(model, search, known, evidence)
+        if count:
+            known.library.keep(decision.model, self._recorder.job_id, measurements=count)
+        self.outlook.searching = False
+        return decision, self._moved(decision, "chosen" if prior is None else "known from earlier runs")
+
+    def _verified(
+        self, prior: JobModel, decision: Decision | None, chosen: Configuration, known: Known
+    ) -> tuple[Decision | None, Configuration | None]:
+        """Compare a stored model with the first steps; where it is off, correct it (`reuse`), or search after all."""
+        wrong = misfit(prior, chosen, self._trainer, steps=self._job.profile.steps)
+        if wrong is None:
+            return decision, chosen
+        if self._job.search.strategy == "reuse":
+            return self._corrected(wrong, prior, known)
+        self._trainer.note(
+            f"the stored model does not fit this machine: {wrong.off}; the job is profiled instead"
+        )
+        return self._search_and_move(self._plan_again(known), None, known)
+
+    def _corrected(
+        self, wrong: Misfit, prior: JobModel, known: Known
+    ) -> tuple[Decision, Configuration | None]:
+        """Correct a stored model by the first steps of the run, and choose again; nothing is profiled.
+
+        Computing and synchronising keep their laws, and get a factor each: what a machine does that is busier or idler
+        than before. The corrected model serves this run alone, as the next one may find the machine as it was.
+        """
+        search = self.state.search
+        assert search is not None
+        plan = replace(search.plan, reason=f"{search.plan.reason}, corrected by the first steps: {wrong.off}")
+        model = self._fit((wrong.measured,), known, prior=prior)
+        decision = self._decide(
+            model,
+            replace(search, plan=plan),
+            known,
+            f"a stored model is used, corrected by the first steps: {wrong.off}",
+        )
+        return decision, self._moved(decision, "known from earlier runs, corrected by the first steps")
+
+    def _moved(self, decision: Decision, reason: str) -> Configuration | None:
+        """Move to the choice if it is confirmed; returns it, or None if the run ends here."""
+        trainer, chosen = self._trainer, self._confirmed(decision)
+        if chosen is not None:
+            trainer.progress = lambda: progress_of(trainer, decision.told)
+            trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
+        return chosen
+
+    def _decide(self, model: JobModel, search: Search, known: Known, evidence: str) -> Decision:
+        """Predict all configurations and choose one; the search ends with that.
+
+        Args:
+            evidence: What the model rests on, for the user.
+        """
+        self._recorder.on_event(PhaseChanged("fitting", evidence))
         decision = decide(model, self._trainer, known.space, self._job, told=self.outlook.told(model))
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         self._trainer.journal.add("curve", self._curve_document(decision))
+        self.state = replace(
+            self.state,
+            search=replace(search, ended=decision.at),
+            decision=decision,
+            predicted=decision.predicted,
+        )
         return decision
 
     def _curve_document(self, decision: Decision) -> dict[str, Any]:

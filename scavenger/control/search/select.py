@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from scavenger.control.search.outcome import predict_run, progress_of
 from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
+from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
@@ -29,12 +30,13 @@ from scavenger.search.reuse import DRIFT_MAX, step_time_drift
 
 __all__ = [
     "Decision",
+    "Misfit",
     "ask_while_training",
     "choose_now",
     "decide",
     "fit_model",
+    "misfit",
     "profile_of",
-    "still_fits",
     "why_measure_no_more",
 ]
 
@@ -239,25 +241,36 @@ def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, se
     )
 
 
-def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> bool:
-    """Train for some steps and check whether a stored model agrees with them; warns the user if it does not."""
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A stored model that is off from the first steps at the choice.
+
+    Attributes:
+        measured: Those steps; without memory and noise, which a few early steps do not tell.
+        off: Their step time, and by how much the model is off.
+    """
+
+    measured: Measurement
+    off: str
+
+
+def misfit(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> Misfit | None:
+    """Train for some steps, and compare a stored model with them; None if it fits, or no step can be compared."""
     begin = trainer.step
     trainer.until(
         lambda: trainer.wanted < chosen.workers or len(trainer.history.window(chosen, begin)) >= steps
     )
     window = trainer.history.window(chosen, begin)
     if trainer.finished or not window:
-        return True
-    live_s = statistics.median(record.step_time_s for record in window)
-    drift = step_time_drift(prior, chosen, trainer.offer, live_s)
-    if drift <= DRIFT_MAX:
-        return True
-    off = f"{drift:.0%}" if drift < 10.0 else f"a factor of {rounded(1.0 + drift, 3)}"
-    trainer.note(
-        f"the stored model does not fit this machine: a step takes {live_s * 1e3:.1f} ms, {off} off "
-        "its prediction; the job is profiled instead"
+        return None
+    measured = replace(
+        measure(chosen, window, trainer.history.noise, 0), gradient_noise=None, noise_scale=None
     )
-    return False
+    drift = step_time_drift(prior, chosen, trainer.offer, measured.step_time_s)
+    if drift <= DRIFT_MAX:
+        return None
+    off = f"{drift:.0%}" if drift < 10.0 else f"a factor of {rounded(1.0 + drift, 3)}"
+    return Misfit(measured, f"a step takes {measured.step_time_s * 1e3:.1f} ms, {off} off its prediction")
 
 
 def ask_while_training(

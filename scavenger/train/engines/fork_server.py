@@ -239,7 +239,7 @@ def main() -> int:
     control.send(msgspec.json.encode(Ready(_threads())))
     if _Server(control).run() is None:
         return 0
-    _end(run())
+    return _end(run())
 
 
 def _end(status: int) -> NoReturn:
