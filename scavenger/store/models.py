@@ -216,6 +216,23 @@ class Models(Part):
         taken = [(actual.get("step_time_s"), profiled_s) for actual, profiled_s in rows]
         return tuple(float(took_s) / profiled_s for took_s, profiled_s in taken if took_s)
 
+    def endings_s(self, fingerprint: Fingerprint, *, limit: int = 5) -> tuple[float, ...]:
+        """Seconds that the latest jobs of this architecture on this hardware took to save and end, newest first."""
+        query = (
+            select(JobRow.actual)
+            .join(JobRow.fingerprint)
+            .where(
+                *_equal(fingerprint, ("architecture", "vm", "hardware")),
+                JobRow.actual.is_not(None),
+                JobRow.state.in_(("succeeded", "target_missed")),
+            )
+            .order_by(JobRow.created_at.desc(), JobRow.id)
+            .limit(limit)
+        )
+        with self._database.reading() as session:
+            found = [(actual or {}).get("end_s") for actual in session.scalars(query)]
+        return tuple(float(took_s) for took_s in found if took_s)
+
 
 def _equal(fingerprint: Fingerprint, names: Collection[str]) -> list[Any]:
     return [getattr(FingerprintRow, name) == getattr(fingerprint, name) for name in names]

@@ -357,7 +357,9 @@ def test_reuse_profiles_nothing_however_fast_the_machine_has_become_and_predicts
     assert trainer.warnings == []
 
 
-KNOWN = Known(SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=(), run_ratios=())))
+KNOWN = Known(
+    SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=(), run_ratios=(), ending_s=1.0))
+)
 
 
 def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from store_values import ELSEWHERE, FINGERPRINT, MODEL, Clock, documents, finger
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord, Measurement
-from scavenger.domain.report import Actual
+from scavenger.domain.report import Actual, JobState
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
 from scavenger.store.database import Database
@@ -284,3 +284,23 @@ class TestRunRatios:
         assert sorted(store.run_ratios(FINGERPRINT)) == pytest.approx([1.1, 1.5])
         assert len(store.run_ratios(FINGERPRINT, limit=1)) == 1
         assert store.run_ratios(ELSEWHERE) == pytest.approx([4.5])
+
+    def test_endings_are_of_jobs_of_one_architecture_on_such_hardware_that_came_to_their_end(
+        self, store: Store
+    ) -> None:
+        other = replace(FINGERPRINT, architecture="cd" * 32)
+        tuned = replace(FINGERPRINT, optimizer="SGD:0f", goal="loss<=0.1")
+        endings: list[tuple[float, Fingerprint, JobState]] = [
+            (1.0, FINGERPRINT, "succeeded"),
+            (2.0, tuned, "target_missed"),
+            (3.0, FINGERPRINT, "interrupted"),
+            (0.0, FINGERPRINT, "succeeded"),
+            (4.0, other, "succeeded"),
+            (5.0, ELSEWHERE, "succeeded"),
+        ]
+        for end_s, fingerprint, state in endings:
+            job = store.create_job("digits", spec={}, job_file="job.yaml")
+            store.update_job(job.id, fingerprint=fingerprint, actual=Actual(60.0, 0.1, 0.2, 5.0, end_s))
+            store.finish_job(job.id, state=state, report=None, exit_code=0)
+
+        assert sorted(store.endings_s(FINGERPRINT)) == [1.0, 2.0]

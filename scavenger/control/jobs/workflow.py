@@ -338,7 +338,14 @@ class JobWorkflow:
             evidence: What the model rests on, for the user.
         """
         self._recorder.on_event(PhaseChanged("fitting", evidence))
-        decision = decide(model, self._trainer, known.space, self._job, told=self.outlook.told(model))
+        decision = decide(
+            model,
+            self._trainer,
+            known.space,
+            self._job,
+            told=self.outlook.told(model),
+            end_s=known.library.ending_s,
+        )
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         self._trainer.journal.add("curve", self._curve_document(decision))
         self.state = replace(

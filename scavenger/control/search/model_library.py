@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
+from scavenger.control.search.outcome import ENDING_S
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord
@@ -38,6 +40,7 @@ class ModelLibrary:
         same: The newest model of the same job on the same hardware; None if there is none.
         convergence: Finished runs of the same job to the same goal, on any hardware, oldest first.
         run_ratios: Step time in the run over that in its profile, of the latest jobs of any kind on this hardware.
+        ending_s: Usual time for saving such a model and ending the processes here.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class ModelLibrary:
         self.same: JobModel | None = None
         self.convergence: tuple[ConvergenceRecord, ...] = ()
         self.run_ratios: tuple[float, ...] = ()
+        self.ending_s = ENDING_S
 
     @classmethod
     def read(
@@ -69,6 +73,7 @@ class ModelLibrary:
         library.same = next(iter(library._loaded(store.find_models(fingerprint))), None)
         library.convergence = store.convergence(fingerprint)
         library.run_ratios = store.run_ratios(fingerprint)
+        library.ending_s = statistics.median(store.endings_s(fingerprint) or (ENDING_S,))
         return library
 
     def nearest(self) -> tuple[JobModel, str] | None:

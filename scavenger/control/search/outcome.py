@@ -61,7 +61,9 @@ def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
     return max(0.0, 1.0 - progress_of(trainer, model)) * epochs * model.dataset_size
 
 
-def predict_run(trainer: Trainer, curve: TradeoffCurve, choice: Choice, progress: float) -> Predicted:
+def predict_run(
+    trainer: Trainer, curve: TradeoffCurve, choice: Choice, progress: float, *, end_s: float = ENDING_S
+) -> Predicted:
     """Predict the whole run: time and cost so far, the start of missing workers, the rest of the way, and the end.
 
     While workers start, the job trains on its present workers, at the chosen batch size.
@@ -69,6 +71,7 @@ def predict_run(trainer: Trainer, curve: TradeoffCurve, choice: Choice, progress
     Args:
         curve: The predictions of which the choice is one.
         progress: Completed share of the way to the target, in [0, 1].
+        end_s: Time for saving the model and ending the processes.
     """
     point = choice.point
     there = point.configuration
@@ -89,7 +92,6 @@ def predict_run(trainer: Trainer, curve: TradeoffCurve, choice: Choice, progress
             left -= setup_s / meanwhile_s
             setup_usd = setup_s * trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
     now_s, now_usd = trainer.elapsed_s + setup_s, trainer.cost_usd + setup_usd
-    end_s = ENDING_S
     end_usd = end_s * trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
 
     def time_at(value: float) -> float:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from scavenger.control.search.outcome import predict_run, progress_of
+from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of
 from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
@@ -121,7 +121,13 @@ def profile_of(
 
 
 def decide(
-    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec, *, told: JobModel
+    model: JobModel,
+    trainer: Trainer,
+    space: SearchSpace,
+    job: JobSpec,
+    *,
+    told: JobModel,
+    end_s: float = ENDING_S,
 ) -> Decision:
     """Predict every configuration and choose one, given the time, cost and progress so far.
 
@@ -131,6 +137,7 @@ def decide(
         model: The fitted models.
         told: The same, with what the metric's course tells of the epochs; they decide, unless nothing meets the limits
             by them: a forecast from a few evaluations ends no job.
+        end_s: Time for saving the model and ending the processes.
     """
     curve, choice = choose_now(told, trainer, space, job)
     if isinstance(choice, Infeasible) and told is not model:
@@ -149,7 +156,7 @@ def decide(
         choice,
         at,
         progress,
-        predicted=predict_run(trainer, curve, choice, progress),
+        predicted=predict_run(trainer, curve, choice, progress, end_s=end_s),
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )
 
