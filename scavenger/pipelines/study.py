@@ -50,6 +50,7 @@ class Trial:
         error: Why it failed; may be empty.
         exit_code: Of the command that it would have been; see `scavenger.errors`.
         known: Whether it was on record already, and was not run again.
+        model_path: The saved `.keras` model; None if there is none.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Trial:
     error: str
     exit_code: int = 0
     known: bool = False
+    model_path: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -375,6 +377,7 @@ def _trial_of(run: Run, params: Mapping[str, Any], cost_usd: float, *, known: bo
         run.report.error,
         run.report.exit_code,
         known,
+        run.model_path,
     )
 
 
@@ -386,4 +389,6 @@ def _seconds(given: str | float | None) -> float | None:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}={_short(one)}" for name, one in value.items()) + "}"
     return quantity(value) if isinstance(value, float) else str(value)

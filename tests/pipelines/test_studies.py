@@ -16,18 +16,9 @@ import optuna
 import pipeline_code
 import pytest
 from sqlalchemy import create_engine, text
+from studies import put_on_record
 
 from scavenger import Client, Job, Study
-from scavenger.domain.document import report_document
-from scavenger.domain.report import (
-    Actual,
-    MetricOutcome,
-    Predicted,
-    ReportedJob,
-    RunReport,
-    SearchOutcome,
-    TrainingResult,
-)
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError, StoreError
 from scavenger.integrations.optuna import COST, StopAtBudget, objective, resume_interrupted
 from scavenger.pipelines.study import PRUNED, trial_key, union_s
@@ -48,30 +39,9 @@ def client(url: str) -> Iterator[Client]:
         yield opened
 
 
-def record(
-    url: str, rate: float, *, state: str = "succeeded", usd: float = 0.1, error: str = "", code: int = 0
-) -> str:
-    """Put a trial on record, as its job leaves it."""
-    spec = (
-        JOB.with_settings({"name": "rates", "search.strategy": "reuse"}).with_params(learning_rate=rate).spec
-    )
-    with Store.open(url) as store:
-        job = store.create_job("rates", spec=spec.written(), job_file=JOB.path)
-        report = RunReport(
-            ReportedJob(job.id, "rates", state),  # type: ignore[arg-type]
-            SearchOutcome("none", "a model is stored", (), 0.0, 0.0),
-            predicted=Predicted(9.0, (5.0, 12.0), usd * 1.1, (usd, 2 * usd), 0.01, 3.0),
-            result=TrainingResult(
-                Actual(8.0, usd, 0.01, 3.0), MetricOutcome("val_loss", rate, None, False), 60
-            ),
-            error=error,
-            exit_code=code,
-        )
-        store.finish_job(
-            job.id, state=state, report=report_document(report), exit_code=code, cost_usd=usd,  # type: ignore[arg-type]
-            predicted=report.predicted, actual=report.result.actual,
-        )  # fmt: skip
-        return job.id
+def record(url: str, rate: float, **ended: Any) -> str:
+    """Put a trial on record, whose value is its rate."""
+    return put_on_record(url, JOB.with_params(learning_rate=rate), rate, **ended)
 
 
 def test_a_trial_on_record_is_not_run_again(url: str, client: Client) -> None:

@@ -24,6 +24,8 @@ __all__ = [
 ]
 
 _VM_CLOUDS = ("aws", "gcp")
+_OWN = "scavenger."
+"""Begin of the names of modules that are there wherever workers run, as `scavenger.integrations.hypermodel`."""
 
 WORKER_BYTES_MIN = 256 * 2**20
 """Least memory of a worker process that it shares with no other: TensorFlow and Keras, only imported, take 277 MiB."""
@@ -154,14 +156,14 @@ def check_keras_backend(environ: Mapping[str, str]) -> None:
 
 
 def check_training_module(job: JobSpec, job_file: Path) -> Path:
-    """Check that the modules of the training code and the data exist; returns their folder.
+    """Check that the modules of the training code and the data exist, but for the project's own; returns their folder.
 
     Raises:
         ConfigurationError: If the job file's folder has no such module.
     """
     folder = job_file.resolve().parent
     for key, entry in (("train", job.train), ("data", job.data)):
-        if entry is None:
+        if entry is None or entry.module.startswith(_OWN):
             continue
         path = folder.joinpath(*entry.module.split("."))
         if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
