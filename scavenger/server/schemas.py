@@ -412,6 +412,9 @@ class QuarantinedDocument(BaseModel):
 class QuarantineAnswer(_Answer):
     restore: RestoreDocument | None = Field(description="The last restore; null if there was none.")
     vms: list[QuarantinedDocument]
+    awaits_look: bool = Field(
+        description="Whether there may be VMs, since no cloud was asked after the restore."
+    )
 
 
 class JobsDeleted(_Answer):

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,14 +25,16 @@ from scavenger.control.search.outcome import NOTHING_SEARCHED
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.intent import FleetSpec, PlacementOption, VmSlot
 from scavenger.domain.operation import ScaleTo, StopJob
 from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.domain.report import Actual, Predicted, ReportedJob, RunReport
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
+from scavenger.store.schema import RestoreRow
 from scavenger.train.pool import protocol
 from scavenger.train.pool.placement import Node
 
@@ -341,6 +344,50 @@ def test_vms_that_no_job_uses_are_ended_and_kept_by_the_server(
     assert main([*where, "--yes", "-o", "json"]) == 0  # the server is named
     assert not any(fact.alive for fact in cloud.truth())
     assert second
+
+
+def test_status_tells_of_vms_in_quarantine_whoever_may_see_them(
+    both: Both,
+    store: Store,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job_id, now = world.jobs["ann"], datetime.now(UTC)
+    slots, options = (VmSlot(0),), (PlacementOption("small", "fake-1a", False, 0.1),)
+    spec = FleetSpec(
+        job_id,
+        "fake",
+        "fake-1",
+        slots=slots,
+        options=options,
+        vms_max=1,
+        budget_usd=1.0,
+        template=LaunchTemplate(60.0),
+    )
+    store.want_vms(spec)
+    assert [one[2] for one in both("status")] == ["", ""]
+
+    with store._database.writing() as session:
+        session.add(RestoreRow(at=now, backup_at=now, token_floor=1))
+    here, there = both("status")
+    assert "`scavenger gc` looks for VMs" in here[2]
+    assert here == there
+
+    store.set_quarantine(
+        "fake", "fake-1", [VmSeen(f"vm-{n}", "small", "fake-1a", False, "running") for n in "ab"]
+    )
+    here, there = both("status")
+    assert "2 VMs" in here[2]
+    assert here == there
+    for user, told in (("eve", here[2]), ("ann", "")):
+        monkeypatch.setenv("SCAVENGER_TOKEN", world.tokens[user])  # the server is named
+        assert main(["status"]) == 0
+        assert capsys.readouterr().err == told
+
+    store.keep_quarantined("fake/fake-1/vm-a", "root")
+    store.keep_quarantined("fake/fake-1/vm-b", "root")
+    assert [one[2] for one in both("status")] == ["", ""]
 
 
 def test_a_token_is_made_by_the_server(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from scavenger.control.sources import Source
-    from scavenger.store import Store
+    from scavenger.domain.restore import Quarantine
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
 
 __all__ = ["Filters", "show_status"]
@@ -64,7 +64,6 @@ def show_status(
         ConfigurationError: There is no such job, or filters are given with a job.
     """
     from scavenger.control.sources import open_source
-    from scavenger.control.sources.of_store import StoreSource
 
     if key is not None and filters != Filters():
         raise ConfigurationError("--state and --name filter the list of jobs: leave out the job")
@@ -73,8 +72,7 @@ def show_status(
     with open_source(store_url) as source:
         if key is None:
             _list_jobs(source, filters, as_json=as_json)
-            if isinstance(source, StoreSource):
-                _tell_of_quarantine(source.store)
+            _tell_of_quarantine(source.quarantine())
         elif follow:
             _follow(source, key)
         else:
@@ -137,18 +135,17 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
     console.emit(grid)
 
 
-def _tell_of_quarantine(store: Store) -> None:
+def _tell_of_quarantine(quarantine: Quarantine) -> None:
     """Say that VMs are in quarantine, or may be, since the store was restored from a backup."""
-    restore = store.last_restore()
-    if restore is None:
+    if quarantine.restore is None:
         return
-    since = f"the store was restored from its backup of {when(restore.backup_at)}"
-    if vms := [one for one in store.quarantined_vms() if not one.kept_by]:
+    since = f"the store was restored from its backup of {when(quarantine.restore.backup_at)}"
+    if vms := [one for one in quarantine.vms if not one.kept_by]:
         console.note(
             f"in quarantine, since {since}: {plural(len(vms), 'VM')}; `scavenger gc` shows them, and "
             "`scavenger gc --quarantined` ends them"
         )
-    elif restore.looked_at is None and store.vm_regions():
+    elif quarantine.awaits_look:
         console.note(f"{since}: `scavenger gc` looks for VMs that it does not know, and ends none of them")
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.domain.restore import Quarantine
 
 if TYPE_CHECKING:
     from scavenger.control.provisioning.clean_up import Leftover
     from scavenger.control.sweep import Sweep
-    from scavenger.domain.restore import QuarantinedVm, Restore
+    from scavenger.store import Store
 
-__all__ = ["left_document", "leftover_row", "quarantine_document", "sweep_document"]
+__all__ = ["left_document", "leftover_row", "quarantine_document", "quarantine_of", "sweep_document"]
 
 
 def leftover_row(leftover: Leftover) -> dict[str, Any]:
@@ -39,10 +40,18 @@ def left_document(lines: Sequence[str]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "left": list(lines)}
 
 
-def quarantine_document(restore: Restore | None, vms: Sequence[QuarantinedVm]) -> dict[str, Any]:
+def quarantine_of(store: Store) -> Quarantine:
+    """What a store knows of VMs in quarantine."""
+    restore = store.last_restore()
+    awaits_look = restore is not None and restore.looked_at is None and bool(store.vm_regions())
+    return Quarantine(restore, store.quarantined_vms(), awaits_look)
+
+
+def quarantine_document(quarantine: Quarantine) -> dict[str, Any]:
     """VMs in quarantine, as of the last look at their clouds."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "restore": plain(restore),
-        "vms": [{"key": one.key, **plain(one)} for one in vms],
+        "restore": plain(quarantine.restore),
+        "vms": [{"key": one.key, **plain(one)} for one in quarantine.vms],
+        "awaits_look": quarantine.awaits_look,
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scavenger.control.sweep import Sweep
     from scavenger.domain.access import Role
     from scavenger.domain.operation import Operation
-    from scavenger.domain.restore import QuarantinedVm
+    from scavenger.domain.restore import Quarantine, QuarantinedVm
     from scavenger.domain.submission import ServerRecord
     from scavenger.models.job_model import JobModel
     from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
@@ -126,6 +126,9 @@ class Source(Protocol):
 
     def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> tuple[str, ...]:
         """End such VMs; see `end_leftovers`."""
+
+    def quarantine(self) -> Quarantine:
+        """VMs that a restored store does not know; nothing for a user who sees only their own jobs."""
 
     def keep_quarantined(self, key: str) -> QuarantinedVm:
         """Have a VM in quarantine stay; see `Store.keep_quarantined`."""

@@ -16,6 +16,7 @@ from scavenger.control.documents.logs import LogChunk, LogReader, Wanted
 from scavenger.control.documents.submissions import SubmittedJob
 from scavenger.control.sources import reading
 from scavenger.domain.operation import Operation
+from scavenger.domain.restore import Quarantine, QuarantinedVm
 from scavenger.domain.submission import ServerRecord, not_begun
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from scavenger.control.provisioning.bill import JobCost
     from scavenger.control.sweep import Sweep
     from scavenger.domain.access import Role
-    from scavenger.domain.restore import QuarantinedVm
     from scavenger.models.job_model import JobModel
 
 __all__ = ["ServerSource"]
@@ -178,8 +178,13 @@ class ServerSource:
             if not left or time.monotonic() > until_s:
                 return left
 
+    def quarantine(self) -> Quarantine:
+        if self._info["role"] == "user":
+            return Quarantine()
+        return reading.quarantine(self.client.quarantine())
+
     def keep_quarantined(self, key: str) -> QuarantinedVm:
-        return reading.quarantined(self.client.keep_quarantined(key)["vms"])[0]
+        return reading.quarantine(self.client.keep_quarantined(key)).vms[0]
 
     def machines(self, asked: Asked) -> Found:
         query = {

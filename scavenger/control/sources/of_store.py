@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from scavenger.control.documents.catalog import Asked, Found, find_machines
 from scavenger.control.documents.costs import billed, cost_of
 from scavenger.control.documents.jobs import JobStatus, ListedJob, listed, status_of
+from scavenger.control.documents.leftovers import quarantine_of
 from scavenger.control.documents.logs import JobLogs, LogReader, Wanted
 from scavenger.control.documents.models import job_names
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from scavenger.control.provisioning.bill import JobCost
     from scavenger.control.sweep import Sweep
     from scavenger.domain.access import Role
-    from scavenger.domain.restore import QuarantinedVm
+    from scavenger.domain.restore import Quarantine, QuarantinedVm
     from scavenger.models.job_model import JobModel
 
 __all__ = ["WITHDRAWN", "StoreSource"]
@@ -188,6 +189,9 @@ class StoreSource:
         from scavenger.control.sweep import end_leftovers
 
         return end_leftovers(self.store, regions, keys)
+
+    def quarantine(self) -> Quarantine:
+        return quarantine_of(self.store)
 
     def keep_quarantined(self, key: str) -> QuarantinedVm:
         return self.store.keep_quarantined(key, self.user)

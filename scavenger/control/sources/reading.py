@@ -18,7 +18,7 @@ from scavenger.control.documents.submissions import SubmittedJob
 from scavenger.domain.cost import Price
 from scavenger.domain.operation import operation_from_document
 from scavenger.domain.progress import Progress
-from scavenger.domain.restore import QuarantinedVm
+from scavenger.domain.restore import Quarantine
 from scavenger.domain.submission import ServerRecord
 from scavenger.domain.vm import VmTags
 from scavenger.errors import NotSupportedError
@@ -49,7 +49,7 @@ __all__ = [
     "operation",
     "pool",
     "preview",
-    "quarantined",
+    "quarantine",
     "servers",
     "status",
     "submission",
@@ -183,9 +183,9 @@ def sweep(document: Mapping[str, Any]) -> Sweep:
 
 
 @_of_this_version
-def quarantined(rows: Iterable[Mapping[str, Any]]) -> tuple[QuarantinedVm, ...]:
-    """VMs in quarantine."""
-    return msgspec.convert(rows, tuple[QuarantinedVm, ...])
+def quarantine(document: Mapping[str, Any]) -> Quarantine:
+    """What is known of VMs in quarantine."""
+    return msgspec.convert(document, Quarantine)
 
 
 def _leftover(row: Mapping[str, Any]) -> Leftover:

@@ -7,11 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from scavenger.control.documents.leftovers import left_document, quarantine_document, sweep_document
+from scavenger.control.documents.leftovers import (
+    left_document,
+    quarantine_document,
+    quarantine_of,
+    sweep_document,
+)
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.sweep import end_leftovers, find_leftovers
-from scavenger.domain.restore import QuarantinedVm
+from scavenger.domain.restore import Quarantine, QuarantinedVm
 from scavenger.server import schemas
 from scavenger.server.access import Admin, Overseer
 from scavenger.server.context import Context, ContextOf, answer
@@ -48,8 +53,7 @@ def end(context: ContextOf, _: Admin, request: schemas.EndRequest) -> Response:
 @router.get("/quarantine", response_model=schemas.QuarantineAnswer, summary="VMs in quarantine")
 def list_quarantine(context: ContextOf, _: Overseer) -> Response:
     """VMs that the clouds list and the restored store does not know, as of the last look at the clouds."""
-    store = context.store
-    return answer(quarantine_document(store.last_restore(), store.quarantined_vms()))
+    return answer(quarantine_document(quarantine_of(context.store)))
 
 
 @router.post("/quarantine/keep", response_model=schemas.QuarantineAnswer, summary="Keep a VM")
@@ -58,7 +62,7 @@ def keep(context: ContextOf, caller: Admin, once: OnceOf, request: schemas.Quara
 
     def change() -> dict[str, Any]:
         kept = context.store.keep_quarantined(request.vm, caller.user.name)
-        return quarantine_document(context.store.last_restore(), [kept])
+        return quarantine_document(Quarantine(context.store.last_restore(), (kept,)))
 
     return once.answer(change, 200)
 
