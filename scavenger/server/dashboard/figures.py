@@ -17,7 +17,7 @@ from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Predicted
 from scavenger.models.learning_curve import Hint, forecast
 from scavenger.presentation.figure import panel_figure
-from scavenger.presentation.formatting import clean, duration, money, quantity
+from scavenger.presentation.formatting import clean, duration, money, plural, quantity
 from scavenger.presentation.panel import describe, panel_of
 from scavenger.server.dashboard.job_list import budget_of
 from scavenger.server.dashboard.job_page import JobSight
@@ -270,7 +270,12 @@ def _timeline_figure(sight: JobSight) -> Figure:
         del traces[1]
     layout = layout_of(
         x={"title": {"text": "time of day (UTC)"}, "type": "date", "anchor": "y2"},
-        y={"title": {"text": "workers"}, "domain": [0.5, 1.0], "rangemode": "tozero", "tickformat": "d"},
+        y={
+            "title": {"text": "workers"},
+            "domain": [0.5, 1.0],
+            "rangemode": "tozero",
+            "dtick": max(1, math.ceil(max(workers, default=0) / 4)),
+        },
     )
     layout["yaxis2"] = axis(
         {
@@ -282,7 +287,7 @@ def _timeline_figure(sight: JobSight) -> Figure:
         }
     )
     spent = money_line[-1][1] if money_line else math.nan
-    words = f"{len(views)} changes of view, {len(failures)} failures and warnings, {money(spent)} spent."
+    words = f"{plural(len(views), 'view')}; failures and warnings: {len(failures):,}; {money(spent)} spent."
     return Figure(title, words, {"data": traces, "layout": layout})
 
 
@@ -424,7 +429,7 @@ def errors_figure(jobs: Sequence[JobRecord]) -> Figure:
             "hovertemplate": "%{text}<extra></extra>",
         },
     ]
-    words = f"{len(pairs)} finished jobs; the actual time of {inside} was within the 90 % interval."
+    words = f"{plural(len(pairs), 'finished job')}; the actual time of {inside} was within the 90 % interval."
     layout = layout_of(
         x={"title": {"text": "actual time (s)"}, "type": "log"},
         y={"title": {"text": "predicted time (s)"}, "type": "log"},

@@ -224,7 +224,8 @@ def facts_of(sight: JobSight) -> Iterator[Fact]:
     )
     ended = job.ended_at or sight.at
     took = duration(float(round((ended - job.created_at).total_seconds())))
-    yield Fact("Took" if job.ended else "Running for", took, moment(job.created_at, sight.at).words)
+    began = f"began {moment(job.created_at, sight.at).words}"
+    yield Fact("Took" if job.ended else "Running for", took, began)
     yield Fact("Attempt", "" if job.attempts == 1 else str(job.attempts))
     yield Fact("Owner", clean(job.owner.account))
 
