@@ -29,6 +29,7 @@ from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
+from scavenger.sdk.running import RunningJob
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ class Client:
         budget: str | float | None = None,
         deadline: str | float | None = None,
         at_once: int = 1,
+        workers: int | None = None,
     ) -> Study:
         """A study: trials that share what is learned, what is warm, and a budget; see `Study`.
 
@@ -209,10 +211,11 @@ class Client:
             budget: US dollars for all its trials, those on record included.
             deadline: Its longest time, as `8h` or seconds, those of earlier attempts included.
             at_once: How many trials share what is left of the budget, if they run at once.
+            workers: The most that trials which run at once have together; see `Study`.
         """
         from scavenger.pipelines.study import Study
 
-        return Study(self, name, budget=budget, deadline=deadline, at_once=at_once)
+        return Study(self, name, budget=budget, deadline=deadline, at_once=at_once, workers=workers)
 
     def submit(self, job: Job, *, priority: int = 0) -> Submission:
         """Submit a job, to be run by a server on this machine, or by the client's server; does not wait.
@@ -397,6 +400,11 @@ class Client:
         except ScavengerError:
             return None
 
+    @property
+    def by_server(self) -> bool:
+        """Whether a server runs the jobs."""
+        return isinstance(self._source, ServerSource)
+
     @contextmanager
     def _stoppable(self, run: JobRun) -> Iterator[None]:
         thread = threading.get_ident()
@@ -416,6 +424,11 @@ class Client:
         """
         if (run := self._running.get(thread)) is not None:
             run.request_stop(reason, save=save)
+
+    def running_job(self, thread: int) -> RunningJob | None:
+        """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""
+        run = self._running.get(thread)
+        return RunningJob(run.job_id, self._store()) if run is not None and run.job_id else None
 
     # ---- by a server ---------------------------------------------------------------------------------------
 

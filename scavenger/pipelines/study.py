@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerErr
 from scavenger.pipelines.budget import Budget, dollars
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.results import Run, Table
+from scavenger.pipelines.sharing import WorkerShares
 from scavenger.presentation.formatting import clean, difference, duration, money, plural, quantity
 from scavenger.store.records import LIVE_STATES
 
@@ -32,6 +34,8 @@ _OVER: tuple[JobState, ...] = ("succeeded", "target_missed")
 _ITS_OWN = (ConfigurationError.exit_code, TrainingError.exit_code)
 _OTHERWISE_ALIKE = ("name", "constraints", "search", "output")
 """Keys of a job that do not make another trial of it: where and under which limits it runs."""
+_SIZE = ("min", "max", "policy")
+"""Keys of `elastic` that do not, either: how many workers it may have when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,12 @@ class Study:
         budget: US dollars for all trials.
         deadline: Their longest time, as `8h` or seconds; the time in which none runs does not count.
         at_once: How many trials share what is left of the budget, if they run at once.
+        workers: The most that trials which run at once have together; None if each has its own. A trial that begins has
+            a share of them, for which others give some back, and those of an ended trial are given to the others, up to
+            the most of `search.workers`. So it, and no policy, decides on a trial's workers after its choice.
 
     Raises:
-        ConfigurationError: If budget or deadline is no amount.
+        ConfigurationError: If budget or deadline is no amount, or `workers` is given for jobs of a server.
     """
 
     def __init__(
@@ -109,8 +116,16 @@ class Study:
         budget: str | float | None = None,
         deadline: str | float | None = None,
         at_once: int = 1,
+        workers: int | None = None,
     ) -> None:
+        if workers is not None and client.by_server:
+            raise ConfigurationError(
+                "a study shares workers= among jobs of this program, not among those of a server"
+            )
+        if workers is not None and workers < 1:
+            raise ConfigurationError(f"a study's workers= is at least 1, not {workers}")
         self.name, self.at_once = name, at_once
+        self.shares = None if workers is None else WorkerShares(workers)
         self._client = client
         self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline)
         self._lock = threading.Lock()
@@ -146,25 +161,67 @@ class Study:
             before = opened.trials.get(key)
         if before is not None and before.over:
             return before
-        share = 1.0 / max(1, self.at_once - len(opened.running))
-        with opened.budget.allowance(made.spec.constraints.budget, share=share) as allowance, opened:
-            changes: dict[str, Any] = {"constraints.budget": allowance.usd}
-            if (left_s := self.left_s) < math.inf:
-                changes["constraints.deadline"] = min(left_s, made.spec.constraints.deadline or math.inf)
-            watched = _Watched(on_epoch, self._client, observer)
-            spent_usd = 0.0 if before is None else before.cost_usd
-            trial = self._ran(made.with_settings(changes), before, watched)
-            allowance.cost_usd = max(
-                0.0, trial.cost_usd - (spent_usd if before and trial.id == before.id else 0.0)
+        # one that was stopped would go on with the limit that stopped it
+        resumes = before is not None and before.state != "stopped"
+        with self._sharing(made, resumes) as workers:
+            trial = self._run(
+                made.with_settings(workers), opened, before if resumes else None, on_epoch, observer
             )
         with self._lock:
             opened.trials[key] = trial
         return trial
 
+    @contextmanager
+    def _sharing(self, job: Job, resumes: bool) -> Iterator[dict[str, Any]]:
+        """Wait for workers if the trials share them; gives the settings that keep a job to its own."""
+        if self.shares is None:
+            yield {}
+            return
+        thread, sizes, (fewest, most) = threading.get_ident(), job.spec.worker_counts, job.spec.elastic_range
+        most = max(fewest, min(most, self.shares.limit))
+
+        def scale(workers: int) -> bool:
+            running = self._client.running_job(thread)
+            if running is None:
+                return False
+            try:
+                running.scale_to(workers)
+            except ConfigurationError:  # refused
+                return False
+            return True
+
+        # one that goes on is made as it was, with as many as that allows
+        with self.shares.share(most if resumes else max(fewest, sizes[0]), most, scale) as begin:
+            yield {
+                "search.workers": [size for size in sizes if size <= begin],
+                "elastic.min": fewest,
+                "elastic.max": most,
+                "elastic.policy": "fixed",
+            }
+
+    def _run(
+        self,
+        job: Job,
+        opened: _Opened,
+        before: Trial | None,
+        on_epoch: Callable[[EpochRecord], bool] | None,
+        observer: Observer | None,
+    ) -> Trial:
+        share = 1.0 / max(1, self.at_once - len(opened.running))
+        with opened.budget.allowance(job.spec.constraints.budget, share=share) as allowance, opened:
+            changes: dict[str, Any] = {"constraints.budget": allowance.usd}
+            if (left_s := self.left_s) < math.inf:
+                changes["constraints.deadline"] = min(left_s, job.spec.constraints.deadline or math.inf)
+            watched = _Watched(on_epoch, self._client, observer)
+            spent_usd = 0.0 if before is None else before.cost_usd
+            trial = self._ran(job.with_settings(changes), before, watched)
+            allowance.cost_usd = max(
+                0.0, trial.cost_usd - (spent_usd if before and trial.id == before.id else 0.0)
+            )
+        return trial
+
     def _ran(self, job: Job, before: Trial | None, observer: Observer) -> Trial:
-        if (
-            before is not None and before.state != "stopped"
-        ):  # that would go on with the limit that stopped it
+        if before is not None:
             try:
                 return self._trial(self._client.resume(before.id, observer=observer), job.params)
             except ConfigurationError:
@@ -347,10 +404,10 @@ class _Watched(Observer):
 
 
 def trial_key(spec: Mapping[str, Any]) -> str:
-    """What makes a trial the same one: the job without its name, limits and search; equal for equal arguments."""
-    return json.dumps(
-        {key: value for key, value in spec.items() if key not in _OTHERWISE_ALIKE}, sort_keys=True
-    )
+    """What makes a trial the same one: the job without its name, limits, search and size; equal for equal arguments."""
+    kept = {key: value for key, value in spec.items() if key not in _OTHERWISE_ALIKE}
+    elastic = {key: value for key, value in kept.pop("elastic", {}).items() if key not in _SIZE}
+    return json.dumps({**kept, **({"elastic": elastic} if elastic else {})}, sort_keys=True)
 
 
 def union_s(intervals: Iterable[tuple[datetime, datetime]]) -> float:
