@@ -1,6 +1,7 @@
 """Optuna 5 [1]_: trials are jobs of a study that share what is learned, warm workers and a budget.
 
-Pruning, cost as a second value or as a constraint, and a stop at the budget are Optuna's own means::
+Pruning, cost as a second value or as a constraint, and a stop at the budget are Optuna's own means; a sampler and a
+pruner that count dollars are in `scavenger.integrations.optuna_search`::
 
     study = client.study("digits", budget="$2")
     search = optuna.create_study(study_name="digits", storage="sqlite:///digits.db", load_if_exists=True)
@@ -18,6 +19,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from scavenger.domain.report import Event, Observer, StepDone
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError
 
 if TYPE_CHECKING:
@@ -75,14 +77,19 @@ def objective(
     def run(trial: optuna.Trial) -> float | tuple[float, float]:
         import optuna
 
+        from scavenger.integrations.optuna_search import note_epoch
+
+        spent = _Spent()
+
         def on_epoch(record: EpochRecord) -> bool:
             if cost == "direction" or metric not in record.metrics:
                 return False
+            note_epoch(trial, record.epoch + 1, job.spec.goal.max_epochs, spent.usd)
             trial.report(record.metrics[metric], record.epoch + 1)
             return trial.should_prune()
 
         try:
-            done = study.run(job, suggest(trial), on_epoch=on_epoch)
+            done = study.run(job, suggest(trial), on_epoch=on_epoch, observer=spent)
         except LimitReachedError as used_up:
             trial.study.stop()
             raise optuna.TrialPruned(str(used_up)) from used_up
@@ -98,6 +105,17 @@ def objective(
         raise ScavengerError(done.error or f"the trial ended: {done.state}")
 
     return run
+
+
+class _Spent(Observer):
+    """What a job has cost up to its last step, US dollars."""
+
+    usd = 0.0
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer`."""
+        if isinstance(event, StepDone):
+            self.usd = event.cost_usd
 
 
 def _note(trial: optuna.Trial, done: Trial) -> None:
