@@ -53,6 +53,7 @@ _MODULES = (
     "migration",
     "philly",
     "study",
+    "sampler",
 )
 _OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
 """Further benchmarks of a module, beside its `BENCHMARK`."""

@@ -112,7 +112,10 @@ def run(repetitions: int, work_dir: Path) -> Result:
             for r in REGRETS:
                 ratios[name][r].append(float(np.mean(of_table[name][r]) / np.mean(of_table[BASELINE][r])))
     rows = tuple(
-        (name, *(cell for r in REGRETS for cell in _cells(dollars[name][r], missed[name][r], ratios[name][r])))
+        (
+            name,
+            *(cell for r in REGRETS for cell in _cells(dollars[name][r], missed[name][r], ratios[name][r])),
+        )
         for name in METHODS
     )
     return Result(
@@ -127,7 +130,10 @@ def run(repetitions: int, work_dir: Path) -> Result:
         rows=rows,
         verdict="",
         figures={
-            name: {f"regret_{r}": {"trials": Spread.of(dollars[name][r]), "ratios": ratios[name][r]} for r in REGRETS}
+            name: {
+                f"regret_{r}": {"trials": Spread.of(dollars[name][r]), "ratios": ratios[name][r]}
+                for r in REGRETS
+            }
             for name in METHODS
         },
         remarks=(f"all of it takes {time.perf_counter() - began:.0f} s",),

@@ -129,18 +129,26 @@ class CostSampler(BaseSampler):
         if len(trials) < self._startup or not any(one.complete for one in trials):
             return self._random.sample_relative(study, trial, search_space)
         known = {one.at for one in trials}
-        rows = np.array([row for row in self._candidates(study, trial, search_space, trials) if row not in known])
+        rows = np.array(
+            [row for row in self._candidates(study, trial, search_space, trials) if row not in known]
+        )
         if not len(rows):
             return self._tpe.sample_relative(study, trial, search_space)
         chosen = rows[propose(rows, trials, _mode(study), cost_power=self._cost_power)]
         return _values(chosen, search_space)
 
     def _candidates(
-        self, study: Study, trial: FrozenTrial, space: dict[str, BaseDistribution], trials: Sequence[SearchTrial]
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        space: dict[str, BaseDistribution],
+        trials: Sequence[SearchTrial],
     ) -> list[tuple[float, ...]]:
         drawn = self._chance.random((DRAWN, len(space)))
         sign = 1.0 if _mode(study) == "min" else -1.0
-        best = sorted((one for one in trials if one.values), key=lambda one: min(sign * v for v in one.values))
+        best = sorted(
+            (one for one in trials if one.values), key=lambda one: min(sign * v for v in one.values)
+        )
         near = np.array([one.at for one in best[:BEST]])[self._chance.integers(0, min(BEST, len(best)), NEAR)]
         moved = self._chance.random(near.shape) < max(0.5, 1.0 / near.shape[1])
         near = np.clip(near + moved * self._chance.normal(0.0, NEAR_SD, near.shape), 0.0, 1.0)
@@ -203,8 +211,12 @@ def _to_unit(value: Any, found: BaseDistribution) -> float:
     return float((value - found.low) / (found.high - found.low))
 
 
-def _values(row: Sequence[float] | np.ndarray[Any, Any], space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    return {name: _of_unit(float(unit), found) for unit, (name, found) in zip(row, space.items(), strict=True)}
+def _values(
+    row: Sequence[float] | np.ndarray[Any, Any], space: Mapping[str, BaseDistribution]
+) -> dict[str, Any]:
+    return {
+        name: _of_unit(float(unit), found) for unit, (name, found) in zip(row, space.items(), strict=True)
+    }
 
 
 def _of_unit(unit: float, found: BaseDistribution) -> Any:
@@ -216,4 +228,4 @@ def _of_unit(unit: float, found: BaseDistribution) -> Any:
     if found.step is not None and not found.log:
         value = low + found.step * round((value - low) / found.step)
     value = min(max(value, low), high)
-    return int(round(value)) if isinstance(found, IntDistribution) else value
+    return round(value) if isinstance(found, IntDistribution) else value

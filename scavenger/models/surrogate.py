@@ -6,8 +6,8 @@ y           a figure of trials there, smaller is better           standardised b
 l           length of each hyperparameter                         one node is a set of lengths and a scatter
 ==========  ====================================================  ==============================================
 
-The kernel is Matérn's with ν = 5/2 [1]_. Nothing is optimised: a fixed set of nodes, drawn from the prior, is weighed by
-how well each explains the trials. So few trials give wide intervals, and no fit fails.
+The kernel is Matérn's with ν = 5/2 [1]_. Nothing is optimised: a fixed set of nodes, drawn from the prior, is weighed
+by how well each explains the trials. So few trials give wide intervals, and no fit fails.
 
 References:
     .. [1] Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, §4.2.

@@ -8,8 +8,8 @@ r           dollars until it knows more, or is complete           from the time-
 n, c        trials so far, and their mean cost
 ==========  ====================================================  ==============================================
 
-One rule decides about both. A dollar is spent where it is likeliest to give a new best: a trial goes on while `p / r` is
-not below what a dollar in new trials gives, `1 / ((n + 1) c)`, as one of n + 1 equal trials is the best with that
+One rule decides about both. A dollar is spent where it is likeliest to give a new best: a trial goes on while `p / r`
+is not below what a dollar in new trials gives, `1 / ((n + 1) c)`, as one of n + 1 equal trials is the best with that
 probability. It is looked at when its spending has grown by a share, not after a number of epochs: so a trial with dear
 epochs has as many looks as one with cheap epochs, and none that could not save more than the start of another. That is
 successive halving [1]_ with rungs in dollars, and with a forecast in place of the value of the moment. New trials are
@@ -34,7 +34,7 @@ from scavenger.domain.curve import FloatArray
 from scavenger.models.learning_curve import forecast_value
 from scavenger.models.surrogate import Surrogate
 
-__all__ = ["SearchTrial", "Outlook", "TrialDecision", "decide_trial", "is_look", "outlook", "propose"]
+__all__ = ["Outlook", "SearchTrial", "TrialDecision", "decide_trial", "is_look", "outlook", "propose"]
 
 Mode = Literal["min", "max"]
 
@@ -137,7 +137,7 @@ def outlook(trial: SearchTrial, mode: Mode, spread: float) -> Outlook:
 
 
 def _fall(epochs: Sequence[int], losses: Sequence[float], last: int) -> float:
-    """By how much the best value falls from now to the last epoch, if each doubling has `LASTING` of the fall before."""
+    """By how much the best value still falls, if each doubling of the epochs has `LASTING` of the fall before."""
     best = np.minimum.accumulate(losses)
     now = epochs[-1]
     half = float(np.interp(now / 2.0, epochs, best))
@@ -206,7 +206,9 @@ def propose(
     seen = [(one, look) for one, look in seen if math.isfinite(look.mean)]
     if len(seen) > TRIALS_MAX:
         newest = seen[-TRIALS_MAX // 2 :]
-        seen = sorted(seen[: -len(newest)], key=lambda pair: pair[1].mean)[: TRIALS_MAX - len(newest)] + newest
+        seen = (
+            sorted(seen[: -len(newest)], key=lambda pair: pair[1].mean)[: TRIALS_MAX - len(newest)] + newest
+        )
     x = np.array([one.at for one, _ in seen])
     means, sds = (np.array([look[part] for _, look in seen]) for part in (0, 1))
     best = float(finals.min())

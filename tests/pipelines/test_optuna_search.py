@@ -14,7 +14,9 @@ from scavenger.integrations.optuna_search import CostPruner, CostSampler, _of_un
 EPOCHS = 12
 
 
-def search(seed: int = 0, *, mode: str = "minimize", storage: str | None = None, trials: int = 20) -> optuna.Study:
+def search(
+    seed: int = 0, *, mode: str = "minimize", storage: str | None = None, trials: int = 20
+) -> optuna.Study:
     """A loss with its best at a rate of 0.01 and width 24; wide networks cost more."""
     found = optuna.create_study(
         direction=mode, sampler=CostSampler(seed), pruner=CostPruner(), storage=storage

@@ -14,7 +14,9 @@ from scavenger.models.surrogate import Surrogate
 from scavenger.search.trials import GROWTH, SearchTrial, decide_trial, is_look, outlook, propose
 
 
-def trial(final: float, *, epochs: int = 20, last: int = 20, usd: float = 0.01, at: float = 0.5) -> SearchTrial:
+def trial(
+    final: float, *, epochs: int = 20, last: int = 20, usd: float = 0.01, at: float = 0.5
+) -> SearchTrial:
     """A loss that falls to `final` as 1 / epochs does."""
     values = tuple(final + 1.0 / epoch - 1.0 / last for epoch in range(1, epochs + 1))
     done = epochs == last
@@ -74,7 +76,9 @@ def test_looks_are_as_many_as_the_logarithm_of_the_spending(steps: list[float]) 
 
 
 @given(final=st.floats(-1.0, 3.0), epochs=st.integers(2, 20))
-def test_the_outlook_is_no_worse_than_what_was_reached_and_sharp_at_the_end(final: float, epochs: int) -> None:
+def test_the_outlook_is_no_worse_than_what_was_reached_and_sharp_at_the_end(
+    final: float, epochs: int
+) -> None:
     one = trial(final, epochs=epochs)
     look = outlook(one, "min", 0.3)
     assert look.mean <= min(one.values) + 1e-12
