@@ -42,6 +42,7 @@ from scavenger.domain.ranges import (
     VmNames,
     WorkerCounts,
 )
+from scavenger.domain.trackers import TrackersSpec
 from scavenger.domain.utility import Utility, UtilityCurve
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "ProfileSpec",
     "ResourcesSpec",
     "SearchSpec",
+    "TrackersSpec",
     "Utility",
     "parse_duration",
     "parse_money",
@@ -387,6 +389,9 @@ class JobSpec(FrozenModel):
     elastic: ElasticSpec = Field(default=ElasticSpec(), description="How the running job may change.")
     checkpoint: CheckpointSpec | None = Field(
         default=None, description="Where and how often the training state is saved."
+    )
+    trackers: TrackersSpec | None = Field(
+        default=None, description="Where the run is also recorded: MLflow, TensorBoard, Weights & Biases."
     )
     seed: int = Field(
         default=0, ge=0, le=SEED_MAX, description="Seed of the data order, the weights and augmentation."

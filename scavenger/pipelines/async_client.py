@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -32,8 +32,11 @@ class AsyncClient:
         token: str | None = None,
         budget: str | float | None = None,
         progress: bool | None = None,
+        trackers: Mapping[str, str] | None = None,
     ) -> None:
-        self._client = Client(store=store, server=server, token=token, budget=budget, progress=progress)
+        self._client = Client(
+            store=store, server=server, token=token, budget=budget, progress=progress, trackers=trackers
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,6 +63,7 @@ class Client:
         token: The server's token; else the kept one, or that of `SCAVENGER_TOKEN`.
         budget: US dollars that all jobs of this client may cost together; each job has what the others leave.
         progress: Whether progress is shown; None: in notebooks and on terminals.
+        trackers: Of jobs that name none of their own, as the key `trackers` of a job file: `{"mlflow": URI}`.
 
     Raises:
         ConfigurationError: If both a store and a server are given, or no token is known for the server.
@@ -76,6 +77,7 @@ class Client:
         token: str | None = None,
         budget: str | float | None = None,
         progress: bool | None = None,
+        trackers: Mapping[str, str] | None = None,
     ) -> None:
         if store is not None and server is not None:
             raise ConfigurationError("a client has a store or a server, not both; leave one out")
@@ -86,7 +88,7 @@ class Client:
             StoreSource(_url(store)) if address is None else ServerSource(ServerClient(address))
         )
         self._budget = Budget(dollars(budget))
-        self._progress = progress
+        self._progress, self._trackers = progress, trackers
         self._lock = threading.Lock()
         self._warm = WarmServers()
         self._running: dict[int, JobRun] = {}
@@ -233,7 +235,7 @@ class Client:
         refuse_in_workers()
         with ExitStack() as undo:
             allowance = undo.enter_context(self._budget.allowance(job.spec.constraints.budget))
-            made = self._submitted_job(_limited(job, allowance.usd), options)
+            made = self._submitted_job(self.tracked(_limited(job, allowance.usd)), options)
             self._submitted[made.id] = allowance, undo.pop_all()  # set aside until `wait` has its bill
         return Submission.of(made)
 
@@ -321,6 +323,12 @@ class Client:
         found = self._source.models()
         return Models(tuple(record for record, _ in found), tuple(name for _, name in found))
 
+    def tracked(self, job: Job) -> Job:
+        """The job with the client's trackers, if it has none of its own."""
+        if self._trackers is None or job.spec.trackers is not None:
+            return job
+        return job.with_settings({"trackers": dict(self._trackers)})
+
     # ---- in this process -----------------------------------------------------------------------------------
 
     def _store(self) -> Store:
@@ -333,7 +341,7 @@ class Client:
         from scavenger.control.jobs.platform import prepare_job
 
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
-            spec = _limited(job, allowance.usd).spec
+            spec = self.tracked(_limited(job, allowance.usd)).spec
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 prepared = prepare_job(spec, job.path, warm=self._warm)

@@ -32,7 +32,7 @@ PRUNED = "pruned"
 """Why a trial was stopped that was not worth its rest."""
 _OVER: tuple[JobState, ...] = ("succeeded", "target_missed")
 _ITS_OWN = (ConfigurationError.exit_code, TrainingError.exit_code)
-_OTHERWISE_ALIKE = ("name", "constraints", "search", "output")
+_OTHERWISE_ALIKE = ("name", "constraints", "search", "output", "trackers")
 """Keys of a job that do not make another trial of it: where and under which limits it runs."""
 _SIZE = ("min", "max", "policy")
 """Keys of `elastic` that do not, either: how many workers it may have when."""
@@ -237,8 +237,11 @@ class Study:
 
     def _job(self, job: Job, params: Mapping[str, Any]) -> Job:
         changes: dict[str, Any] = {"name": self.name}
+        job = self._client.tracked(job)
         if job.spec.search.strategy == "auto":
             changes["search.strategy"] = "reuse"
+        if job.spec.trackers is not None and job.spec.trackers.group is None:
+            changes["trackers.group"] = self.name
         return job.with_settings(changes).with_params(**params)
 
     # ---- the record ----------------------------------------------------------------------------------------

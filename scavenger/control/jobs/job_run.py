@@ -14,6 +14,8 @@ from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.running_job import RunningJob
 from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.search.model_library import check_models_exist
+from scavenger.control.tracking.base import TrackedRun
+from scavenger.control.tracking.tracking import Tracking, params_of, trackers_of
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
@@ -59,6 +61,7 @@ class JobRun:
         self._submitted = job_id
         self._options = Options(run, confirm, resumed, audit, clock)
         self._running: RunningJob | None = None
+        self._tracking: Tracking | None = None
         self._recorder_in_use: Recorder | None = None
         self._stop_reason: str | None = None
 
@@ -121,6 +124,9 @@ class JobRun:
 
     def _run(self) -> RunReport:
         platform = self._prepared.platform
+        if self._prepared.job.trackers is not None and self._options.run:
+            self._tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)
+            self._observer = self._tracking
         platform.check()
         if platform.rents and self._options.resumed is None:
             strategy, hardware = self._prepared.job.search.strategy, platform.cloud.hardware()
@@ -131,7 +137,29 @@ class JobRun:
         with self._recorder() as recorder:
             self._recorder_in_use = recorder
             refuse_second_run(self._store, job_file, recorder.record, resumed=resumed)
-            return self._recorded(recorder)
+            if self._tracking is None:
+                return self._recorded(recorder)
+            return self._tracked(self._tracking, recorder)
+
+    def _tracked(self, tracking: Tracking, recorder: Recorder) -> RunReport:
+        job, resumed = self._prepared.job, self._options.resumed
+        assert job.trackers is not None
+        run = TrackedRun(
+            recorder.job_id,
+            job.name,
+            job.trackers.experiment or job.name,
+            job.trackers.group,
+            self._prepared.folder,
+            None if resumed is None else resumed.before.step,
+            params_of(job),
+        )
+        tracking.begin(run)
+        try:
+            report = self._recorded(recorder)
+            tracking.end(report)
+            return report
+        finally:
+            tracking.stop()
 
     def _recorder(self) -> Recorder:
         prepared, resumed = self._prepared, self._options.resumed

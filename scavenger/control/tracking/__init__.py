@@ -1,0 +1,1 @@
+"""Tells MLflow, TensorBoard and Weights & Biases what a job does; see `Tracking`."""

@@ -1,0 +1,97 @@
+"""MLflow: a run per job, nested under one per study; only its client is used, so nothing is global."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from scavenger.control.tracking.base import TrackedRun
+
+__all__ = ["MlflowTracker", "uri_of"]
+
+JOB, STUDY, PARENT, NAME = "scavenger.job_id", "scavenger.study", "mlflow.parentRunId", "mlflow.runName"
+_creating = threading.Lock()
+"""Trials of one program begin at once, and share the run of their study."""
+
+
+class MlflowTracker:
+    """A run of MLflow [1]_.
+
+    References:
+        .. [1] Zaharia et al., "Accelerating the Machine Learning Lifecycle with MLflow", 2018.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._client: Any = None
+        self._run_id = ""
+        self._events = 0
+
+    def begin(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=uri_of(self._uri, run))
+        with _creating:
+            found = self._client.get_experiment_by_name(run.experiment)
+            experiment = (
+                self._client.create_experiment(run.experiment) if found is None else found.experiment_id
+            )
+            parent = None if run.group is None else self._one(experiment, STUDY, run.group)
+            if run.group is not None and parent is None:
+                tags = {STUDY: run.group, NAME: run.group}
+                parent = self._client.create_run(experiment, tags=tags).info.run_id
+        known = self._one(experiment, JOB, run.job_id)
+        if known is not None:
+            self._run_id = known
+            self._client.update_run(known, status="RUNNING")
+            return
+        tags = {JOB: run.job_id, NAME: run.name} | ({} if parent is None else {PARENT: parent})
+        self._run_id = self._client.create_run(experiment, tags=tags).info.run_id
+        params = [Param(key, value[:500]) for key, value in run.params.items()]
+        self._client.log_batch(self._run_id, params=params)
+
+    def _one(self, experiment: str, tag: str, value: str) -> str | None:
+        """The run with this tag; None if there is none."""
+        quoted = value.replace("'", "")
+        runs = self._client.search_runs([experiment], f"tags.`{tag}` = '{quoted}'", max_results=1)
+        return None if not runs else str(runs[0].info.run_id)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        import time
+
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1e3)
+        found = [Metric(name, value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=found)
+
+    def event(self, step: int, name: str, text: str) -> None:
+        """See `Tracker`; an event is a tag, since MLflow has nothing nearer."""
+        self._events += 1
+        self._client.set_tag(self._run_id, f"scavenger.{name}.{step}", text[:5000])
+
+    def end(self, *, succeeded: bool, state: str, figures: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        if figures:
+            self.metrics(0, figures)
+        self._client.set_tag(self._run_id, "scavenger.state", state)
+        self._client.set_terminated(self._run_id, "FINISHED" if succeeded else _ENDS.get(state, "KILLED"))
+
+
+_ENDS = {"failed": "FAILED"}
+
+
+def uri_of(uri: str, run: TrackedRun) -> str:
+    """The tracking URI, with a relative file in the job file's folder."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite":
+        path = uri.removeprefix("sqlite:///")
+        return f"sqlite:///{run.folder.resolve() / path}"
+    if parts.scheme in ("", "file"):
+        return (run.folder.resolve() / uri.removeprefix("file://").removeprefix("file:")).as_uri()
+    return uri

@@ -1,0 +1,248 @@
+"""Trackers: what a job did is in the records of MLflow, TensorBoard and W&B, and their faults stay with them."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scavenger.control.tracking import tracking as module
+from scavenger.control.tracking.base import TrackedRun
+from scavenger.control.tracking.mlflow_tracker import MlflowTracker, uri_of
+from scavenger.control.tracking.tensorboard_tracker import TensorboardTracker
+from scavenger.control.tracking.tracking import Tracking, trackers_of
+from scavenger.control.tracking.wandb_tracker import WandbTracker
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.measurement import EpochRecord, StepRecord
+from scavenger.domain.report import (
+    Actual,
+    EpochEnded,
+    Event,
+    Observer,
+    Predicted,
+    ReportedJob,
+    RunReport,
+    SearchOutcome,
+    StepDone,
+    TrainingResult,
+    ViewChanged,
+)
+from scavenger.domain.trackers import TrackersSpec
+from scavenger.errors import ConfigurationError
+
+
+def run_of(folder: Path, **changes: Any) -> TrackedRun:
+    given = {"group": None, "folder": folder, "params": {"params.rate": "0.1"}, **changes}
+    return TrackedRun("c0ffee00-1", "digits", "numbers", **given)
+
+
+def step(number: int) -> StepDone:
+    record = StepRecord(
+        number,
+        1,
+        0,
+        2,
+        64,
+        64,
+        0.01,
+        0.008,
+        0.002,
+        1.0 / number,
+        1.0,
+        1.0,
+        2,
+        disturbed=False,
+        at_s=10.0 * number,
+    )
+    return StepDone(record, None, 0.01 * number)
+
+
+def epoch(number: int) -> EpochEnded:
+    record = EpochRecord(number, 10 * (number + 1), {"val_loss": 1.0 / (number + 1)}, 0.1, 5.0 * (number + 1))
+    return EpochEnded(record, "val_loss", None)
+
+
+VIEW = ViewChanged(2, Configuration("local-1", 2, 64), 11, 0.004, "chosen")
+REPORT = RunReport(
+    ReportedJob("c0ffee00-1", "digits", "succeeded"),
+    SearchOutcome("none", "stored", (), 0.0, 0.0),
+    predicted=Predicted(9.0, (5.0, 12.0), 0.3, (0.1, 0.5), 0.01, 3.0),
+    result=TrainingResult(Actual(8.0, 0.25, 0.01, 3.0), None, 30),
+)
+
+
+class Seen(Observer):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def told(
+    trackers: Mapping[str, Any], run: TrackedRun, events: list[Event], report: RunReport = REPORT
+) -> Seen:
+    seen = Seen()
+    tracking = Tracking(trackers, seen)
+    tracking.begin(run)
+    for event in events:
+        tracking.on_event(event)
+    tracking.end(report)
+    return seen
+
+
+EVENTS: list[Event] = [step(1), step(2), epoch(0), VIEW, step(12), epoch(1)]
+
+
+class TestMlflow:
+    def runs(self, uri: str) -> list[Any]:
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name("numbers")
+        return list(client.search_runs([experiment.experiment_id]))
+
+    def test_parameters_metrics_costs_views_and_the_end_are_on_record(self, tmp_path: Path) -> None:
+        from mlflow.tracking import MlflowClient
+
+        run = run_of(tmp_path)
+        seen = told({"mlflow": MlflowTracker("sqlite:///mlflow.db")}, run, EVENTS)
+
+        assert seen.events == EVENTS
+        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        (found,) = self.runs(uri)
+        assert found.data.params == {"params.rate": "0.1"}
+        assert found.info.status == "FINISHED"
+        assert found.data.tags["scavenger.job_id"] == run.job_id
+        assert "view 2: 2 x local-1, batch 64 (chosen)" in found.data.tags["scavenger.view.11"]
+        assert found.data.metrics["predicted_cost_usd"] == 0.3
+        assert found.data.metrics["actual_cost_usd"] == 0.25
+        history = MlflowClient(tracking_uri=uri).get_metric_history(found.info.run_id, "val_loss")
+        assert [(one.step, one.value) for one in history] == [(10, 1.0), (20, 0.5)]
+        costs = MlflowClient(tracking_uri=uri).get_metric_history(found.info.run_id, "cost_usd")
+        assert {(one.step, one.value) for one in costs} >= {(1, 0.01), (12, 0.12)}
+
+    def test_a_resumed_job_goes_on_with_its_run_and_trials_are_nested(self, tmp_path: Path) -> None:
+        for attempt, job in ((None, "a"), (20, "a"), (None, "b")):
+            run = TrackedRun(job, "digits", "numbers", "study-1", tmp_path, attempt, {"seed": "0"})
+            told({"mlflow": MlflowTracker("sqlite:///mlflow.db")}, run, [epoch(0)])
+        runs = self.runs(f"sqlite:///{tmp_path}/mlflow.db")
+        (parent,) = [one for one in runs if "scavenger.study" in one.data.tags]
+        trials = [one for one in runs if one is not parent]
+        assert sorted(one.data.tags["scavenger.job_id"] for one in trials) == ["a", "b"]
+        assert {one.data.tags["mlflow.parentRunId"] for one in trials} == {parent.info.run_id}
+
+    def test_relative_files_are_in_the_folder_of_the_job(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path)
+        assert uri_of("./mlruns", run) == (tmp_path / "mlruns").as_uri()
+        assert uri_of("sqlite:////data/m.db", run) == "sqlite:////data/m.db"
+        assert uri_of("http://127.0.0.1:5000", run) == "http://127.0.0.1:5000"
+
+
+class TestTensorboard:
+    def read(self, folder: Path) -> Any:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        return EventAccumulator(str(folder)).Reload()
+
+    def test_event_files_have_metrics_costs_and_views(self, tmp_path: Path) -> None:
+        told({"tensorboard": TensorboardTracker("./runs")}, run_of(tmp_path, group="study-1"), EVENTS)
+        found = self.read(tmp_path / "runs" / "study-1" / "digits-c0ffee00")
+        assert [(one.step, one.value) for one in found.Scalars("val_loss")] == [(10, 1.0), (20, 0.5)]
+        assert {one.value for one in found.Scalars("workers")} == {2.0}
+        (view,) = found.Tensors("view/text_summary")
+        assert view.step == 11
+        assert b"chosen" in view.tensor_proto.string_val[0]
+        assert found.Scalars("report/actual_cost_usd")[0].value == pytest.approx(0.25)
+
+    def test_a_resumed_job_replaces_the_steps_that_it_trains_again(self, tmp_path: Path) -> None:
+        told({"tensorboard": TensorboardTracker("runs")}, run_of(tmp_path), [epoch(0), epoch(1)])
+        told({"tensorboard": TensorboardTracker("runs")}, run_of(tmp_path, step=12), [epoch(1), epoch(2)])
+        found = self.read(tmp_path / "runs" / "digits-c0ffee00")
+        assert [one.step for one in found.Scalars("val_loss")] == [10, 20, 30]
+
+
+def test_wandb_keeps_a_run_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    told({"wandb": WandbTracker("offline")}, run_of(tmp_path, group="study-1"), EVENTS)
+    assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+class Broken:
+    """A tracker that raises, or never returns."""
+
+    def __init__(self, wait: threading.Event | None = None) -> None:
+        self.calls, self._wait = 0, wait
+
+    def _called(self, *_: object, **__: object) -> None:
+        self.calls += 1
+        if self._wait is not None:
+            self._wait.wait(30.0)
+        raise RuntimeError("no route to http://user:secret@host\nand more")
+
+    begin = metrics = event = end = _called
+
+
+def test_a_tracker_that_fails_is_named_once_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Broken()
+    with caplog.at_level(logging.WARNING, logger=module.__name__):
+        seen = told(
+            {"broken": broken, "tensorboard": TensorboardTracker("runs")},
+            run_of(tmp_path),
+            [*EVENTS, *EVENTS],
+        )
+    assert seen.events == [*EVENTS, *EVENTS]
+    assert broken.calls == module.FAILURES_MAX
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracker broken failed, and the job goes on: RuntimeError: no route to http://***@host",
+        f"tracker broken is given up after {module.FAILURES_MAX} failures in a row",
+    ]
+    assert len(list((tmp_path / "runs" / "digits-c0ffee00").iterdir())) == 1
+
+
+def test_a_tracker_that_hangs_holds_up_neither_events_nor_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_S", 0.1)
+    monkeypatch.setattr(module, "WAITING_MAX", 4)
+    wait = threading.Event()
+    with caplog.at_level(logging.WARNING, logger=module.__name__):
+        seen = told({"stuck": Broken(wait)}, run_of(tmp_path), EVENTS * 3)
+    wait.set()
+    assert len(seen.events) == 18
+    assert "are too slow" in caplog.text
+    assert "not all was told" in caplog.text
+
+
+def test_a_package_that_is_not_there_is_named_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'scavenger-ml\[mlflow\]'"):
+        trackers_of(TrackersSpec(mlflow="http://127.0.0.1:1"))
+
+
+def test_no_tracker_is_named_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of mlflow, tensorboard and wandb"):
+        TrackersSpec(experiment="x")
+
+
+def test_trackers_import_no_tensorflow(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests/control'); from pathlib import Path; import test_trackers as t\n"
+        "trackers = t.trackers_of(t.TrackersSpec(mlflow='sqlite:///m.db', tensorboard='runs'))\n"
+        f"t.told(trackers, t.run_of(Path({str(tmp_path)!r})), t.EVENTS)\n"
+        "assert not {'tensorflow', 'keras', 'torch'} & set(sys.modules), 'a framework is imported'"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "m.db").exists()
