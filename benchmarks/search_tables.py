@@ -63,18 +63,17 @@ def tables(folder: Path) -> list[Table]:
     """The tables of all tasks, from the folder if they are there."""
     kept = folder / "search-tables.npz"
     if not kept.exists():
-        made = {task: _trained(task) for task in TASKS}
-        np.savez_compressed(kept, **{task: values.astype(np.float32) for task, values in made.items()})
+        np.savez_compressed(kept, *(_trained(task).astype(np.float32) for task in TASKS))
     with np.load(kept) as read:
         points = np.array(list(np.ndindex(*(len(choices) for choices in GRID.values()))))
         width = np.array(GRID["width"])[points[:, 2]]
         batch_size = np.array(GRID["batch_size"])[points[:, 3]]
         found = []
-        for task in TASKS:
+        for number, task in enumerate(TASKS):
             samples = len(_data(task)[0])
             step_s = STEP_S + SAMPLE_S * batch_size * width
             epoch_usd = np.ceil(samples / batch_size) * step_s * USD_PER_S
-            values = read[task].astype(np.float64)
+            values = read[f"arr_{number}"].astype(np.float64)
             found.append(Table(task, _mode(task), points, values, epoch_usd, START_S * USD_PER_S))
         return found
 

@@ -83,7 +83,7 @@ class Surrogate:
 def _lengths(dimensions: int) -> FloatArray:
     """Nodes of l, shape `(NODES, d)`; the same at every call."""
     drawn = np.random.default_rng(dimensions).standard_normal((NODES, dimensions))
-    return np.exp(LOG_LENGTH + 0.5 * np.log(dimensions) + LOG_LENGTH_SD * drawn)
+    return np.asarray(np.exp(LOG_LENGTH + 0.5 * np.log(dimensions) + LOG_LENGTH_SD * drawn))
 
 
 def _matern(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:

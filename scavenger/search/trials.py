@@ -142,7 +142,7 @@ def _fall(epochs: Sequence[int], losses: Sequence[float], last: int) -> float:
     now = epochs[-1]
     half = float(np.interp(now / 2.0, epochs, best))
     doublings = math.log2(last / now)
-    return (half - float(best[-1])) * LASTING * (1.0 - LASTING**doublings) / (1.0 - LASTING)
+    return float((half - float(best[-1])) * LASTING * (1.0 - LASTING**doublings) / (1.0 - LASTING))
 
 
 def decide_trial(trial: SearchTrial, others: Sequence[SearchTrial], mode: Mode) -> TrialDecision:
