@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from scavenger.domain.forms import FrozenModel, fault
+from scavenger.domain.forms import FrozenModel, JobName, Path, fault
 
 __all__ = ["TrackersSpec"]
 
@@ -18,30 +18,26 @@ class TrackersSpec(FrozenModel):
         json_schema_extra={"anyOf": [{"required": [key]} for key in ("mlflow", "tensorboard", "wandb")]}
     )
 
-    mlflow: str | None = Field(
+    mlflow: Path | None = Field(
         default=None,
-        min_length=1,
         description="Tracking URI of MLflow, such as http://HOST:PORT or sqlite:///mlflow.db; relative files are in "
         "the job file's folder.",
         examples=["sqlite:///mlflow.db"],
     )
-    tensorboard: str | None = Field(
+    tensorboard: Path | None = Field(
         default=None,
-        min_length=1,
         description="Folder for TensorBoard's event files, relative to the job file.",
         examples=["./runs"],
     )
     wandb: Literal["online", "offline"] | None = Field(
         default=None, description="Weights & Biases: online, or offline in the folder wandb of the job file."
     )
-    experiment: str | None = Field(
+    experiment: Path | None = Field(
         default=None,
-        min_length=1,
         description="Experiment of MLflow, project of W&B; without it, the job's name.",
     )
-    group: str | None = Field(
+    group: JobName | None = Field(
         default=None,
-        min_length=1,
         description="Run under which this one is nested; a study sets its own name.",
     )
 

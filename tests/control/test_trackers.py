@@ -159,7 +159,7 @@ class TestTensorboard:
         (view,) = found.Tensors("view/text_summary")
         assert view.step == 11
         assert b"chosen" in view.tensor_proto.string_val[0]
-        assert found.Scalars("report/actual_cost_usd")[0].value == pytest.approx(0.25)
+        assert found.Scalars("actual_cost_usd")[0].value == pytest.approx(0.25)
 
     def test_a_resumed_job_replaces_the_steps_that_it_trains_again(self, tmp_path: Path) -> None:
         told({"tensorboard": TensorboardTracker("runs")}, run_of(tmp_path), [epoch(0), epoch(1)])

@@ -68,6 +68,7 @@ POOL: list[Any] = [
     *({"cpus": 4, "memory": "16+"}, {"cpus": 2.5}, {"vm": "a", "cpus": 4}, {"vm": "a", "any_of": ["b"]}),
     *({"accelerators": "T4:0"}, {"accelerators": "T4", "cpus": 4}, {"vm": "a", "accelerators": "T4:1"}),
     *({"path": "x"}, {"path": "x", "every": "10m"}, {"every": 3}, {"steps": 20}, {"max_epochs": 3}, {"x": 1}),
+    *({"mlflow": "http://h:1"}, {"wandb": "offline", "experiment": "x"}, {"wandb": "never"}, {"group": "x"}),
 ]
 PLACES = [
     *((key,) for key in JobSpec.model_fields),

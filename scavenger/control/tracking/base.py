@@ -50,6 +50,6 @@ class Tracker(Protocol):
         """Add what happened at a step."""
         ...
 
-    def end(self, *, succeeded: bool, state: str, figures: Mapping[str, float]) -> None:
-        """End the run with its state and the figures of its report."""
+    def end(self, *, succeeded: bool, state: str) -> None:
+        """End the run with the state of its job."""
         ...

@@ -27,7 +27,6 @@ class MlflowTracker:
         self._uri = uri
         self._client: Any = None
         self._run_id = ""
-        self._events = 0
 
     def begin(self, run: TrackedRun) -> None:
         """See `Tracker`."""
@@ -72,13 +71,10 @@ class MlflowTracker:
 
     def event(self, step: int, name: str, text: str) -> None:
         """See `Tracker`; an event is a tag, since MLflow has nothing nearer."""
-        self._events += 1
         self._client.set_tag(self._run_id, f"scavenger.{name}.{step}", text[:5000])
 
-    def end(self, *, succeeded: bool, state: str, figures: Mapping[str, float]) -> None:
+    def end(self, *, succeeded: bool, state: str) -> None:
         """See `Tracker`."""
-        if figures:
-            self.metrics(0, figures)
         self._client.set_tag(self._run_id, "scavenger.state", state)
         self._client.set_terminated(self._run_id, "FINISHED" if succeeded else _ENDS.get(state, "KILLED"))
 

@@ -50,10 +50,9 @@ class TensorboardTracker:
         """See `Tracker`."""
         self._text(name, text, step)
 
-    def end(self, *, succeeded: bool, state: str, figures: Mapping[str, float]) -> None:
+    def end(self, *, succeeded: bool, state: str) -> None:
         """See `Tracker`."""
         self._text("state", state, 0)
-        self.metrics(0, {f"report/{name}": value for name, value in figures.items()})
         if self._file is not None:
             self._file.close()
 

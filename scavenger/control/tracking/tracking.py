@@ -119,8 +119,10 @@ class Tracking(Observer):
         if not self._thread.is_alive():
             return
         state, figures = report.job.state, figures_of(report)
+        self._step = max(self._step, report.result.steps)
         succeeded = state in ("succeeded", "target_missed", "planned")
-        self._put(lambda tracker: tracker.end(succeeded=succeeded, state=state, figures=figures))
+        self._metrics(self._step, **figures)
+        self._put(lambda tracker: tracker.end(succeeded=succeeded, state=state))
         self.stop()
 
     def stop(self) -> None:
@@ -171,7 +173,7 @@ class Tracking(Observer):
                 step, point = self._step, choice.point
                 text = f"{choice.configuration}: {choice.reason}"
                 self._put(lambda tracker: tracker.event(step, "choice", text))
-                self._metrics(step, predicted_time_s=point.time_s, predicted_cost_usd=point.cost_usd)
+                self._metrics(step, chosen_time_s=point.time_s, chosen_cost_usd=point.cost_usd)
 
     def _metrics(self, step: int, **values: float) -> None:
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}

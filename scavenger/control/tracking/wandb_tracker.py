@@ -43,7 +43,7 @@ class WandbTracker:
         """See `Tracker`."""
         self._run.summary[f"{name}/{step}"] = text
 
-    def end(self, *, succeeded: bool, state: str, figures: Mapping[str, float]) -> None:
+    def end(self, *, succeeded: bool, state: str) -> None:
         """See `Tracker`."""
-        self._run.summary.update({**figures, "state": state})
+        self._run.summary.update({"state": state})
         self._run.finish(exit_code=0 if succeeded else 1)
