@@ -151,7 +151,8 @@ def serve_pool(
     """Serve the pool until Ctrl-C or SIGTERM.
 
     Raises:
-        ConfigurationError: This machine is too small for these nodes, cannot listen there, or no such VMs can be rented.
+        ConfigurationError: This machine is too small for these nodes or cannot listen there, or no such VM can be
+            rented.
         CloudError: The cloud of rented nodes does not answer.
         TransientError: A pool is served already.
     """

@@ -41,6 +41,7 @@ from scavenger.policy.provisioning.slots import aggregator_index, aggregator_slo
 from scavenger.policy.provisioning.zones import common_first
 from scavenger.presentation.formatting import money
 from scavenger.store import Store
+from scavenger.store.operations import POOL
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool.growth import RentalLimits
 from scavenger.train.pool.placement import Node
@@ -61,7 +62,6 @@ class PoolNodesSpec:
     """What a pool rents.
 
     Attributes:
-        infra: Cloud and region.
         node: What a node has.
         limits: How many, and for how long without tenants.
         options: Where, in the order to try.
@@ -70,7 +70,6 @@ class PoolNodesSpec:
         price_source: Where the price comes from.
     """
 
-    infra: Infra
     node: Node
     limits: RentalLimits
     options: tuple[PlacementOption, ...]
@@ -129,7 +128,6 @@ def offered_nodes(
         )
     requirement = environment.get(PACKAGE_VARIABLE)
     return PoolNodesSpec(
-        infra=infra,
         node=_node(offer, infra, usd_per_hour, tenants_max, cloud.network_bytes_per_s(offer.vm)),
         limits=RentalLimits(affordable, idle_s),
         options=tuple(PlacementOption(offer.vm, zone, False, offer.price_usd_per_hour) for zone in zones),
@@ -197,6 +195,7 @@ class PoolNodes:
         self._agents: VmAgents | None = None
         self._reconciler: ReconcilerThread | None = None
         self._intents: tuple[Intent, ...] = ()
+        self._before: tuple[str, ...] = ()  # pools of managers that have died, whose VMs are still there
         self._done_at: dict[str, float] = {}
         self._told = ""
 
@@ -208,21 +207,24 @@ class PoolNodes:
         Raises:
             StoreError: The store cannot be used.
         """
-        for dead in self._store.reap_dead_jobs():
-            if dead.name == POOL_NAME:
-                log.warning(
-                    "the manager before this one, process %d, has died: its nodes are ended", dead.owner.pid
-                )
-        place, infra = self._spec.node.place, self._spec.infra
-        record = self._store.create_job(POOL_NAME, spec={"pool": place}, job_file=self._record)
+        self._store.reap_dead_jobs()
+        place, provider = self._spec.node.place, self._provider
+        here = [
+            one for one in self._store.intents(living=True) if (one.provider, one.region) == _place(provider)
+        ]
+        for dead in map(self._store.job, {one.job_id for one in here}):
+            if dead.name == POOL_NAME and dead.ended:
+                self._before += (dead.id,)
+                log.warning("an earlier manager, process %d, has left nodes: they are ended", dead.owner.pid)
+        record = self._store.create_job(POOL_NAME, spec={POOL: place}, job_file=self._record)
         self._store.update_job(
             record.id, state="running", phase="serving", detail=f"aggregators for jobs at {place}"
         )
-        boot = boot_document(server.endpoint, server.server_key, infra.provider, self._spec.package)
+        boot = boot_document(server.endpoint, server.server_key, provider.name, self._spec.package)
         self._fleet = FleetSpec(
             job_id=record.id,
-            provider=infra.provider,
-            region=infra.region,
+            provider=provider.name,
+            region=provider.region,
             slots=(),
             options=self._spec.options,
             template=replace(self._spec.template, user_data=boot),
@@ -353,7 +355,7 @@ class PoolNodes:
                     asked = True
                 self._store.heartbeat(job_id)  # the pool counts as served until its VMs have ended
                 self._intents = self._store.intents(job_id)
-                if self._store.is_clean(job_id):
+                if all(map(self._store.is_clean, (job_id, *self._before))):
                     self._remove_shared()
                     return ""
             except ScavengerError as failed:
@@ -367,8 +369,7 @@ class PoolNodes:
 
     def _remove_shared(self) -> None:
         """Remove what the VMs have shared, unless a job has some in the region."""
-        assert self._fleet is not None
-        here = (self._fleet.provider, self._fleet.region)
+        here = _place(self._provider)
         if not any((one.provider, one.region) == here for one in self._store.intents(living=True)):
             self._provider.remove_leftovers(self._store.installation())
 
@@ -385,6 +386,10 @@ class PoolNodes:
                 exit_code=None,
                 cost_usd=self.spent_usd,
             )
+
+
+def _place(provider: Provider) -> tuple[str, str]:
+    return provider.name, provider.region
 
 
 def open_pool_nodes(

@@ -124,7 +124,7 @@ def missing_nodes(
 
     Args:
         plan: The nodes that have joined.
-        waiting: By job, the tenants for which there was no room.
+        waiting: By job, the tenants for which there was no room; 0: only one that needs a node and no room there.
         offered: What a new node would have; its name does not matter.
         coming: Nodes that are on their way.
         cramped: Jobs that have had too little room for a while, see `PoolPlan.cramped`.
@@ -139,7 +139,6 @@ def missing_nodes(
     events: list[tuple[Event, str]] = [
         (JobArrived(_waiting_load(job, tenants, offered)), f"job {job} waits for a place")
         for job, tenants in waiting.items()
-        if tenants
     ]
     events += [(DrainNode(node), f"{node} has to go") for node in leaving if node in pool.nodes]
     events += [
@@ -168,4 +167,5 @@ def _decided(state: SharedPool, event: Event) -> Decided:
 
 def _waiting_load(job: str, tenants: int, offered: Node) -> JobLoad:
     """What is known of tenants that were not started: the memory that they may use."""
-    return JobLoad(f"{job} waiting", UNMEASURED_S, (Bucket(0.0, offered.tenant_bytes),) * tenants)
+    buckets = (Bucket(0.0, offered.tenant_bytes),) * tenants or (Bucket(0.0),)
+    return JobLoad(f"{job} waiting", UNMEASURED_S, buckets)

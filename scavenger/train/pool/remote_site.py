@@ -60,7 +60,7 @@ class RemoteSite(Site[_Lodger]):
         self._machines = machines
         self._lodgers: dict[str, _Lodger] = {}  # by intent
         self._used_usd: dict[str, float] = {}  # by node, also of those that are gone
-        self._waiting: dict[tuple[str, str], float] = {}  # when a job asked for a tenant in vain
+        self._waiting: dict[tuple[str, str], tuple[float, bool]] = {}  # when asked for in vain, and if pinned
         self.growing = False
         self.leaving: set[str] = set()
         self.paid_since: dict[str, float] = {}
@@ -77,7 +77,7 @@ class RemoteSite(Site[_Lodger]):
         node = None if job.refused or request.intent in self._lodgers else self._node_for(job, request)
         if node is None:
             if not job.refused:
-                self._waiting[job.key, request.name] = time.monotonic()
+                self._waiting[job.key, request.name] = time.monotonic(), request.pinned
             return protocol.Lodged(
                 request.intent, error=job.refused or (_NO_ROOM_YET if self.growing else NO_ROOM)
             )
@@ -140,13 +140,16 @@ class RemoteSite(Site[_Lodger]):
         self.adopt(self.plan.without_job(job.key))
 
     def waiting(self, now: float) -> dict[str, int]:
-        """Tenants for which there was no room, by job.
+        """Tenants for which there was no room, by job; 0 for one that needs none, but a node.
 
         Args:
             now: Monotonic seconds.
         """
-        self._waiting = {key: at for key, at in self._waiting.items() if now - at < _WAITS_S}
-        return dict(Counter(job for job, _ in self._waiting))
+        self._waiting = {key: found for key, found in self._waiting.items() if now - found[0] < _WAITS_S}
+        counts: Counter[str] = Counter()
+        for (job, _), (_, pinned) in self._waiting.items():
+            counts[job] += not pinned
+        return dict(counts)
 
     def bill(self, job: PoolJob) -> protocol.Bill:
         """What a job's tenants have used so far."""
