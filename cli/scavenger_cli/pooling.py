@@ -127,6 +127,8 @@ def serve(
     def command() -> int:
         from scavenger_cli.commands.aggregators import RentOptions, serve_pool
 
+        if infra:
+            here_only("aggregators serve --infra")
         rent = RentOptions(infra, vm, nodes_max, idle_duration, budget_per_hour, store) if infra else None
         return serve_pool(
             nodes=nodes, cpus=cpus, memory_gib=memory, tenants=tenants, listen=listen, rent=rent

@@ -212,7 +212,7 @@ def test_a_pool_rents_nodes_for_its_jobs_and_gives_them_back(
         load = pool_of(folder)
         assert load.rental is not None
         assert 0.0 < load.rental.idle_usd < load.rental.spent_usd
-        assert not [vm for vm in cloud.vms() if vm.alive]
+        eventually(lambda: not [vm for vm in cloud.vms() if vm.alive], manager)
     finally:
         for driver in drivers:
             driver.kill()

@@ -312,7 +312,7 @@ def _machines(nodes: list[NodeLoad], rental: RentalLoad | None, now_s: float) ->
         ("machine", "left"),
         ("for jobs with", "left"),
         *((("rented for", "right"),) if since else ()),
-        ("price per hour", "right"),
+        ("per hour", "right"),
         ("idle so far", "right"),
     )
     for node in nodes:

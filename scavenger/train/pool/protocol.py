@@ -380,7 +380,8 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     @property
     def room(self) -> int:
         """Tenants for which there is room on this machine and all others."""
-        return self.free + sum(_room(one) for one in self.nodes if one.node.place)
+        rented = 0 if self.rental is None else self.rental.free
+        return self.free + rented + sum(_room(one) for one in self.nodes if one.node.place)
 
 
 def _room(one: NodeLoad) -> int:

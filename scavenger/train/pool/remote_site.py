@@ -51,6 +51,7 @@ class RemoteSite(Site[_Lodger]):
 
     Attributes:
         growing: Whether a node is on its way.
+        may_grow: Whether one is, or might be.
         leaving: Nodes whose machines have to go.
         paid_since: From when on a node's machine is paid for, seconds since the epoch, where not since it has joined.
     """
@@ -61,7 +62,7 @@ class RemoteSite(Site[_Lodger]):
         self._lodgers: dict[str, _Lodger] = {}  # by intent
         self._used_usd: dict[str, float] = {}  # by node, also of those that are gone
         self._waiting: dict[tuple[str, str], tuple[float, bool]] = {}  # when asked for in vain, and if pinned
-        self.growing = False
+        self.growing = self.may_grow = False
         self.leaving: set[str] = set()
         self.paid_since: dict[str, float] = {}
 
@@ -117,7 +118,7 @@ class RemoteSite(Site[_Lodger]):
             open_ = [node for name, node in self.plan.nodes.items() if name not in self.plan.drained]
             if plan is not None:
                 return plan.node_of(job.key, request.name)
-            return None if self.growing else choose_node([NodeUse(n, loads[n.name], 0) for n in open_])
+            return None if self.may_grow else choose_node([NodeUse(n, loads[n.name], 0) for n in open_])
         if plan is None:
             return None
         self.adopt(plan)
@@ -165,7 +166,7 @@ class RemoteSite(Site[_Lodger]):
 
     def lose(self, node: str, reason: str) -> None:
         """Go on without a node; its tenants' jobs ask for others."""
-        log.warning("%s is gone: %s", node, reason)
+        log.log(logging.WARNING if self.is_used(node) else logging.INFO, "%s is gone: %s", node, reason)
         lost = self._on(node)
         self.adopt(self.plan.without_node(node))
         self.leaving.discard(node)

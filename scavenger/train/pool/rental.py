@@ -171,6 +171,7 @@ class Rental:
         )
         growth = grow(missing, self._rented(site, now, needed=bool(waiting or cramped)), self._source.limits)
         site.growing = bool(coming) or growth.starts > 0
+        site.may_grow = site.growing or len(self._wanted) < self._source.limits.nodes_max
         if growth.reason != self._told:
             self._told = growth.reason
             if growth.reason and not (growth.starts or growth.ends):
