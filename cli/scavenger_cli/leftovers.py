@@ -66,6 +66,7 @@ OF_THIS_MACHINE = (
     "leader follow",
     "leader connect",
     "leader end",
+    "aggregators serve",
 )
 """Commands about this machine, whatever server is named."""
 WHY_NOT = {

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from scavenger_cli.leftovers import here_only
-from scavenger_cli.options import Output, OutputOption, finish
+from scavenger_cli.options import Output, OutputOption, StoreOption, finish
 
 __all__ = ["app"]
 
@@ -90,9 +90,34 @@ def serve(
     infra: Annotated[
         str,
         typer.Option(
-            metavar="CLOUD/REGION", help="Refused: nodes are not rented by the pool; see `add-node`."
+            metavar="CLOUD/REGION",
+            help="Rent VMs there as nodes when jobs need them, and end them afterwards. They reach this machine at "
+            "--listen, or else at $SCAVENGER_ADDRESS.",
         ),
     ] = "",
+    vm: Annotated[
+        str,
+        typer.Option(metavar="TYPE", help="VM type of these. Default: the cheapest with 2 vCPUs and 4 GiB."),
+    ] = "",
+    nodes_max: Annotated[
+        int, typer.Option("--nodes-max", metavar="N", min=1, help="Most rented nodes at a time.")
+    ] = 4,
+    idle_duration: Annotated[
+        str,
+        typer.Option(
+            "--idle-duration", metavar="TIME", help="How long a rented node without aggregators is kept."
+        ),
+    ] = "5m",
+    budget_per_hour: Annotated[
+        float,
+        typer.Option(
+            "--budget-per-hour",
+            metavar="USD",
+            min=0.0,
+            help="What all rented nodes together may cost in an hour; 0: what --nodes-max of them cost.",
+        ),
+    ] = 0.0,
+    store: StoreOption = None,
 ) -> None:
     """Serve the pool until Ctrl-C.
 
@@ -100,10 +125,13 @@ def serve(
     """
 
     def command() -> int:
-        from scavenger_cli.commands.aggregators import serve_pool
+        from scavenger_cli.commands.aggregators import RentOptions, serve_pool
 
+        if infra:
+            here_only("aggregators serve --infra")
+        rent = RentOptions(infra, vm, nodes_max, idle_duration, budget_per_hour, store) if infra else None
         return serve_pool(
-            nodes=nodes, cpus=cpus, memory_gib=memory, tenants=tenants, listen=listen, infra=infra
+            nodes=nodes, cpus=cpus, memory_gib=memory, tenants=tenants, listen=listen, rent=rent
         )
 
     finish(Output.TEXT, command)

@@ -99,7 +99,8 @@ class Study:
         name: The study's name: lower-case letters, digits and hyphens.
         budget: US dollars for all trials.
         deadline: Their longest time, as `8h` or seconds; the time in which none runs does not count.
-        at_once: How many trials share what is left of the budget, if they run at once.
+        at_once: How many trials share what is left of the budget, if they run at once; those of other programs, which
+            were running when this one first looked, are among them, with all that they may cost.
         workers: The most that trials which run at once have together; None if each has its own. A trial that begins has
             a share of them, for which others give some back, and those of an ended trial are given to the others, up to
             the most of `search.workers`. So it, and no policy, decides on a trial's workers after its choice.
@@ -207,7 +208,7 @@ class Study:
         on_epoch: Callable[[EpochRecord], bool] | None,
         observer: Observer | None,
     ) -> Trial:
-        share = 1.0 / max(1, self.at_once - len(opened.running))
+        share = 1.0 / max(1, self.at_once - len(opened.running) - opened.elsewhere)
         with opened.budget.allowance(job.spec.constraints.budget, share=share) as allowance, opened:
             changes: dict[str, Any] = {"constraints.budget": allowance.usd}
             if (left_s := self.left_s) < math.inf:
@@ -303,9 +304,13 @@ class Study:
             for record in records
             if record.state not in LIVE_STATES
         }
-        spent_usd = math.fsum(self._client.cost_of(record.id) for record in records)
+        live = [record for record in records if record.state in LIVE_STATES]
+        costs = {record.id: self._client.cost_of(record.id) for record in records}
+        for record in live:  # of another program: all that it may cost is set aside
+            costs[record.id] = max(costs[record.id], record.spec.get("constraints", {}).get("budget") or 0.0)
+        spent_usd = math.fsum(costs.values())
         used_s = union_s((record.created_at, record.ended_at or record.heartbeat_at) for record in records)
-        return _Opened(Budget(self._budget_usd, spent_usd), trials, used_s)
+        return _Opened(Budget(self._budget_usd, spent_usd), trials, used_s, len(live))
 
     def _known(self, record: JobRecord) -> Trial:
         params, cost_usd = record.spec.get("params", {}), self._client.cost_of(record.id)
@@ -362,8 +367,8 @@ class Study:
 class _Opened:
     """What a study has read of its record, and has added since."""
 
-    def __init__(self, budget: Budget, trials: dict[str, Trial], used_s: float) -> None:
-        self.budget, self.trials, self._used_s = budget, trials, used_s
+    def __init__(self, budget: Budget, trials: dict[str, Trial], used_s: float, elsewhere: int) -> None:
+        self.budget, self.trials, self._used_s, self.elsewhere = budget, trials, used_s, elsewhere
         self.running: dict[int, datetime] = {}
         self._since: datetime | None = None
         self._lock = threading.Lock()

@@ -37,7 +37,10 @@ from scavenger.store.records import (
 )
 from scavenger.store.schema import JobRow, OperationRow
 
-__all__ = ["Operations", "end_open_operation"]
+__all__ = ["POOL", "Operations", "end_open_operation"]
+
+POOL = "pool"
+"""Key of the place in the spec of a record that is no job's: of a pool that rents nodes."""
 
 MESSAGE_MAX = 2_000
 """Longest stored answer, characters; the log has the rest."""
@@ -59,6 +62,11 @@ class Operations(Part):
         """
         with self._database.writing() as session:
             job, now = job_row(session, job_id), self._clock()
+            if POOL in job.spec:
+                raise ConfigurationError(
+                    f"{job.name} ({job.id[:8]}) is no job, but a pool with rented nodes: SIGTERM to process "
+                    f"{job.owner_pid} on {job.owner_host} ends it"
+                )
             name, request = f"job {job.name} ({job.id[:8]})", describe(operation)
             if job.state not in LIVE_STATES:
                 hint = f"; `scavenger resume {job.id[:8]}` goes on with it"

@@ -20,6 +20,7 @@ from scavenger.train.pool.protocol import (
     NodeAdded,
     NodeLoad,
     PoolLoad,
+    RentalLoad,
     TenantLoad,
 )
 
@@ -73,6 +74,61 @@ REMOTE = PoolLoad(
     address="192.0.2.1",
     expected=("agg-3",),
 )  # fmt: skip
+
+
+RENTED = PoolLoad(
+    pid=4_194_303,
+    since=SINCE,
+    shares="cgroup",
+    tenant_memory_bytes=GIB,
+    free=0,
+    nodes=(
+        NodeLoad(
+            Node("rented-11", (0, 1), 8 * GIB, 4, "gcp/us-central1", "10.128.100.111", 0.134),
+            0.5,
+            GIB,
+            1,
+            idle_usd=12.25,
+        ),
+    ),
+    tenants=(),
+    address="10.128.0.2",
+    expected=("rented-12",),
+    rental=RentalLoad(
+        place="gcp/us-central1",
+        machine="e2-standard-4",
+        usd_per_hour=0.137,
+        nodes_max=4,
+        idle_s=300.0,
+        since={"rented-11": SINCE, "rented-12": SINCE + 359_000.0},
+        free=12,
+        spent_usd=14.5,
+        idle_usd=12.25,
+        shortage="sold out, to be tried again later",
+    ),
+)
+
+
+def test_rented_nodes_are_shown_with_their_age_price_and_idle_cost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "load_of", lambda _: RENTED)
+
+    assert main(["aggregators"]) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    (row,) = [line.split() for line in out.splitlines() if "10.128.100.111" in line]
+    assert row[-6:] == ["4", "d", "4", "h", "$0.134", "$12.25"]
+    told = " ".join(out.split())
+    assert "rented at gcp/us-central1: 2 nodes of at most 4, each a e2-standard-4 at $0.137 per hour" in told
+    assert "$14.50 so far, $12.25 of it idle" in told
+    assert "a node cannot be had: sold out" in told
+    assert "room for 15 aggregators more" in told
+
+    assert main(["aggregators", "-o", "json"]) == 0
+    rental = json.loads(capsys.readouterr().out)["pool"]["rental"]
+    assert (rental["vm"], rental["nodes_max"], rental["cost_usd"]) == ("e2-standard-4", 4, 14.5)
+    assert set(rental["since"]) == {"rented-11", "rented-12"}
 
 
 @pytest.fixture
@@ -224,7 +280,12 @@ def test_the_join_file_of_a_node_is_private_and_never_written_over(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--infra", "aws/us-east-1"], "rents no nodes"),
+        (["--infra", "aws/us-east-1"], "set SCAVENGER_ADDRESS"),
+        (["--infra", "local", "--listen", "127.0.0.1"], "aws/REGION or gcp/REGION"),
+        (
+            ["--infra", "aws/us-east-1", "--listen", "127.0.0.1", "--idle-duration", "soon"],
+            "--idle-duration soon",
+        ),
         (["--nodes", "0"], "without --listen"),
         (["--listen", ":7"], "no address"),
     ],

@@ -329,6 +329,8 @@ def remove(groups: list[Path]) -> list[Path]:
         until = time.monotonic() + 5.0
         while group.exists() and time.monotonic() < until:
             with contextlib.suppress(OSError):
+                for inner in group.glob("*/"):  # as of tenants that ended with their VM
+                    inner.rmdir()
                 group.rmdir()
                 break
             time.sleep(0.01)

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cloud_jobs import assert_nothing_left, eventually
+from cloud_jobs import CloudJob, assert_nothing_left, eventually
 from conftest import MakeJob
 from machines import ROOT
 from rented import Rented
 
+from scavenger.control.provisioning.pool_nodes import POOL_NAME
 from scavenger.store import Store
 from scavenger.train.pool.connection import drain, load_of
+from scavenger.train.pool.protocol import PoolLoad
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.long]
 
@@ -130,3 +132,133 @@ def test_two_jobs_on_vms_share_a_node_that_is_drained_while_they_train(
         (item,) = (item for item in cost["items"] if item["name"] == "aggregators in the pool")
         assert item["usd"] > 0.0
     assert_nothing_left(jobs[0])
+
+
+# ---- nodes that the pool rents --------------------------------------------------------------------------------
+
+
+def shared(job: CloudJob, folder: Path) -> CloudJob:
+    job.environment = {"SCAVENGER_POOL": str(folder)}
+    return job
+
+
+def small(make_job: MakeJob, folder: Path, name: str, epochs: int) -> CloudJob:
+    """A job with one worker and one aggregator in the pool."""
+    job = make_job(
+        name,
+        tiny=True,
+        search={"workers": 1, "batch_size": [32]},
+        objective="time",
+        profile={"steps": 8},
+        goal={"metric": "val_loss", "max_epochs": epochs},
+        aggregation="shared",
+    )
+    return shared(job, folder)
+
+
+def serve(job: CloudJob, *options: str) -> subprocess.Popen[str]:
+    """A pool that rents nodes where the job's VMs are, each for one aggregator."""
+    place = f"{job.cloud.name}/{job.cloud.region}"
+    words = ["--nodes", "0", "--infra", place, "--vm", job.cloud.small, "--tenants", "1", *options]
+    return subprocess.Popen(
+        [sys.executable, "-m", "scavenger_cli", "aggregators", "serve", *words, "--store", job.store],
+        env=job.whole_environment(),
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def pool_of(folder: Path) -> PoolLoad:
+    found = load_of(folder)
+    assert found is not None
+    return found
+
+
+def rented_nodes(folder: Path) -> set[str]:
+    load = pool_of(folder)
+    assert load.rental is not None
+    return {one.node.name for one in load.nodes} | set(load.rental.since)
+
+
+@pytest.mark.timeout(540)
+def test_a_pool_rents_nodes_for_its_jobs_and_gives_them_back(
+    cloud: Rented, make_job: MakeJob, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pool"
+    long, short = small(make_job, folder, "long", 150), small(make_job, folder, "short", 20)
+    manager = serve(long, "--nodes-max", "2", "--idle-duration", "5s")
+    drivers = []
+    try:
+        assert eventually(lambda: load_of(folder), manager)
+        assert cloud.vms() == (), "nothing is rented for nobody"
+
+        drivers.append(long.start())
+        eventually(lambda: long.phase() == "running", drivers[0])
+        assert rented_nodes(folder) == {"rented-1"}
+
+        drivers.append(short.start())
+        eventually(lambda: short.phase() == "running", drivers[1])
+        assert rented_nodes(folder) == {"rented-1", "rented-2"}
+        ended = short.ended(drivers[1])
+        assert ended.code == 0, ended.stderr
+
+        eventually(lambda: rented_nodes(folder) == {"rented-1"}, drivers[0])
+        assert long.phase() == "running"
+        ended = long.ended(drivers[0])
+        assert ended.code == 0, ended.stderr
+        eventually(lambda: not rented_nodes(folder), manager)
+        load = pool_of(folder)
+        assert load.rental is not None
+        assert 0.0 < load.rental.idle_usd < load.rental.spent_usd
+        eventually(lambda: not [vm for vm in cloud.vms() if vm.alive], manager)
+    finally:
+        for driver in drivers:
+            driver.kill()
+        manager.terminate()
+        said, _ = manager.communicate(timeout=120.0)
+        print(said)
+    assert manager.returncode == 0, said
+    with Store.open(long.store) as store:
+        (pool,) = (job for job in store.jobs() if job.name == POOL_NAME)
+        assert pool.state == "stopped"
+        assert pool.cost_usd == pytest.approx(load.rental.spent_usd, rel=0.2)
+        nodes = store.intents(pool.id)
+    assert len(nodes) == 2, said
+    assert_nothing_left(long)
+
+
+@pytest.mark.timeout(540)
+def test_a_manager_that_is_killed_leaves_no_vm_behind(
+    cloud: Rented, make_job: MakeJob, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pool"
+    job = small(make_job, folder, "job", 150)
+    manager = serve(job, "--nodes-max", "1")
+    driver = None
+    try:
+        assert eventually(lambda: load_of(folder), manager)
+        driver = job.start()
+        eventually(lambda: job.phase() == "running", driver)
+    finally:
+        manager.kill()
+        print(manager.communicate()[0])
+        if driver is not None:
+            driver.kill()
+            driver.communicate()
+    for folder_of_killed in Path(os.environ["TMPDIR"]).glob("scavenger-pool-*"):
+        folder_of_killed.rmdir()  # empty: all that nobody could remove
+    (left,) = (vm for vm in cloud.vms() if vm.alive and vm.slot > 1_000_000)
+    swept = job.ask("gc", "--yes")
+    assert swept.code == 0, swept.stderr
+    assert left.id in swept.stdout
+    assert_nothing_left(job)
+
+    again = serve(job, "--nodes-max", "1")
+    try:
+        eventually(lambda: load_of(folder) is not None and load_of(folder).pid == again.pid, again)
+    finally:
+        again.terminate()
+        again.communicate(timeout=120.0)
+    assert_nothing_left(job)

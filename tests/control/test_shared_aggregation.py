@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 from pools import end_pool
 
 from scavenger.control.jobs import pooling
@@ -24,7 +25,7 @@ from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.protocol import NodeLoad, PoolLoad
+from scavenger.train.pool.protocol import NodeLoad, PoolLoad, RentalLoad
 
 RECORD: Any = SimpleNamespace(id="0123", name="tiny")
 
@@ -155,14 +156,18 @@ def test_nodes_on_other_machines_are_used_where_this_one_has_no_room(
 def test_a_job_on_vms_needs_nodes_of_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = job(aggregation="shared", infra="aws/us-east-1a", resources={"vm": "c5.large"})
     for load, words in (
-        (None, "serve --listen"),
-        (PoolLoad(1, 0.0, "session", 1, 8, (), ()), "serve --listen"),
+        (None, "serve --infra aws/us-east-1"),
+        (PoolLoad(1, 0.0, "session", 1, 8, (), ()), "--listen ADDRESS"),
         (remote("aws/eu-west-1"), "at aws/us-east-1 has room for 0 of 1"),
         (remote("aws/us-east-1", drained=True), "add-node NAME --place aws/us-east-1"),
     ):
         monkeypatch.setattr(pooling, "load_of", lambda _, load=load: load)
         with pytest.raises(TransientError, match=words):
             pooling.lodged_on_vms(wanted, RECORD)
+    full = remote("aws/us-east-1", drained=True)
+    rents = RentalLoad("aws/us-east-1", "c5.large", 0.085, 4, 300.0, {}, free=32)
+    monkeypatch.setattr(pooling, "load_of", lambda _: structs.replace(full, rental=rents))
+    assert pooling.lodged_on_vms(wanted, RECORD), "its pool can rent a node"
     monkeypatch.setattr(pooling, "load_of", lambda _: remote("aws/us-east-1"))
 
     made: Any = pooling.lodged_on_vms(wanted, RECORD)

@@ -92,6 +92,18 @@ def test_a_trial_whose_program_was_killed_counts_and_is_not_over(url: str, clien
     assert client.study("rates").spent_usd == 0.125
 
 
+def test_what_running_trials_of_other_programs_may_cost_is_set_aside(url: str, client: Client) -> None:
+    record(url, 0.5, usd=0.2)
+    for at, (limit, cost) in enumerate(((0.3, 0.1), (0.1, 0.15))):
+        job = JOB.with_settings({"constraints.budget": limit}).with_params(width=at + 1)
+        with Store.open(url) as store:  # this process is alive, so they are taken for running
+            made = store.create_job("rates", spec=job.spec.written(), job_file=JOB.path)
+            store.update_job(made.id, state="running", cost_usd=cost)
+    study = client.study("rates", budget=1, at_once=4)
+    assert study.left_usd == pytest.approx(1.0 - 0.2 - 0.3 - 0.15)
+    assert [trial.params for trial in study.trials] == [{"learning_rate": 0.5}]
+
+
 def test_a_study_whose_costs_cannot_be_read_does_not_begin(url: str, client: Client) -> None:
     record(url, 0.5, usd=0.25)
     engine = create_engine(url)

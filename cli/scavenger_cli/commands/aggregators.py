@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -11,7 +15,7 @@ from rich.text import Text
 
 from scavenger.control.documents.pool import cost_of, pool_document, share_of, state_of
 from scavenger.domain.infra import Infra
-from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError
+from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
 from scavenger_cli.ui import console, render
 
@@ -21,9 +25,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from scavenger.train.pool.protocol import NodeLoad, PoolLoad
+    from scavenger.train.pool.protocol import NodeLoad, PoolLoad, RentalLoad
+    from scavenger.train.pool.rental import NodeSource
 
-__all__ = ["drain_node", "expect_node", "serve_pool", "show_pool"]
+__all__ = ["RentOptions", "drain_node", "expect_node", "serve_pool", "show_pool"]
 
 _CHANGES_SHOWN = 5
 
@@ -122,6 +127,18 @@ def expect_node(
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class RentOptions:
+    """What nodes are rented: the options of `serve`, as they are given."""
+
+    infra: str
+    vm: str
+    nodes_max: int
+    idle_duration: str
+    budget_per_hour: float
+    store_url: str | None
+
+
 def serve_pool(
     *,
     nodes: int | None,
@@ -129,35 +146,76 @@ def serve_pool(
     memory_gib: float | None,
     tenants: int,
     listen: str = "",
-    infra: str = "",
+    rent: RentOptions | None = None,
 ) -> int:
     """Serve the pool until Ctrl-C or SIGTERM.
 
     Raises:
-        ConfigurationError: This machine is too small for these nodes, or cannot listen there.
-        NotSupportedError: Nodes are to be rented.
+        ConfigurationError: This machine is too small for these nodes or cannot listen there, or no such VM can be
+            rented.
+        CloudError: The cloud of rented nodes does not answer.
         TransientError: A pool is served already.
     """
-    if infra:
-        raise NotSupportedError(
-            f"--infra {infra}: this version rents no nodes for a pool; rent a machine there, and add it by "
-            f"`scavenger aggregators add-node NAME --place {infra} --price USD`"
-        )
-    from scavenger.train.pool.machines import listen_at
+    from scavenger.train.pool.machines import Listen, listen_at
     from scavenger.train.pool.protocol import pool_folder
     from scavenger.train.pool.serving import PoolSize, pool_nodes, serve
 
     memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
     size_ = PoolSize(nodes, cpus, memory_bytes, tenants)
     at = listen_at(listen) if listen else None
+    if rent is not None and at is None:
+        from scavenger.control.provisioning.cloud_resources import address_of
+
+        at = Listen(*address_of(os.environ))
     if nodes == 0 and at is None:
         raise ConfigurationError(
             "--nodes 0: without --listen, no other machine can join, and there would be no node"
         )
     for node in pool_nodes(size_):
         console.note(f"{node.name}: {plural(node.cpus, 'processor')}, {size(node.memory_bytes)} of memory")
-    serve(pool_folder(), size_, listen=at)
+    if rent is None:
+        serve(pool_folder(), size_, listen=at)
+        return 0
+    with _renting(rent, tenants) as source:
+        serve(pool_folder(), size_, listen=at, source=source)
     return 0
+
+
+@contextmanager
+def _renting(rent: RentOptions, tenants: int) -> Iterator[NodeSource]:
+    """What rents the nodes, with the store that has their record."""
+    from scavenger.control.job_file.yaml_loader import read_scalar
+    from scavenger.control.provisioning.pool_nodes import open_pool_nodes
+    from scavenger.domain.forms import parse_duration
+    from scavenger.store import Store
+    from scavenger.train.pool.protocol import pool_folder
+
+    infra = Infra.parse(rent.infra)
+    if infra.provider not in ("aws", "gcp"):
+        raise ConfigurationError(f"--infra {rent.infra}: nodes are rented at aws/REGION or gcp/REGION")
+    try:
+        idle_s = parse_duration(read_scalar(rent.idle_duration))
+    except ValueError as error:
+        raise ConfigurationError(f"--idle-duration {rent.idle_duration}: {error}") from None
+    with Store.open(rent.store_url) as store:
+        source, spec = open_pool_nodes(
+            store,
+            infra,
+            record=pool_folder(),
+            vm=rent.vm,
+            tenants_max=tenants,
+            nodes_max=rent.nodes_max,
+            idle_s=idle_s,
+            usd_per_hour_max=rent.budget_per_hour or math.inf,
+        )
+        node, limits = spec.node, spec.limits
+        console.note(
+            f"rented when jobs need them: up to {plural(limits.nodes_max, 'node')} at {node.place}, each a "
+            f"{node.machine} at {money(node.usd_per_hour)} per hour with its disk ({clean(spec.price_source)}); "
+            f"{money(limits.nodes_max * node.usd_per_hour)} per hour at most, and each ends after "
+            f"{duration(limits.idle_s)} without aggregators"
+        )
+        yield source
 
 
 def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
@@ -172,7 +230,9 @@ def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
         _nodes(load),
     )
     if machines := [node for node in load.nodes if node.node.place]:
-        console.emit("", _machines(machines))
+        console.emit("", _machines(machines, load.rental, now_s))
+    if load.rental is not None:
+        console.emit("", *_rental(load.rental))
     if load.expected:
         console.emit(Text(f"expected: {clean(', '.join(load.expected))}"))
     if load.jobs:
@@ -234,19 +294,35 @@ def _jobs(load: PoolLoad, usd_per_cpu_hour: float) -> Table:
     return grid
 
 
-def _machines(nodes: list[NodeLoad]) -> Table:
+def _rental(rental: RentalLoad) -> Iterator[RenderableType]:
+    """What is rented, and what it costs."""
+    there = plural(len(rental.since), "node")
+    yield Text(
+        f"rented at {clean(rental.place)}: {there} of at most {rental.nodes_max}, each a {clean(rental.machine)} at "
+        f"{money(rental.usd_per_hour)} per hour; {money(rental.spent_usd)} so far, {money(rental.idle_usd)} of it idle"
+    )
+    if rental.shortage:
+        yield Text(f"a node cannot be had: {clean(rental.shortage)}")
+
+
+def _machines(nodes: list[NodeLoad], rental: RentalLoad | None, now_s: float) -> Table:
+    since = {} if rental is None else rental.since
     grid = render.table(
         ("node", "left"),
         ("machine", "left"),
         ("for jobs with", "left"),
-        ("price per hour", "right"),
+        *((("rented for", "right"),) if since else ()),
+        ("per hour", "right"),
         ("idle so far", "right"),
     )
     for node in nodes:
+        at = since.get(node.node.name)
+        age = ("-" if at is None else duration(max(0.0, now_s - at)),) if since else ()
         grid.add_row(
             clean(node.node.name),
             clean(node.node.machine),
             clean(node.node.place),
+            *age,
             money(node.node.usd_per_hour),
             money(node.idle_usd),
         )

@@ -9,7 +9,7 @@ from typing import Any
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.documents.plain import SCHEMA_VERSION
 from scavenger.errors import ConfigurationError
-from scavenger.train.pool.protocol import JobUse, NodeLoad, PoolLoad, TenantLoad, pool_folder
+from scavenger.train.pool.protocol import JobUse, NodeLoad, PoolLoad, RentalLoad, TenantLoad, pool_folder
 
 __all__ = ["SeenPool", "cost_of", "drained", "pool_document", "see_pool", "share_of", "state_of"]
 
@@ -113,6 +113,7 @@ def _document(load: PoolLoad, price: tuple[float, str]) -> dict[str, Any]:
         ],
         "address": load.address or None,
         "expected": list(load.expected),
+        "rental": None if load.rental is None else _rental(load.rental),
         "jobs": [
             {
                 "id": one.id,
@@ -143,6 +144,21 @@ def _document(load: PoolLoad, price: tuple[float, str]) -> dict[str, Any]:
             {"at": _at(one.at), "what": one.what, "reason": one.reason, "in_use": one.in_use}
             for one in load.changes
         ],
+    }
+
+
+def _rental(rental: RentalLoad) -> dict[str, Any]:
+    return {
+        "place": rental.place,
+        "vm": rental.machine,
+        "usd_per_hour": rental.usd_per_hour,
+        "nodes_max": rental.nodes_max,
+        "idle_s": rental.idle_s,
+        "since": {name: _at(since) for name, since in rental.since.items()},
+        "free": rental.free,
+        "cost_usd": rental.spent_usd,
+        "idle_usd": rental.idle_usd,
+        "shortage": rental.shortage or None,
     }
 
 

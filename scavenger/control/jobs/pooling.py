@@ -85,8 +85,9 @@ def lodged_on_vms(job: JobSpec, record: JobRecord) -> Callable[..., VmEngine]:
     load = load_of(folder)
     if load is None or not load.address:
         raise TransientError(
-            f"aggregation: shared with infra: {job.infra} needs a pool that other machines can join: start it by "
-            "`scavenger aggregators serve --listen ADDRESS`, and add machines by `scavenger aggregators add-node`"
+            f"aggregation: shared with infra: {job.infra} needs a pool with nodes there: `scavenger aggregators serve "
+            f"--infra {place}` rents them as jobs need them, and with `--listen ADDRESS`, machines join it by "
+            "`scavenger aggregators add-node`"
         )
     check_room(load, job.elastic.aggregators, place)
     return partial(LodgedEngine, folder=folder, join=Join(PROTOCOL, record.id, record.name, place))

@@ -263,7 +263,7 @@ class CloudResources:
     @property
     def disk_usd_per_hour(self) -> float:
         """Price of a VM's boot disk; 0 if unknown."""
-        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=0.0).shared.disk_usd_per_hour
+        return self.cloud.disk_usd_per_hour(self._disk_gib)
 
     @cached_property
     def provider(self) -> Provider:

@@ -1,4 +1,4 @@
-"""Manages the agents on a job's VMs for its fleet: admits them, records their heartbeats and renews their leases."""
+"""Manages the agents on rented VMs: admits them, records their heartbeats and renews their leases."""
 
 from __future__ import annotations
 
@@ -13,31 +13,81 @@ from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.values import AgentStatus
 
-__all__ = ["FleetAgents"]
+__all__ = ["FleetAgents", "VmAgents"]
 
 ACKNOWLEDGE_S = 10.0
 """Interval of a VM's heartbeats in the store; a fraction of the silence after which the VM is given up."""
 
 
-class FleetAgents:
+class VmAgents:
+    """The agents on VMs, whatever they are for.
+
+    Args:
+        store: Receives the heartbeats of the VMs.
+        server: The server that agents connect to.
+        verifier: Verifies the identity of VMs that join; None if their cloud gives them no proof of it.
+    """
+
+    def __init__(self, store: Store, server: AgentServer, verifier: IdentityVerifier | None = None) -> None:
+        self._store, self._agent_server, self._verifier = store, server, verifier
+        self._acknowledged_at: dict[str, float] = {}
+        self._renewed_at: dict[str, float] = {}
+
+    def verify(self, intents: Iterable[Intent]) -> None:
+        """Admit the agents that have proven to be on the VM of their intent, once that VM is known by its id.
+
+        One that cannot be verified now is left for the next call: it repeats its request.
+        """
+        vms = {intent.id: intent.instance_id for intent in intents if intent.state == "UP"}
+        for candidate in self._agent_server.candidates():
+            instance_id = vms.get(candidate.intent)
+            if self._verifier is None or not instance_id:
+                continue
+            try:
+                refusal = self._verifier.refusal(
+                    candidate.identity, instance_id=instance_id, public_key=candidate.public_key
+                )
+            except CloudUnavailableError:
+                continue
+            if refusal:
+                self._agent_server.refuse(candidate, refusal if candidate.identity else "is missing")
+            else:
+                self._agent_server.accept(candidate)
+
+    def acknowledge(self, now: float) -> None:
+        """Record the VMs' heartbeats in the store."""
+        for intent in self._agent_server.heard():
+            if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
+                self._store.acknowledge_vm(intent)
+                self._acknowledged_at[intent] = now
+
+    def renew(self, intents: Iterable[Intent], life_s: float, now: float) -> None:
+        """Renew the leases of VMs before they expire."""
+        known = {vm.spec.intent for vm in self._agent_server.vms()}
+        for intent in intents:
+            due = now - self._renewed_at.get(intent.id, -life_s) >= life_s / 3
+            lives = due and intent.state == "UP" and intent.id in known
+            if lives and self._agent_server.renew(intent.id, life_s):
+                self._renewed_at[intent.id] = now
+
+
+class FleetAgents(VmAgents):
     """The agents on one job's VMs.
 
     Args:
         store: Receives the heartbeats of the VMs.
         hosts: The server that agents connect to.
         inputs: Specification of the job's VMs.
-        verifier: Verifies the identity of VMs that join; None if their cloud gives them no proof of it.
+        verifier: See `VmAgents`.
     """
 
     def __init__(
         self, store: Store, hosts: AgentServer, inputs: FleetInputs, verifier: IdentityVerifier | None = None
     ) -> None:
-        self._store, self._agent_server, self._inputs = store, hosts, inputs
-        self._verifier = verifier
+        super().__init__(store, hosts, verifier)
+        self._inputs = inputs
         self._vms: dict[str, AgentStatus] = {}
         self._ended: set[str] = set()
-        self._acknowledged_at: dict[str, float] = {}
-        self._renewed_at: dict[str, float] = {}
         self._idle_since: dict[str, float] = {}
 
     def look(self, now: float) -> None:
@@ -93,27 +143,6 @@ class FleetAgents:
                 self._ended.add(intent.id)
                 self._agent_server.gone(intent.id, intent.reason or "its VM has ended")
 
-    def verify(self, intents: Iterable[Intent]) -> None:
-        """Admit the agents that have proven to be on the VM of their intent, once that VM is known by its id.
-
-        One that cannot be verified now is left for the next call: it repeats its request.
-        """
-        vms = {intent.id: intent.instance_id for intent in intents if intent.state == "UP"}
-        for candidate in self._agent_server.candidates():
-            instance_id = vms.get(candidate.intent)
-            if self._verifier is None or not instance_id:
-                continue
-            try:
-                refusal = self._verifier.refusal(
-                    candidate.identity, instance_id=instance_id, public_key=candidate.public_key
-                )
-            except CloudUnavailableError:
-                continue
-            if refusal:
-                self._agent_server.refuse(candidate, refusal if candidate.identity else "is missing")
-            else:
-                self._agent_server.accept(candidate)
-
     def _expect(self, intent: Intent, vm: str) -> None:
         self._agent_server.expect(
             intent.id,
@@ -122,18 +151,3 @@ class FleetAgents:
             threads=self._inputs.threads[intent.request.vm],
             slots=self._inputs.processes_in(intent.slot, vm),
         )
-
-    def acknowledge(self, now: float) -> None:
-        """Record the VMs' heartbeats in the store."""
-        for intent in self._agent_server.heard():
-            if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
-                self._store.acknowledge_vm(intent)
-                self._acknowledged_at[intent] = now
-
-    def renew(self, intents: Iterable[Intent], life_s: float, now: float) -> None:
-        """Renew the leases of the job's VMs before they expire."""
-        for intent in intents:
-            due = now - self._renewed_at.get(intent.id, -life_s) >= life_s / 3
-            lives = due and intent.state == "UP" and intent.id in self._vms
-            if lives and self._agent_server.renew(intent.id, life_s):
-                self._renewed_at[intent.id] = now

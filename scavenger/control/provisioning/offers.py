@@ -245,6 +245,11 @@ class CatalogCloud:
         gbits = self._catalog.listing(self._provider, self._region, vm).machine.network_gbits
         return None if gbits is None else gbits * 1e9 / 8.0
 
+    def disk_usd_per_hour(self, gib: float) -> float:
+        """Price of a VM's boot disk; 0 if unknown."""
+        disk = self._catalog.disk_price(self._provider, self._region)
+        return 0.0 if disk is None else gib * disk.usd_per_hour
+
     @property
     def _knows_spot_prices(self) -> bool:
         age_days = self._catalog.age_days(self._provider, self._region, spot=True)

@@ -248,12 +248,22 @@ def _load(found: Mapping[str, Any]) -> Any:
 
     nodes = tuple(
         NodeLoad(
-            Node(one["name"], tuple(one["processors"]), one["memory_bytes"], one["tenants_max"]),
+            Node(
+                one["name"],
+                tuple(one["processors"]),
+                one["memory_bytes"],
+                one["tenants_max"],
+                one["place"] or "",
+                one["machine"] or "",
+                one["usd_per_hour"] or 0.0,
+            ),
             one["load_cpus"],
             one["used_bytes"],
             one["tenants"],
             one["planned"],
-            one["state"] == "drained",
+            one["state"] in ("draining", "drained"),
+            one["pinned"],
+            one["idle_usd"] or 0.0,
         )
         for one in found["nodes"]
     )
@@ -285,6 +295,26 @@ def _load(found: Mapping[str, Any]) -> Any:
         tenants,
         jobs,
         changes,
+        found["address"] or "",
+        tuple(found["expected"]),
+        None if found["rental"] is None else _rental(found["rental"]),
+    )
+
+
+def _rental(found: Mapping[str, Any]) -> Any:
+    from scavenger.train.pool.protocol import RentalLoad
+
+    return RentalLoad(
+        found["place"],
+        found["vm"],
+        found["usd_per_hour"],
+        found["nodes_max"],
+        found["idle_s"],
+        {name: _seconds(since) for name, since in found["since"].items()},
+        found["free"],
+        found["cost_usd"],
+        found["idle_usd"],
+        found["shortage"] or "",
     )
 
 

@@ -82,18 +82,31 @@ class Machines:
         self._wanted: dict[str, Wanted] = {}  # by intent
         self._intents: dict[str, str] = {}  # by node, of those that are wanted
         self._joined_at: dict[str, float] = {}
+        self._rented: set[str] = set()  # of the intents, those of machines whose cloud proves who they are
         self._count = 0
 
     @classmethod
-    def open(cls, listen: Listen) -> Machines:
+    def open(cls, listen: Listen, *, package: bytes = b"", verified: bool = False) -> Machines:
         """Begin to listen.
+
+        Args:
+            listen: Where.
+            package: What rented machines install; see `AgentServer`.
+            verified: Whether a rented machine is admitted only when whoever rents it has verified what it is.
 
         Raises:
             ConfigurationError: If that address and port cannot be listened at.
         """
         empty = tempfile.TemporaryDirectory(prefix="scavenger-pool-")
         # as long as a machine may be silent, its tenants are their jobs' business, which they reach by themselves
-        server = AgentServer(listen.address, Path(empty.name), port=listen.port, lost_s=LOST_S)
+        server = AgentServer(
+            listen.address,
+            Path(empty.name),
+            port=listen.port,
+            package=package,
+            lost_s=LOST_S,
+            verified=verified,
+        )
         try:
             server.start()
         except ConfigurationError:
@@ -105,6 +118,11 @@ class Machines:
         """Have all agents end, with what they run."""
         self._server.close()
         self._empty.cleanup()
+
+    @property
+    def server(self) -> AgentServer:
+        """Serves the agents."""
+        return self._server
 
     @property
     def address(self) -> str:
@@ -122,18 +140,9 @@ class Machines:
         Raises:
             ValueError: If there is a node of this name.
         """
-        if wanted.name in self._intents:
-            raise ValueError(f"the pool has a node {wanted.name}")
         self._count += 1
         intent = f"{wanted.name}-{self._count}"
-        secret = self._server.expect(
-            intent,
-            role="aggregator",
-            vm=wanted.name,
-            threads=1,
-            slots=wanted.tenants_max + _PINNED_MAX,
-        )
-        self._wanted[intent], self._intents[wanted.name] = wanted, intent
+        secret = self._expect(wanted, intent)
         ticket = Ticket(
             endpoint=self._server.endpoint,
             server_key=self._server.server_key,
@@ -145,11 +154,42 @@ class Machines:
         )
         return msgspec.json.encode(ticket).decode()
 
+    def expect_rented(self, wanted: Wanted, intent: str) -> None:
+        """Expect a machine that is being rented.
+
+        Args:
+            wanted: What is known of its node.
+            intent: Id of the record of its VM, which has the key for it.
+
+        Raises:
+            ValueError: If there is a node of this name.
+        """
+        self._expect(wanted, intent)
+        self._rented.add(intent)
+
+    def _expect(self, wanted: Wanted, intent: str) -> str:
+        if wanted.name in self._intents:
+            raise ValueError(f"the pool has a node {wanted.name}")
+        self._wanted[intent], self._intents[wanted.name] = wanted, intent
+        slots = wanted.tenants_max + _PINNED_MAX
+        return self._server.expect(intent, role="aggregator", vm=wanted.name, threads=1, slots=slots)
+
+    def admit(self) -> None:
+        """Admit the agents of machines that were added by hand, of which nothing but their key is known."""
+        for candidate in self._server.candidates():
+            if candidate.intent in self._wanted and candidate.intent not in self._rented:
+                self._server.accept(candidate)
+
+    def intent_of(self, node: str) -> str:
+        """The intent of the machine of a node, joined or expected; empty for none."""
+        return self._intents.get(node, "")
+
     def forget(self, node: str, reason: str) -> None:
         """Expect a machine no more, or give one up: what runs there is lost, and its agent is not answered."""
         intent = self._intents.pop(node)
         del self._wanted[intent]
         self._joined_at.pop(intent, None)
+        self._rented.discard(intent)
         self._server.gone(intent, reason)
 
     def start(self, node: str, config: ProcessConfiguration) -> int:

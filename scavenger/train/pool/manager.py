@@ -31,6 +31,7 @@ from scavenger.train.pool.local_site import LocalSite, keep_at_memory_fd
 from scavenger.train.pool.machines import Machines, Wanted
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.remote_site import RemoteSite
+from scavenger.train.pool.rental import PREFIX, Rental
 from scavenger.train.pool.shares import Shares
 from scavenger.train.pool.site import PoolJob
 
@@ -62,6 +63,7 @@ class Manager:
         nodes: The nodes of this machine.
         shares: How tenants share a node of this machine.
         machines: Where other machines join, which `close` closes; None if none can.
+        rental: Rents nodes, and has begun to; `close` ends them. None if none are rented.
         idle_s: Seconds without a job after which `run` returns; None: never.
     """
 
@@ -72,10 +74,11 @@ class Manager:
         nodes: Sequence[Node],
         shares: Shares,
         machines: Machines | None,
+        rental: Rental | None,
         idle_s: float | None,
     ) -> None:
         self._listener, self._lock = listener, lock
-        self._machines, self._idle_s = machines, idle_s
+        self._machines, self._rental, self._idle_s = machines, rental, idle_s
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._local = LocalSite(nodes, shares, self._selector)
@@ -94,6 +97,7 @@ class Manager:
         shares: Shares,
         *,
         machines: Machines | None = None,
+        rental: Rental | None = None,
         idle_s: float | None = None,
     ) -> Manager:
         """Begin to listen.
@@ -103,11 +107,13 @@ class Manager:
             nodes: The nodes of this machine.
             shares: How tenants share a node.
             machines: Where other machines join; None if none can.
+            rental: Rents nodes; None: none are rented.
             idle_s: Seconds without a job after which the manager ends; None: never.
 
         Raises:
             ConfigurationError: If the folder cannot be used.
             TransientError: If another manager serves there.
+            ScavengerError: If no nodes can be rented.
         """
         protocol.private_folder(folder)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -127,9 +133,16 @@ class Manager:
         except OSError as error:
             os.close(lock)
             raise ConfigurationError(f"{path}: {error}; name a shorter folder for the pool") from None
+        if rental is not None:
+            try:
+                rental.open()
+            except BaseException:
+                listener.close()
+                os.close(lock)
+                raise
         listener.listen(_BACKLOG)
         shares.sweep()
-        return cls(listener, lock, nodes, shares, machines, idle_s)
+        return cls(listener, lock, nodes, shares, machines, rental, idle_s)
 
     def run(self) -> None:
         """Serve until asked to end by a signal, or until there has been no job for a while."""
@@ -167,7 +180,9 @@ class Manager:
         for job in [*self._jobs]:
             self._leave(job)
         if self._machines is not None:
-            self._machines.close()
+            self._machines.close()  # agents that receive this end their machines
+        if self._rental is not None:
+            self._rental.close()
         self._selector.close()
         os.close(self._lock)
 
@@ -297,7 +312,8 @@ class Manager:
     def _add_node(self, request: protocol.AddNode) -> protocol.NodeAdded:
         if self._machines is None:
             return protocol.NodeAdded(error=_NOT_LISTENING)
-        if not _NAME.fullmatch(request.node) or request.node in self._local.plan.nodes:
+        taken = request.node in self._local.plan.nodes or request.node.startswith(PREFIX)
+        if not _NAME.fullmatch(request.node) or taken:
             return protocol.NodeAdded(
                 error=f"{request.node!r} cannot name a node: use up to 40 letters, digits, - and _, and a new name"
             )
@@ -310,6 +326,7 @@ class Manager:
 
     def _look_after(self, machines: Machines) -> None:
         """Handle what has happened on other machines."""
+        machines.admit()
         for node in machines.joined():
             site = self._site_at(node.place)
             assert isinstance(site, RemoteSite)
@@ -324,6 +341,13 @@ class Manager:
                         act(site, node_name, reason)
         for site in sites:
             site.ask_again(time.monotonic())
+        if (rental := self._rental) is not None:
+            rental.look(self._rented_site(rental), time.monotonic(), time.time())
+
+    def _rented_site(self, rental: Rental) -> RemoteSite:
+        site = self._site_at(rental.place)
+        assert isinstance(site, RemoteSite)
+        return site
 
     # ---- who uses what -------------------------------------------------------------------------------------
 
@@ -344,4 +368,5 @@ class Manager:
             changes=tuple(changes[-_CHANGES_MAX:]),
             address="" if self._machines is None else self._machines.address,
             expected=() if self._machines is None else self._machines.expected,
+            rental=None if (rental := self._rental) is None else rental.load(self._rented_site(rental)),
         )

@@ -25,14 +25,14 @@ from scavenger.scheduler.scaling import ScalingRules, SharedPool, decide
 from scavenger.train.pool.measuring import Measured, charged_step_time
 from scavenger.train.pool.placement import Node, NodeUse, choose_node
 
-__all__ = ["RULES", "Move", "PoolPlan", "moves", "touched"]
+__all__ = ["RULES", "UNMEASURED_S", "Move", "PoolPlan", "moves", "scheduled", "touched"]
 
 RULES = Rules(loss_limit=0.1, cycle_max=10.0, fill_max=0.6)
 """See the module; fuller nodes cost their jobs more than the limit (docs/adr/0041-pool-by-the-scheduler.md)."""
 
 _T = TypeVar("_T")
 
-_UNMEASURED_S = 1e-6
+UNMEASURED_S = 1e-6
 """Step time of a job without a load: so short that it lengthens nobody's step by formula."""
 
 
@@ -68,7 +68,7 @@ class PoolPlan:
         """A plan without tenants."""
         pool = scheduler.Pool(rules=rules)
         for node in nodes:
-            pool = pool.with_node(_scheduled(node))
+            pool = pool.with_node(scheduled(node))
         named = {node.name: node for node in nodes}
         return cls(named, SharedPool(pool, ScalingRules(spare_nodes=len(named))))
 
@@ -109,6 +109,23 @@ class PoolPlan:
         load = self.shared.pool.nodes.get(node)
         return 0.0 if load is None else load.utilisation
 
+    @property
+    def cramped(self) -> tuple[str, ...]:
+        """Jobs that were measured, and that have less room than the rules want, as no node has more."""
+        pool = self.shared.pool
+        full = {name for name, load in pool.nodes.items() if not load.within(pool.rules)}
+        return tuple(
+            job
+            for job, placed in pool.jobs.items()
+            if job not in self.measuring
+            and not (
+                full.isdisjoint(placed.nodes) and self._parted_from(job).isdisjoint(pool.neighbours(job))
+            )
+        )
+
+    def _parted_from(self, job: str) -> frozenset[str]:
+        return self.shared.pool.apart.get(job, frozenset())
+
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def with_tenant(self, job: str, tenant: str, load_cpus: Mapping[str, float]) -> PoolPlan | None:
@@ -131,7 +148,7 @@ class PoolPlan:
                 (*placed.nodes, node.name),
             )
         else:
-            load, at = JobLoad(job, _UNMEASURED_S, (bucket,)), (node.name,)
+            load, at = JobLoad(job, UNMEASURED_S, (bucket,)), (node.name,)
         return replace(
             self,
             shared=replace(self.shared, pool=pool.with_job(load, at)),
@@ -236,7 +253,7 @@ class PoolPlan:
     def with_node(self, node: Node) -> PoolPlan:
         """With another node, of a machine that has joined; jobs of nodes that are too full may go there."""
         nodes = {**self.nodes, node.name: node}
-        pool, rules = self.shared.pool.with_node(_scheduled(node)), ScalingRules(spare_nodes=len(nodes))
+        pool, rules = self.shared.pool.with_node(scheduled(node)), ScalingRules(spare_nodes=len(nodes))
         return replace(
             self,
             nodes=nodes,
@@ -280,10 +297,10 @@ class PoolPlan:
         Raises:
             KeyError: If the pool has no such node.
         """
-        scheduled = _scheduled(self.nodes[node])
+        known = self.nodes[node]
         if node not in self.drained:
             return self
-        pool = self.shared.pool.with_node(scheduled)
+        pool = self.shared.pool.with_node(scheduled(known))
         opened = replace(
             self, shared=replace(self.shared, pool=pool), reason=f"{node} takes aggregators again"
         )
@@ -291,9 +308,13 @@ class PoolPlan:
 
     # ---- how -----------------------------------------------------------------------------------------------
 
-    def _after(self, event: Event, reason: str = "") -> PoolPlan:
-        """What the scheduler makes of an event, with jobs that it has no place for where there is any."""
-        pool = self.shared.pool
+    def _after(self, event: Event, reason: str = "", *, unplaced: str = "") -> PoolPlan:
+        """What the scheduler makes of an event, with jobs that it has no place for where there is any.
+
+        Args:
+            unplaced: A job that the scheduler is to see as one that is new.
+        """
+        pool = self.shared.pool.without_job(unplaced) if unplaced else self.shared.pool
         for job in self.measuring:
             pool = pool.keeping_apart(job, self.tenants.keys() - {job})
         decided = decide(replace(self.shared, pool=pool), event)
@@ -326,7 +347,7 @@ class PoolPlan:
         return replace(self, shared=replace(self.shared, pool=self.shared.pool.with_job(load, tuple(at))))
 
     def _relieved(self) -> PoolPlan:
-        """Jobs of nodes that are fuller than the rules allow go where there is room."""
+        """Jobs of nodes that are fuller than the rules allow go where there is room, and so do jobs kept apart."""
         plan = self
         for name in self.shared.pool.nodes:
             for job in self.shared.pool.nodes[name].tenants:
@@ -335,6 +356,10 @@ class PoolPlan:
                     and job not in plan.measuring
                 ):
                     plan = plan._after(JobArrived(plan.shared.pool.jobs[job].load), f"{name} is too full")
+        for job in plan.cramped:
+            if not plan._parted_from(job).isdisjoint(plan.neighbours(job)):
+                load = plan.shared.pool.jobs[job].load
+                plan = plan._after(JobArrived(load), f"job {job} is kept apart", unplaced=job)
         return plan
 
     def _least_loaded(self, job: str, load_cpus: Mapping[str, float]) -> Node | None:
@@ -375,7 +400,7 @@ def _without(items: tuple[_T, ...], index: int) -> tuple[_T, ...]:
     return (*items[:index], *items[index + 1 :])
 
 
-def _scheduled(node: Node) -> scheduler.Node:
+def scheduled(node: Node) -> scheduler.Node:
     """A node to the scheduler; tenants of the manager's own machine need no network."""
     carried = float(node.bytes_per_s or "inf")
     type_ = scheduler.NodeType("processors", float(node.cpus), node.memory_bytes, carried)

@@ -43,6 +43,7 @@ __all__ = [
     "Notice",
     "PoolLoad",
     "Progress",
+    "RentalLoad",
     "TenantLoad",
     "Vacate",
     "decode_notice",
@@ -312,6 +313,34 @@ class Change(msgspec.Struct, frozen=True):
     in_use: int
 
 
+class RentalLoad(msgspec.Struct, frozen=True):
+    """The nodes that the pool rents.
+
+    Attributes:
+        place: Where.
+        machine: The type of their machines.
+        usd_per_hour: Price of each.
+        nodes_max: How many there may be at a time.
+        idle_s: For how long one without tenants is kept, seconds.
+        since: By node that is there or on its way, when its machine was launched, seconds since the epoch.
+        free: Tenants for which nodes could be rented, or are on their way.
+        spent_usd: What all machines have cost, those that have ended among them.
+        idle_usd: What of that no job has used.
+        shortage: Why a machine cannot be had; empty if nothing is known.
+    """
+
+    place: str
+    machine: str
+    usd_per_hour: float
+    nodes_max: int
+    idle_s: float
+    since: dict[str, float]
+    free: int
+    spent_usd: float = 0.0
+    idle_usd: float = 0.0
+    shortage: str = ""
+
+
 class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     """The state of a pool.
 
@@ -327,6 +356,7 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
         changes: The latest changes, oldest first.
         address: Address at which other machines join; empty if none can.
         expected: Names of nodes that have not joined yet.
+        rental: The nodes that it rents; None if it rents none.
     """
 
     pid: int
@@ -340,15 +370,18 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     changes: tuple[Change, ...] = ()
     address: str = ""
     expected: tuple[str, ...] = ()
+    rental: RentalLoad | None = None
 
     def free_at(self, place: str) -> int:
-        """Tenants for which there is room on other machines at a place."""
-        return sum(_room(one) for one in self.nodes if one.node.place == place)
+        """Tenants for which there is room on other machines at a place, or will be once they are rented."""
+        rented = self.rental.free if self.rental is not None and self.rental.place == place else 0
+        return rented + sum(_room(one) for one in self.nodes if one.node.place == place)
 
     @property
     def room(self) -> int:
         """Tenants for which there is room on this machine and all others."""
-        return self.free + sum(_room(one) for one in self.nodes if one.node.place)
+        rented = 0 if self.rental is None else self.rental.free
+        return self.free + rented + sum(_room(one) for one in self.nodes if one.node.place)
 
 
 def _room(one: NodeLoad) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ __all__ = ["RemoteSite"]
 
 _AGAIN_S = 5.0
 """How often a job is asked again to leave a tenant, seconds."""
+_WAITS_S = 20.0
+"""How long a tenant for which there was no room counts as waiting: its job asks again every 5 s."""
+_NO_ROOM_YET = "found no room yet: another node is on its way"
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +48,23 @@ class RemoteSite(Site[_Lodger]):
 
     Args:
         machines: The machines that have joined, of all places.
+
+    Attributes:
+        growing: Whether a node is on its way.
+        may_grow: Whether one is, or might be.
+        leaving: Nodes whose machines have to go.
+        paid_since: From when on a node's machine is paid for, seconds since the epoch, where not since it has joined.
     """
 
     def __init__(self, machines: Machines) -> None:
         super().__init__(())
         self._machines = machines
         self._lodgers: dict[str, _Lodger] = {}  # by intent
-        self._used_usd: dict[str, float] = {}  # by node
+        self._used_usd: dict[str, float] = {}  # by node, also of those that are gone
+        self._waiting: dict[tuple[str, str], tuple[float, bool]] = {}  # when asked for in vain, and if pinned
+        self.growing = self.may_grow = False
+        self.leaving: set[str] = set()
+        self.paid_since: dict[str, float] = {}
 
     @property
     def tenants(self) -> Collection[_Lodger]:
@@ -63,7 +77,12 @@ class RemoteSite(Site[_Lodger]):
         """Start a tenant, unless there is no room."""
         node = None if job.refused or request.intent in self._lodgers else self._node_for(job, request)
         if node is None:
-            return protocol.Lodged(request.intent, error=job.refused or NO_ROOM)
+            if not job.refused:
+                self._waiting[job.key, request.name] = time.monotonic(), request.pinned
+            return protocol.Lodged(
+                request.intent, error=job.refused or (_NO_ROOM_YET if self.growing else NO_ROOM)
+            )
+        self._waiting.pop((job.key, request.name), None)
         config = ProcessConfiguration(
             role="tenant",
             name=request.intent,
@@ -92,12 +111,14 @@ class RemoteSite(Site[_Lodger]):
         return protocol.Lodged(request.intent, node.name)
 
     def _node_for(self, job: PoolJob, request: protocol.Lodge) -> Node | None:
-        """The node of a new tenant, by the plan; a pinned one is in none."""
+        """The node of a new tenant, by the plan; a pinned one is in none, and goes where the job's next one would."""
         loads = self._loads()
+        plan = self.plan.with_tenant(job.key, request.name, loads)
         if request.pinned:
             open_ = [node for name, node in self.plan.nodes.items() if name not in self.plan.drained]
-            return choose_node([NodeUse(node, loads[node.name], 0) for node in open_])
-        plan = self.plan.with_tenant(job.key, request.name, loads)
+            if plan is not None:
+                return plan.node_of(job.key, request.name)
+            return None if self.may_grow else choose_node([NodeUse(n, loads[n.name], 0) for n in open_])
         if plan is None:
             return None
         self.adopt(plan)
@@ -116,7 +137,20 @@ class RemoteSite(Site[_Lodger]):
             self._machines.kill(lodger.node.name, lodger.launch)
             self._release(lodger)
         self.jobs.remove(job)
+        self._waiting = {key: at for key, at in self._waiting.items() if key[0] != job.key}
         self.adopt(self.plan.without_job(job.key))
+
+    def waiting(self, now: float) -> dict[str, int]:
+        """Tenants for which there was no room, by job; 0 for one that needs none, but a node.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        self._waiting = {key: found for key, found in self._waiting.items() if now - found[0] < _WAITS_S}
+        counts: Counter[str] = Counter()
+        for (job, _), (_, pinned) in self._waiting.items():
+            counts[job] += not pinned
+        return dict(counts)
 
     def bill(self, job: PoolJob) -> protocol.Bill:
         """What a job's tenants have used so far."""
@@ -132,19 +166,23 @@ class RemoteSite(Site[_Lodger]):
 
     def lose(self, node: str, reason: str) -> None:
         """Go on without a node; its tenants' jobs ask for others."""
-        log.warning("%s is gone: %s", node, reason)
+        log.log(logging.WARNING if self.is_used(node) else logging.INFO, "%s is gone: %s", node, reason)
         lost = self._on(node)
         self.adopt(self.plan.without_node(node))
-        del self._used_usd[node]
+        self.leaving.discard(node)
+        self.paid_since.pop(node, None)
         self._machines.forget(node, reason)
         for lodger in lost:
             self._evict(lodger, f"was lost with its aggregator node {node}: {reason}")
 
     def must_leave(self, node: str, reason: str) -> None:
-        """Have tenants leave a node whose machine will be taken, as far as others have room."""
-        if node in self.plan.nodes and node not in self.plan.drained:
-            drained = self.drain(protocol.Drain(node))
+        """Have tenants leave a node whose machine will be taken, as soon as others have room."""
+        if node not in self.plan.nodes or node in self.plan.drained:
+            return
+        drained = self.drain(protocol.Drain(node))
+        if node not in self.leaving or not drained.error:
             log.warning("%s: %s; %s", node, reason, drained.error or f"{drained.moved} tenants leave it")
+        self.leaving.add(node)
 
     def take(self, launch: int, event: ProcessEvent) -> bool:
         """Handle what has happened to a process; returns whether it is a tenant of this place."""
@@ -214,8 +252,17 @@ class RemoteSite(Site[_Lodger]):
     def _look_at(self, tenant: _Lodger, now: float) -> bool:
         return bool(tenant.pid)
 
+    def is_used(self, node: str) -> bool:
+        """Whether a node has a tenant, or is about to."""
+        return bool(self._on(node) or self.plan.tenants_on(node))
+
+    def used_usd(self, prefix: str) -> float:
+        """What tenants have used of the nodes whose names begin so, US dollars."""
+        return sum(usd for node, usd in self._used_usd.items() if node.startswith(prefix))
+
     def _idle_usd(self, node: Node) -> float:
-        hours = (time.time() - self._machines.since(node.name)) / 3600.0
+        since = self.paid_since.get(node.name) or self._machines.since(node.name)
+        hours = (time.time() - since) / 3600.0
         return max(0.0, node.usd_per_hour * hours - self._used_usd[node.name])
 
     def _usd_of(self, job: PoolJob) -> float | None:

@@ -13,6 +13,7 @@ from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.train.pool.machines import Listen, Machines
 from scavenger.train.pool.manager import Manager
 from scavenger.train.pool.placement import Node, machine_nodes
+from scavenger.train.pool.rental import NodeSource, Rental
 from scavenger.train.pool.shares import find_shares
 
 __all__ = ["TENANTS_MAX", "PoolSize", "pool_nodes", "serve"]
@@ -71,6 +72,7 @@ def serve(
     size: PoolSize = PoolSize(),
     *,
     listen: Listen | None = None,
+    source: NodeSource | None = None,
     idle_s: float | None = None,
 ) -> None:
     """Serve until a signal ends it, or there has been no job for `idle_s` seconds.
@@ -79,17 +81,21 @@ def serve(
         folder: See `protocol.pool_folder`.
         size: The part of this machine that the pool takes.
         listen: Where other machines may join; None: nowhere.
+        source: Rents nodes, which join there; None: none are rented.
         idle_s: None: however long there is no job.
 
     Raises:
         ConfigurationError: If the machine is too small, the folder cannot be used, or `listen` cannot be listened at.
         TransientError: If a pool is served already.
+        ScavengerError: If no nodes can be rented.
     """
     logs.set_up("pool", logs.read_settings())
     nodes = pool_nodes(size)
-    machines = None if listen is None else Machines.open(listen)
+    package, verified = (b"", False) if source is None else (source.package, source.verified)
+    machines = None if listen is None else Machines.open(listen, package=package, verified=verified)
+    rental = None if source is None or machines is None else Rental(source, machines)
     try:
-        manager = Manager.open(folder, nodes, find_shares(), machines=machines, idle_s=idle_s)
+        manager = Manager.open(folder, nodes, find_shares(), machines=machines, rental=rental, idle_s=idle_s)
     except ScavengerError:
         if machines is not None:
             machines.close()

@@ -176,11 +176,13 @@ class Site(ABC, Generic[T]):
             if job.key in changed:
                 job.meter.restart()
         if moved or before.in_use != plan.in_use:
-            self._changes.append(
-                protocol.Change(time.time(), _described(before, plan, moved), plan.reason, len(plan.in_use))
-            )
-            log.info("%s: %s", self._changes[-1].what, plan.reason)
+            self.note_change(_described(before, plan, moved), plan.reason)
         return len(moved)
+
+    def note_change(self, what: str, reason: str) -> None:
+        """Add a change that is not the plan's."""
+        self._changes.append(protocol.Change(time.time(), what, reason, len(self.plan.in_use)))
+        log.info("%s: %s", what, reason)
 
     @staticmethod
     def _send(job: PoolJob, message: msgspec.Struct) -> None:

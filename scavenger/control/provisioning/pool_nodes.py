@@ -1,0 +1,425 @@
+"""The VMs that a pool of aggregators rents as nodes, by the machinery that rents those of jobs.
+
+The pool is on record as a job is, with the process of its manager as its owner: so its VMs are found, charged, renewed
+and ended as those of any job. If the manager is killed, they end themselves within minutes, the next manager and every
+job in the region end them, and so do `scavenger gc` and the sweeps of a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scavenger.cloud.base import Provider
+from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
+from scavenger.cloud.boot.package import own_package, own_wheel
+from scavenger.cloud.identity import IdentityVerifier
+from scavenger.control.provisioning.bill import counted_usd
+from scavenger.control.provisioning.booting import BootingProvider, boot_document
+from scavenger.control.provisioning.clean_up import LIMIT_S
+from scavenger.control.provisioning.cloud_resources import DISK_GIB, IMAGE_VARIABLE, RUN_MAX_S
+from scavenger.control.provisioning.fleet_agents import VmAgents
+from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
+from scavenger.control.provisioning.offers import CatalogCloud
+from scavenger.control.provisioning.providers import open_provider, open_verifier
+from scavenger.control.provisioning.reconciler import Reconciler
+from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.settings import settings_of
+from scavenger.domain.configuration import Offer
+from scavenger.domain.infra import Infra
+from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
+from scavenger.domain.vm import LaunchTemplate, VmPackage
+from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.slots import aggregator_index, aggregator_slot
+from scavenger.policy.provisioning.zones import common_first
+from scavenger.presentation.formatting import money
+from scavenger.store import Store
+from scavenger.store.operations import POOL
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.pool.growth import RentalLimits
+from scavenger.train.pool.placement import Node
+from scavenger.train.pool.rental import RentedMachine
+
+__all__ = ["POOL_NAME", "PoolNodes", "PoolNodesSpec", "offered_nodes", "open_pool_nodes"]
+
+POOL_NAME = "aggregator-pool"
+"""What the record of a pool that rents nodes is called."""
+_HEARTBEAT_S, _COST_S, _LOOK_S = 5.0, 60.0, 1.0
+_UNWANTED = ("unwanted", "budget")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodesSpec:
+    """What a pool rents.
+
+    Attributes:
+        node: What a node has.
+        limits: How many, and for how long without tenants.
+        options: Where, in the order to try.
+        template: Of the launch, without user data.
+        package: What a VM installs.
+        price_source: Where the price comes from.
+    """
+
+    node: Node
+    limits: RentalLimits
+    options: tuple[PlacementOption, ...]
+    template: LaunchTemplate
+    package: VmPackage
+    price_source: str = ""
+
+
+def offered_nodes(
+    infra: Infra,
+    provider: Provider,
+    *,
+    vm: str = "",
+    tenants_max: int,
+    nodes_max: int,
+    idle_s: float,
+    usd_per_hour_max: float = math.inf,
+    environment: Mapping[str, str] = os.environ,
+) -> PoolNodesSpec:
+    """Find out what nodes of a place are, at the catalogue's prices.
+
+    Args:
+        infra: Cloud and region, and a zone if only that one is to be used.
+        provider: The cloud there.
+        vm: VM type; empty: the cheapest one with 2 vCPUs and 4 GiB.
+        tenants_max: Aggregators that a node takes.
+        nodes_max: Most nodes at a time.
+        idle_s: How long a node without tenants is kept.
+        usd_per_hour_max: What all nodes together may cost in an hour.
+        environment: Environment variables.
+
+    Raises:
+        ConfigurationError: The VM type or its price is not known, it is not offered there, or one costs too much.
+        CloudError: The cloud does not answer.
+    """
+    cloud = CatalogCloud(infra.provider, infra.region, environment=environment)
+    offer = cloud.on_demand_offer(vm) if vm else cloud.small_offer()
+    if vm and offer.vm != vm:
+        raise ConfigurationError(f"--vm {vm}: nodes have no GPUs, and 2 to 8 vCPUs with 4 GiB at least")
+    settings = settings_of(infra, environment)
+    launched = settings.launch_settings()
+    zones = common_first({offer.vm: provider.zones(offer.vm, launched)})[offer.vm]
+    if infra.zone and infra.zone not in zones:
+        raise ConfigurationError(
+            f"--infra: {offer.vm} is available in {', '.join(zones)}, not in {infra.zone}"
+        )
+    zones = (infra.zone,) if infra.zone else zones
+    usd_per_hour = offer.price_usd_per_hour + cloud.disk_usd_per_hour(DISK_GIB)
+    affordable = min(
+        nodes_max, int(usd_per_hour_max / usd_per_hour) if math.isfinite(usd_per_hour_max) else nodes_max
+    )
+    if affordable < 1:
+        raise ConfigurationError(
+            f"--budget-per-hour {usd_per_hour_max:g}: a node ({offer.vm} with its disk) costs {money(usd_per_hour)} an "
+            "hour"
+        )
+    requirement = environment.get(PACKAGE_VARIABLE)
+    return PoolNodesSpec(
+        node=_node(offer, infra, usd_per_hour, tenants_max, cloud.network_bytes_per_s(offer.vm)),
+        limits=RentalLimits(affordable, idle_s),
+        options=tuple(PlacementOption(offer.vm, zone, False, offer.price_usd_per_hour) for zone in zones),
+        template=LaunchTemplate(
+            run_max_s=RUN_MAX_S,
+            image=environment.get(IMAGE_VARIABLE, ""),
+            disk_gib=DISK_GIB,
+            labels=settings.vm_tags(),
+            settings=launched,
+        ),
+        # aggregators write checkpoints, which may be in the storage of the cloud
+        package=VmPackage(requirement=requirement) if requirement else own_package((infra.provider,)),
+        price_source=offer.price_source,
+    )
+
+
+def _node(
+    offer: Offer, infra: Infra, usd_per_hour: float, tenants_max: int, bytes_per_s: float | None
+) -> Node:
+    return Node(
+        "",
+        tuple(range(offer.cpus)),
+        offer.memory_bytes,
+        tenants_max,
+        f"{infra.provider}/{infra.region}",
+        offer.vm,
+        usd_per_hour,
+        int(bytes_per_s or 0),
+    )
+
+
+class PoolNodes:
+    """Rents the nodes of one pool; see `scavenger.train.pool.rental.NodeSource`, which this is.
+
+    Args:
+        store: This user's.
+        provider: The cloud, in the region.
+        spec: What is rented.
+        record: A path that names the pool on record.
+        verifier: Verifies the identity of VMs; None if their cloud gives them no proof of it.
+        config: Time limits and intervals; None for the defaults.
+        clock, wall, sleep: Monotonic seconds, seconds since the epoch, and how to wait.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        provider: Provider,
+        spec: PoolNodesSpec,
+        *,
+        record: Path,
+        verifier: IdentityVerifier | None = None,
+        config: ProvisioningConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store, self._provider, self._spec, self._verifier = store, provider, spec, verifier
+        self._record, self._config = record, config or ProvisioningConfig(provider.visibility_s)
+        self._clock, self._wall, self._sleep = clock, wall, sleep
+        self.offered, self.limits = spec.node, spec.limits
+        self.package = own_wheel().data if spec.package.wheel else b""
+        self.verified = verifier is not None
+        self._fleet: FleetSpec | None = None
+        self._agents: VmAgents | None = None
+        self._reconciler: ReconcilerThread | None = None
+        self._intents: tuple[Intent, ...] = ()
+        self._before: tuple[str, ...] = ()  # pools of managers that have died, whose VMs are still there
+        self._done_at: dict[str, float] = {}
+        self._told = ""
+
+    # ---- of `NodeSource` -----------------------------------------------------------------------------------
+
+    def open(self, server: AgentServer) -> None:
+        """See `NodeSource.open`.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        self._store.reap_dead_jobs()
+        place, provider = self._spec.node.place, self._provider
+        here = [
+            one for one in self._store.intents(living=True) if (one.provider, one.region) == _place(provider)
+        ]
+        for dead in map(self._store.job, {one.job_id for one in here}):
+            if dead.name == POOL_NAME and dead.ended:
+                self._before += (dead.id,)
+                log.warning("an earlier manager, process %d, has left nodes: they are ended", dead.owner.pid)
+        record = self._store.create_job(POOL_NAME, spec={POOL: place}, job_file=self._record)
+        self._store.update_job(
+            record.id, state="running", phase="serving", detail=f"aggregators for jobs at {place}"
+        )
+        boot = boot_document(server.endpoint, server.server_key, provider.name, self._spec.package)
+        self._fleet = FleetSpec(
+            job_id=record.id,
+            provider=provider.name,
+            region=provider.region,
+            slots=(),
+            options=self._spec.options,
+            template=replace(self._spec.template, user_data=boot),
+            vms_max=2 * self._spec.limits.nodes_max,  # those that end count, too
+            budget_usd=math.inf,
+            boot_key=server.boot_key.hex(),
+        )
+        self._store.want_vms(self._fleet)
+        self._agents = VmAgents(self._store, server, self._verifier)
+        self._reconciler = ReconcilerThread(
+            Reconciler(
+                self._store,
+                BootingProvider(self._provider, self._store),
+                owner=self._store.installation(),
+                holder=holder_name(),
+                renew=lambda intent, life_s: intent.job_id != record.id or server.renew(intent.id, life_s),
+                alarm=lambda alarm: log.warning("%s", alarm.message),
+                config=self._config,
+                is_dead=is_known_dead,
+            ),
+            lambda error: log.warning("managing the VMs failed and is retried: %s", error),
+        )
+        self._reconciler.start()
+
+    def look(self) -> tuple[RentedMachine, ...]:
+        """See `NodeSource.look`."""
+        with contextlib.suppress(ScavengerError), self._store.hurried():
+            self._look(self._clock())
+        return tuple(self._machine(intent) for intent in self._intents)
+
+    def want(self, numbers: Collection[int]) -> None:
+        """See `NodeSource.want`; repeated by `look` if the store is not to be had."""
+        assert self._fleet is not None
+        slots = tuple(VmSlot(aggregator_slot(number)) for number in sorted(numbers))
+        self._fleet = replace(self._fleet, slots=slots)
+        self._done_at.pop("want", None)
+        with contextlib.suppress(ScavengerError), self._store.hurried():
+            self._want()
+
+    @property
+    def spent_usd(self) -> float:
+        """See `NodeSource.spent_usd`."""
+        disk_usd = self._spec.node.usd_per_hour - self._spec.options[0].price_usd_per_hour
+        return counted_usd(self._intents, disk_usd)
+
+    @property
+    def shortage(self) -> str:
+        """See `NodeSource.shortage`."""
+        return self._told
+
+    def close(self) -> None:
+        """See `NodeSource.close`."""
+        if self._fleet is None:
+            return
+        left = ""
+        try:
+            left = self._end_vms(self._clock() + max(LIMIT_S, 1.5 * self._config.settle_s))
+        finally:
+            if self._reconciler is not None:
+                self._reconciler.stop(self._config.look.actions_s)
+            self._finish(left)
+
+    # ---- about once a second -------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        assert self._fleet is not None and self._agents is not None  # noqa: PT018 - both are set by `open`
+        job_id = self._fleet.job_id
+        if "want" not in self._done_at:
+            self._want()
+        self._intents = self._store.intents(job_id)
+        self._agents.verify(self._intents)
+        self._agents.acknowledge(now)
+        if self._reconciler is not None and not self._reconciler.acts:
+            # a job of this region holds its lease, and cannot reach these VMs
+            self._agents.renew(self._intents, self._config.vm.life_s, now)
+        if self._is_due("heartbeat", _HEARTBEAT_S, now):
+            self._store.heartbeat(job_id)
+            self._tell(self._store.shortages(job_id, self._fleet.provider, self._fleet.region))
+        if self._is_due("cost", _COST_S, now):
+            self._store.update_job(job_id, cost_usd=self.spent_usd)
+
+    def _want(self) -> None:
+        assert self._fleet is not None
+        self._store.want_vms(self._fleet)
+        self._done_at["want"] = self._clock()
+        if self._reconciler is not None:
+            self._reconciler.wake()
+
+    def _is_due(self, what: str, every_s: float, now: float) -> bool:
+        if now - self._done_at.get(what, -math.inf) < every_s:
+            return False
+        self._done_at[what] = now
+        return True
+
+    def _tell(self, shortages: Mapping[str, str]) -> None:
+        told = "; ".join(shortages.values())
+        if told and told != self._told:
+            log.warning("a node cannot be had: %s", told)
+        self._told = told
+
+    def _machine(self, intent: Intent) -> RentedMachine:
+        times, ending = intent.times, ""
+        if intent.state in ("DELETING", "GONE"):
+            ending = intent.reason or "its VM has ended"
+        at = times.launched_at or times.created_at
+        return RentedMachine(
+            aggregator_index(intent.slot) or 0,
+            intent.id,
+            self._wall() if at is None else at.timestamp(),
+            ending,
+            wanted=intent.ending not in _UNWANTED,
+        )
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def _end_vms(self, until: float) -> str:
+        """End all VMs; returns what may be left, empty for nothing."""
+        assert self._fleet is not None
+        job_id = self._fleet.job_id
+        nothing = replace(
+            self._fleet, slots=(), boot_key="", template=replace(self._fleet.template, user_data="")
+        )
+        asked, error = False, ""
+        while True:
+            try:
+                if not asked:
+                    self._store.want_vms(nothing)
+                    asked = True
+                self._store.heartbeat(job_id)  # the pool counts as served until its VMs have ended
+                self._intents = self._store.intents(job_id)
+                if all(map(self._store.is_clean, (job_id, *self._before))):
+                    self._remove_shared()
+                    return ""
+            except ScavengerError as failed:
+                error = str(failed)
+            if self._clock() > until:
+                living = "; ".join(str(one) for one in self._intents if one.state != "GONE")
+                return f"{living or 'VMs of this pool'}: {error or 'they did not end in time'}; run `scavenger gc`"
+            if self._reconciler is not None:
+                self._reconciler.wake()
+            self._sleep(min(_LOOK_S, self._config.look.interval_s))
+
+    def _remove_shared(self) -> None:
+        """Remove what the VMs have shared, unless a job has some in the region."""
+        here = _place(self._provider)
+        if not any((one.provider, one.region) == here for one in self._store.intents(living=True)):
+            self._provider.remove_leftovers(self._store.installation())
+
+    def _finish(self, left: str) -> None:
+        assert self._fleet is not None
+        if left:
+            log.error("VMs may be left: %s", left)
+        with contextlib.suppress(ScavengerError):
+            self._store.finish_job(
+                self._fleet.job_id,
+                state="failed" if left else "stopped",
+                report=None,
+                error=left,
+                exit_code=None,
+                cost_usd=self.spent_usd,
+            )
+
+
+def _place(provider: Provider) -> tuple[str, str]:
+    return provider.name, provider.region
+
+
+def open_pool_nodes(
+    store: Store,
+    infra: Infra,
+    *,
+    record: Path,
+    vm: str,
+    tenants_max: int,
+    nodes_max: int,
+    idle_s: float,
+    usd_per_hour_max: float,
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[PoolNodes, PoolNodesSpec]:
+    """Prepare to rent nodes; see `offered_nodes`.
+
+    Raises:
+        ConfigurationError, CloudError: As of `offered_nodes`, or there are no credentials.
+    """
+    settings = settings_of(infra, environment)
+    provider = open_provider(infra.provider, infra.region, environment, settings)
+    spec = offered_nodes(
+        infra,
+        provider,
+        vm=vm,
+        tenants_max=tenants_max,
+        nodes_max=nodes_max,
+        idle_s=idle_s,
+        usd_per_hour_max=usd_per_hour_max,
+        environment=environment,
+    )
+    verifier = open_verifier(infra, settings, environment)
+    return PoolNodes(store, provider, spec, record=record, verifier=verifier), spec
