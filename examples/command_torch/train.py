@@ -22,10 +22,10 @@ rank, workers, path = dist.get_rank(), dist.get_world_size(), os.path.join(args.
 images, labels = load_digits(return_X_y=True)
 mixed = np.random.default_rng(0).permutation(len(images))
 images, labels = torch.from_numpy(images[mixed] / 16.0).float(), torch.from_numpy(labels[mixed])
-model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
 ddp, optimizer = (
     nn.parallel.DistributedDataParallel(model),
-    torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
 )
 epoch = done = 0  # `done`: samples of the epoch so far, so that another batch size goes on from there
 if os.path.exists(path):

@@ -195,5 +195,5 @@ def test_torchrun_trains_the_example_to_its_target_on_one_and_two_processes(
     journal = list(lines(report["measurements_path"]))
     assert {line["configuration"]["workers"] for line in journal if line["kind"] == "measurement"} == {1, 2}
     assert [line for line in journal if line["kind"] == "step" and line["noise_scale"]]
-    assert torch.load(report["model_path"])["model"]["0.weight"].shape == (256, 64)
+    assert torch.load(report["model_path"])["model"]["0.weight"].shape == (1024, 64)
     assert report["metric"]["best"] >= 0.96

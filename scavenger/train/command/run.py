@@ -205,11 +205,13 @@ class CommandRun:
         """Have the group end that waits at the end of an epoch, or has gone on."""
         self.paused = True
         attempt = self.attempt
-        if attempt is not None and not attempt.ending and attempt.reporting:
-            attempt.ending, attempt.until_s = True, self._clock() + self._source.run.grace
-            self.ask(epoch=epoch, stop=True, end_at=self._soon())
-        else:
+        if attempt is None or not attempt.reporting:
             self.end()
+            return
+        end_at = attempt.request.end_at if attempt.ending else self._soon()
+        if not attempt.ending:
+            attempt.ending, attempt.until_s = True, self._clock() + self._source.run.grace
+        self.ask(epoch=epoch, stop=True, end_at=end_at)  # also while it ends: the program waits for an answer
 
     def _soon(self) -> int:
         """A step that no process has reached when the request for it arrives."""
