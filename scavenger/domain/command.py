@@ -113,8 +113,6 @@ class RunSpec(FrozenModel):
     """The command that each process of the job runs, and how it tells what it does."""
 
     command: str = Field(
-        min_length=1,
-        max_length=_COMMAND_MAX,
         description="The program and its arguments; no shell reads it. {local_batch_size} and others are replaced.",
         examples=["torchrun train.py --batch {local_batch_size}"],
     )
@@ -137,6 +135,8 @@ class RunSpec(FrozenModel):
     @field_validator("command")
     @classmethod
     def _check_command(cls, value: str) -> str:
+        if len(value) > _COMMAND_MAX:
+            raise fault(f"must be shorter than {_COMMAND_MAX} characters, not {len(value)}")
         try:
             words = _words(value)
             for word in words:
@@ -190,6 +190,13 @@ def _from_text(value: object) -> object:
 RunText = Annotated[
     RunSpec,
     BeforeValidator(_from_text),
-    WithJsonSchema({"anyOf": [{"type": "string"}, RunSpec.model_json_schema()]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"\S"},
+                RunSpec.model_json_schema(),
+            ]
+        }
+    ),
 ]
 """`run:` of a job file: the command alone, or with the keys of `RunSpec`."""
