@@ -21,6 +21,7 @@ class Example(StrEnum):
     CHARLM = "charlm"
     OWN_LOOP = "own_loop"
     TORCH_DIGITS = "torch_digits"
+    COMMAND_TORCH = "command_torch"
 
 
 def register(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from scavenger.domain.command import RunSpec, RunText
 from scavenger.domain.elastic import ElasticSpec
 from scavenger.domain.forms import (
     Duration,
@@ -58,6 +59,7 @@ __all__ = [
     "LimitsSpec",
     "ProfileSpec",
     "ResourcesSpec",
+    "RunSpec",
     "SearchSpec",
     "TrackersSpec",
     "Utility",
@@ -330,11 +332,19 @@ class LimitsSpec(FrozenModel):
 class JobSpec(FrozenModel):
     """The job file. `output` and `checkpoint.path` are relative to the folder that the file is in."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["train"]}, {"required": ["run"]}]})
+
     version: Version = Field(description="Version of this format.", examples=[1])
     name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
-    train: EntryPointText = Field(
-        description="The training code, as module:object, the module in the job file's folder.",
+    train: EntryPointText | None = Field(
+        default=None,
+        description="The training code, as module:object, the module in the job file's folder; or run.",
         examples=["train:job"],
+    )
+    run: RunText | None = Field(
+        default=None,
+        description="Instead of train, a command that trains, in any framework: one process of it on each worker.",
+        examples=["torchrun train.py --batch {local_batch_size}"],
     )
     data: EntryPointText | None = Field(
         default=None,
@@ -344,7 +354,7 @@ class JobSpec(FrozenModel):
     )
     params: Params = Field(
         default={},
-        description="Arguments by name for the function that train names, such as hyperparameters.",
+        description="Arguments by name for the function that train names, as hyperparameters; for run, placeholders.",
         examples=[{"learning_rate": 0.01}],
     )
     infra: InfraText = Field(
@@ -401,6 +411,12 @@ class JobSpec(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> JobSpec:
+        if self.train is None and self.run is None:
+            raise fault("is missing; add train: train:job, or run: with a command that trains", "train")
+        if self.run is not None:
+            if self.train is not None:
+                raise fault("is for jobs without train: keep one of the two", "run")
+            self.run.check_names(self.params)
         if not self.worker_counts:
             asked = self.search.workers
             raise fault(

@@ -43,6 +43,7 @@ __all__ = [
     "critical_batch_from_noise",
     "gradient_noise",
     "noise_scale_parts",
+    "norms_of_halves",
 ]
 
 
@@ -87,6 +88,25 @@ def noise_scale_parts(
     covariance_trace = (mean_worker_sqnorm - mean_sqnorm) / (1.0 / small_batch - 1.0 / big_batch)
     true_sqnorm = (big_batch * mean_sqnorm - small_batch * mean_worker_sqnorm) / (big_batch - small_batch)
     return covariance_trace, true_sqnorm
+
+
+def norms_of_halves(before_sqnorm: float, sqnorm: float, product: float) -> tuple[float, float]:
+    """The norms that two halves of one batch would have had, from the gradients g and h of two successive steps.
+
+    Between two steps the weights change little, so g and h, each over B samples, differ mostly by the noise:
+    E[|g|² + |h|²] / 2 = G² + S / B, and E[|g + h|²] / 4 = G² + S / (2 B). It is too much noise where a step changes the
+    gradient by much.
+
+    Args:
+        before_sqnorm, sqnorm: |g|² and |h|².
+        product: g · h.
+
+    Returns:
+        G² + 2 S / B, the mean squared norm of the halves, and G² + S / B, the squared norm of the whole.
+    """
+    single = (before_sqnorm + sqnorm) / 2
+    both = (single + product) / 2
+    return max(0.0, 3 * single - 2 * both), single
 
 
 def _check_norms(*sqnorms: float) -> None:
@@ -190,7 +210,8 @@ class NoiseStability:
     The steps so far are cut in three. The first third is burn-in; the mean of ln γ over the last third must
     lie within `tolerance` of that over the middle third, or within the standard error of their difference
     (a difference within the error is not yet a drift). The thirds grow with the steps, so the error
-    shrinks and a true drift is found out. Steps that carry no noise count only towards `steps_max`.
+    shrinks and a true drift is found out. Steps that carry no noise count only towards `steps_max`, but where none of
+    `steps_min` carries any, none is awaited: the program does not measure it.
 
     Attributes:
         steps_min: Never settled before; the paper profiles for "around 20" steps [1]_.
@@ -236,12 +257,15 @@ class NoiseStability:
 
     @property
     def ended(self) -> bool:
-        """Whether the noise has settled, or `steps_max` is reached."""
-        return self.settled or self.steps >= self.steps_max
+        """Whether the noise has settled, `steps_max` is reached, or there is no noise to wait for."""
+        unmeasured = self.steps >= self.steps_min and not self.log_noise
+        return self.settled or unmeasured or self.steps >= self.steps_max
 
     @property
     def reason(self) -> str:
         """The verdict as a sentence for the user."""
+        if self.steps and not self.log_noise:
+            return f"gradient noise is not measured: none of {self.steps} steps carries any"
         if self.drift is None:
             return f"{self.steps} steps, of which {len(self.log_noise)} carry gradient noise: too few to tell"
         change, error = self.drift

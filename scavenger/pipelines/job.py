@@ -44,8 +44,9 @@ class Job:
 
     def __init__(
         self,
-        train: Code,
+        train: Code | None = None,
         *,
+        run: str | Mapping[str, Any] | None = None,
         goal: Mapping[str, Any] | int,
         data: Callable[[], Mapping[str, Any]] | str | None = None,
         name: str | None = None,
@@ -64,6 +65,7 @@ class Job:
             train: A function that returns a `scavenger.sdk.KerasJob`, or with `data`, a compiled model. It is imported
                 by worker processes, so it is one of a module file, neither of a notebook nor inside another function;
                 or `module:function`, of a module in `folder`.
+            run: Instead of `train`, a command that trains, in any framework, as in a job file; it runs in `folder`.
             goal: As in a job file, as `{"metric": "val_accuracy", "target": 0.97, "max_epochs": 60}`; a number is
                 `max_epochs` alone.
             data: A function of the same folder that returns the arguments of `KerasJob` besides the model, as
@@ -82,11 +84,13 @@ class Job:
             ConfigurationError: If the function cannot be imported by other processes, or a value is not valid.
         """
         named = Path(folder or "").absolute()
-        place, entry = _place_of(train, "train", named)
+        if (train is None) == (run is None):
+            raise ConfigurationError("a job has either train, a function, or run, a command", key="train")
+        place, entry = (named, "") if train is None else _place_of(train, "train", named)
         document: dict[str, Any] = {
             "version": 1,
-            "name": name or _name_of(entry),
-            "train": entry,
+            "name": name or _name_of(entry if run is None else named.name),
+            **({"train": entry} if run is None else {"run": run if isinstance(run, str) else dict(run)}),
             "goal": {"max_epochs": goal} if isinstance(goal, int) else dict(goal),
         }
         if data is not None:

@@ -111,6 +111,10 @@ def _serve(config: m.ProcessConfiguration, context: Any, hub: HubConnection) -> 
             from scavenger.train.coordinator.coordinator import Coordinator
 
             Coordinator(config, hub).run()
+        case "command":
+            from scavenger.train.command.host import serve as serve_command
+
+            serve_command(context, config, hub)
         case "loop":
             from scavenger.train.custom_loop.worker import serve
 

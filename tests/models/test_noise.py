@@ -168,9 +168,19 @@ def test_drifting_noise_is_waited_for() -> None:
     assert steps_until_ended(np.arange(200) / 50.0) == 200
 
 
+def test_noise_that_is_not_measured_is_not_waited_for() -> None:
+    test = NoiseStability(steps_min=3, steps_max=50)
+    for step in range(3):
+        assert not test.ended
+        test = test.update(step_record(step, 1.0, 1.0, parts=0))
+
+    assert test.ended
+    assert "not measured" in test.reason
+
+
 def test_steps_without_noise_end_the_cold_start_at_the_limit() -> None:
-    test = NoiseStability(steps_min=2, steps_max=5)
-    for step in range(4):
+    test = NoiseStability(steps_min=2, steps_max=5).update(step_record(0, 2.0, 1.0))
+    for step in range(1, 4):
         test = test.update(step_record(step, 1.0, 1.0, parts=0))
         assert not test.ended
     test = test.update(step_record(5, 1.0, 1.0, parts=0))

@@ -206,7 +206,7 @@ def _begun(source: Path, job: JobSpec, settings: Settings, folder: Path) -> dict
     entry = _changed(job, settings).train
     texts = _copied(source)
     texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, settings)
-    if source.name != STARTER:
+    if source.name != STARTER or entry is None:
         return texts
     module = texts.pop(MODULE).replace("def job()", f"def {entry.name}()")
     if settings.metric is not None:

@@ -18,6 +18,7 @@ from scavenger.control.training.journal import Journal, Journals
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.report import Noted, Observer, PhaseChanged
+from scavenger.errors import NotSupportedError
 from scavenger.store import Store
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Restore
@@ -51,6 +52,10 @@ def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Jo
         OSError: If a journal cannot be written.
     """
     job = prepared.job
+    if options.audit and job.run is not None:
+        raise NotSupportedError(
+            "--audit: a command reads its samples itself, so which were used is not known"
+        )
     step = None if options.resumed is None else options.resumed.before.step
 
     def opened(name: str) -> Journal:

@@ -15,7 +15,7 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.local_resources import LocalResources, report_steps
 from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
-from scavenger.control.jobs.training_code import check_loop, names_a_loop
+from scavenger.control.jobs.training_code import check_command, check_loop, names_a_loop
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
@@ -205,7 +205,9 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> Prepare
     check_supported(job)
     folder = check_training_module(job, job_file)
     loop = names_a_loop(job, folder)
-    if loop:
+    if job.run is not None:
+        check_command(job, job.run, folder)
+    elif loop:
         check_loop(job)
     else:
         check_keras_backend(os.environ)

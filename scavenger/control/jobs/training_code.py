@@ -1,14 +1,18 @@
-"""What kind of training code a job file names, without importing it: a `LoopJob`, or what makes a Keras job."""
+"""What kind of training code a job file names, without importing it: a `LoopJob`, a Keras job, or a command."""
 
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import sys
 from pathlib import Path
 
+from scavenger.domain.command import RunSpec
 from scavenger.domain.job import JobSpec
-from scavenger.errors import NotSupportedError
+from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["check_loop", "names_a_loop"]
+__all__ = ["check_command", "check_loop", "names_a_loop"]
 
 _CLASS = "LoopJob"
 
@@ -19,6 +23,8 @@ def names_a_loop(job: JobSpec, folder: Path) -> bool:
     Args:
         folder: The job file's folder, where the module is.
     """
+    if job.train is None:
+        return False
     path = folder.joinpath(*job.train.module.split("."))
     path = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
     try:
@@ -81,3 +87,51 @@ def check_loop(job: JobSpec) -> None:
     for wrong, key, message in refused:
         if wrong:
             raise NotSupportedError(message, key=key)
+
+
+def check_command(job: JobSpec, run: RunSpec, folder: Path) -> None:
+    """Check that this version can run a command as the job file asks, and that its program is there.
+
+    Raises:
+        NotSupportedError: If it cannot; the message names the key and what to write instead.
+        ConfigurationError: If there is no such program.
+    """
+    refused: list[tuple[bool, str, str]] = [
+        (job.data is not None, "data", "data: is for a KerasJob; a command reads its data itself"),
+        (
+            job.infra.provider != "local",
+            "infra",
+            f"infra: {job.infra}: this version runs a command on this machine only; write infra: local",
+        ),
+        (
+            job.engine != "process",
+            "engine",
+            f"engine: {job.engine}: this version runs a command on this machine only; leave engine out",
+        ),
+        (
+            job.aggregation == "shared",
+            "aggregation",
+            "aggregation: shared: a command has no aggregators, since its processes hold the weights; write own",
+        ),
+        (
+            job.elastic.aggregators > 1,
+            "elastic.aggregators",
+            f"elastic.aggregators: {job.elastic.aggregators}: a command has no aggregators; leave it out",
+        ),
+        (
+            job.elastic.lr_scaling != "none" and "lr_scale" not in run.names,
+            "elastic.lr_scaling",
+            f"elastic.lr_scaling: {job.elastic.lr_scaling}: a command sets its learning rate itself; give it "
+            "{lr_scale}",
+        ),
+    ]
+    for wrong, key, message in refused:
+        if wrong:
+            raise NotSupportedError(message, key=key)
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    at = str(folder / run.program) if "/" in run.program else run.program
+    if shutil.which(at, path=beside) is None:
+        raise ConfigurationError(
+            f"run: there is no program {run.program!r} here; install it beside Scavenger, or write its whole path",
+            key="run",
+        )

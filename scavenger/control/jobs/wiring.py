@@ -16,6 +16,8 @@ from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.domain.report import Observer
 from scavenger.policy import learning_rate_scale
+from scavenger.train.command.job_supervisor import CommandJobSupervisor
+from scavenger.train.command.source import CommandSource
 from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.ray.engine import engine_maker
@@ -51,7 +53,29 @@ def supervisor_of(
         checkpoints: URL of the checkpoints.
         restore: The checkpoint to restore; None for a new job.
     """
+    timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
+    checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
+    if job.run is not None:
+        return CommandJobSupervisor.open(
+            CommandSource(
+                job.run,
+                folder,
+                job_id,
+                job.seed,
+                space.offers[0].cpus,
+                job.goal.max_epochs,
+                job.goal.metric or "",
+                job.params,
+            ),
+            work_dir=work_dir,
+            timeouts=timeouts,
+            checkpoint=checkpoint,
+            first_batch=space.global_batch_sizes[0],
+            restore=restore,
+            engine=engine,
+            clock=clock,
+        )
     source = JobSource(
         str(job.train),
         folder,
@@ -61,8 +85,6 @@ def supervisor_of(
         data="" if job.data is None else str(job.data),
         params=job.params,
     )
-    timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
-    checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
     if names_a_loop(job, folder):
         return LoopJobSupervisor.open(
             source,

@@ -151,7 +151,7 @@ def check_keras_backend(environ: Mapping[str, str]) -> None:
         raise NotSupportedError(
             f"{place} sets Keras's backend to {backend!r}, but workers compute with TensorFlow; set it to tensorflow, "
             "or start the command with KERAS_BACKEND=tensorflow; loops in PyTorch or JAX run as a LoopJob "
-            "(docs/own-loop.md)"
+            "(docs/own-loop.md), and any command as run: (docs/command-jobs.md)"
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from scavenger.elastic.leases import Part
 from scavenger.errors import TrainingCodeError
+from scavenger.models.noise import norms_of_halves
 from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN
@@ -109,13 +110,7 @@ class Exchange:
 
 
 class SuccessiveSteps:
-    """The gradient noise of a single worker, from the gradients of two successive steps.
-
-    Between two steps the weights change little, so their gradients g and h, each over B samples, differ mostly by the
-    noise: with the trace S of the covariance of a sample's gradient, E[|g|² + |h|²] / 2 = G² + S / B and
-    E[|g + h|²] / 4 = G² + S / (2 B). What is returned are the norms that two halves of one batch would have had:
-    G² + 2 S / B, and G² + S / B. It is too large where a step changes the gradient by much.
-    """
+    """The gradient noise of a single worker, from the gradients of two successive steps; see `norms_of_halves`."""
 
     def __init__(self) -> None:
         self._before: dict[str, lm.Array] = {}
@@ -123,7 +118,7 @@ class SuccessiveSteps:
 
     def noise(self, means: Means, samples: int) -> tuple[float, float, int]:
         """Add a step of so many samples; returns the norms of the halves and the whole, and the number of parts."""
-        before, same = self._before, samples == self._samples
+        before, before_sqnorm, same = self._before, self._sqnorm, samples == self._samples
         product = 0.0
         gradients = {name: a for name, a in means.arrays.items() if not name.startswith(STATISTICS)}
         if same and before.keys() == gradients.keys():
@@ -132,13 +127,11 @@ class SuccessiveSteps:
             )
         elif same:
             same = False
-        single = (self._sqnorm + means.sqnorm) / 2
-        both = (single + product) / 2
         self._before = {name: array.copy() for name, array in gradients.items()}
         self._samples, self._sqnorm = samples, means.sqnorm
         if not same:
             return means.worker_sqnorm, means.sqnorm, 1
-        return max(0.0, 3 * single - 2 * both), single, 2
+        return *norms_of_halves(before_sqnorm, means.sqnorm, product), 2
 
 
 def unpack(worker: str, headers: Sequence[lm.TensorHeader], frames: Sequence[bytes]) -> dict[str, lm.Array]:

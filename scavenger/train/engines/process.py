@@ -82,8 +82,8 @@ class ProcessEngine(Engine):
         fork_target: `module:function` that workers run instead, forked from a process that has imported it
             (`forking.ForkServer`); None, or with another command: they are started by the command, too.
         gpus: The GPUs to place workers on, one worker on each; with none, workers see no GPU. None: whatever starts a
-            worker says in `env` which it sees. Processes of other roles never see any, but for custom loops, whose
-            code decides for itself.
+            worker says in `env` which it sees. Processes of other roles never see any, but for custom loops and
+            commands, whose code decides for itself.
         warm: Has the server instead, which other engines have used and will use; it forks processes of all roles. None:
             the engine has one of its own, for workers.
     """
@@ -187,7 +187,7 @@ class ProcessEngine(Engine):
 
     def _gpu_of(self, role: str) -> str:
         """Choose the GPU of a process; empty if it gets none. It is free again when the process has ended."""
-        if role != "worker" or not self._gpus:
+        if role not in ("command", "worker") or not self._gpus:
             return ""
         held = [process.gpu for process in self._processes.values() if process.gpu and not process.ended]
         return gpu_for(self._gpus, held)
@@ -195,7 +195,7 @@ class ProcessEngine(Engine):
     def _seen_gpus(self, role: str, gpu: str) -> Mapping[str, str]:
         if gpu:
             return only(gpu)
-        return {} if role == "loop" or (role == "worker" and self._gpus is None) else HIDDEN
+        return {} if role in ("command", "loop") or (role == "worker" and self._gpus is None) else HIDDEN
 
     def _start(
         self, config: ProcessConfiguration, env: dict[str, str], log: int, *, again: bool = False

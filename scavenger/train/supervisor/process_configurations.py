@@ -49,7 +49,7 @@ class ProcessConfigurations:
         """Make the configuration of one process, and have the hub accept its key.
 
         Args:
-            role: `worker`, `aggregator`, `coordinator` or `loop`.
+            role: `worker`, `aggregator`, `coordinator`, `loop` or `command`.
             name: The process's name.
             token: The newest coordinator's token.
             threads: Threads that the process computes with; None for the number in the job source.

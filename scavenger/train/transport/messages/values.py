@@ -66,8 +66,8 @@ class ProcessConfiguration(Body, frozen=True):
     """The configuration that a process reads from standard input at its start; it has keys, so it is never in argv.
 
     Attributes:
-        role: `worker`, `aggregator`, `coordinator` or `loop`; `tenant` for a place in a pool, which joins its job by
-            these keys and gets the processes to run from it (`scavenger.train.pool.tenant`).
+        role: `worker`, `aggregator`, `coordinator`, `loop` or `command`; `tenant` for a place in a pool, which joins
+            its job by these keys and gets the processes to run from it (`scavenger.train.pool.tenant`).
         name: The process's name.
         coordinator: Address of the hub.
         server_key: The hub's public key.

@@ -1,0 +1,253 @@
+"""`scavenger_report`: tells a command job what the user's own training program does. Standard library alone.
+
+Without the environment that a command job sets, every call does nothing, so the program runs by itself, too::
+
+    with scavenger_report(save=save) as report:
+        ...
+            report.step(loss=loss.item())
+        report.epoch(val_accuracy=accuracy)
+
+The protocol is plain, for programs in other languages. The process with `RANK` 0 appends lines of JSON to
+`$SCAVENGER_REPORT/report.jsonl`, each with `kind` (`begin`, `step`, `epoch`, `checkpoint`), `at_s` (any clock, seconds)
+and the arguments of the calls below. The file `$SCAVENGER_REPORT/request`, which is replaced as a whole, is JSON
+with `save_at` and `end_at`: the steps after which a checkpoint is to be saved, and the program is to end. All
+processes see the same numbers before they reach them, so they end at the same step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+__all__ = ["Report", "scavenger_report"]
+
+FOLDER = "SCAVENGER_REPORT"
+"""Environment variable with the folder of the reports; without it, nothing is reported."""
+COUNTS = "scavenger-report.json"
+"""File in the folder of checkpoints with the steps and epochs of the newest one."""
+LINES_BYTES_MAX = 4 << 20
+"""Size at which the next file is begun, `report-1.jsonl` and so on, so that those that were read can be removed."""
+_VERDICT_S = 60.0
+"""Longest wait at the end of an epoch for the job's answer; then training goes on."""
+_LOOK_S = 0.01
+
+
+def scavenger_report(
+    *,
+    save: Callable[[], object] | None = None,
+    every_rank: bool = False,
+    samples_per_epoch: int | None = None,
+) -> Report:
+    """Begin to report; use it in `with`.
+
+    Args:
+        save: Writes a checkpoint that the program goes on from when it is started again; may return its path. Called
+            after a step, or at the end of an epoch, when the job asks. Without it, read `report.saving` and
+            `report.ending` after each step.
+        every_rank: Whether every process calls `save`; by default the one with rank 0 alone.
+        samples_per_epoch: Training samples of an epoch; or `run.samples` in the job file.
+    """
+    return Report(os.environ, save, every_rank=every_rank, samples_per_epoch=samples_per_epoch)
+
+
+class Report:
+    """What a training program tells; `scavenger_report` makes one.
+
+    Attributes:
+        steps: Steps so far, those of the checkpoint that the program begins with included.
+        epochs: Epochs so far, likewise.
+        saving: Whether a checkpoint is to be saved now; for a program without `save`.
+        ending: Whether the program is to end now, after it has saved; for a program without `save`.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        save: Callable[[], object] | None = None,
+        *,
+        every_rank: bool = False,
+        samples_per_epoch: int | None = None,
+    ) -> None:
+        folder = environ.get(FOLDER)
+        self._folder = None if folder is None else Path(folder)
+        self._first = int(environ.get("RANK") or 0) == 0
+        self._save = save if self._first or every_rank else None if save is None else _nothing
+        self._samples = int(environ.get("SCAVENGER_GLOBAL_BATCH_SIZE") or 0)
+        kept = environ.get("SCAVENGER_CHECKPOINT_DIR", "")
+        self._counts = Path(kept) / COUNTS if os.path.isdir(kept) else None
+        self.steps, self.epochs = self._begun(environ)
+        self.saving = self.ending = False
+        self._file: IO[str] | None = None
+        self._files = 0
+        self._saved = -1
+        self._seen: tuple[int, int] = (0, 0)
+        self._request: dict[str, Any] = {}
+        self._gradient: list[Any] = []
+        self._write("begin", samples_per_epoch=samples_per_epoch)
+
+    def _begun(self, environ: Mapping[str, str]) -> tuple[int, int]:
+        """Steps and epochs of the checkpoint: as they were kept with it, else as the job knows them."""
+        try:
+            found = {} if self._counts is None else json.loads(self._counts.read_text())
+            return int(found["steps"]), int(found["epochs"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return int(environ.get("SCAVENGER_STEP") or 0), int(environ.get("SCAVENGER_EPOCH") or 0)
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def step(
+        self,
+        *,
+        loss: float | None = None,
+        samples: int | None = None,
+        step: int | None = None,
+        gradients: Iterable[Any] | None = None,
+        gradient_norms: tuple[float, float, int] | None = None,
+        compute_s: float | None = None,
+    ) -> None:
+        """Report an optimizer step; every process calls it.
+
+        Args:
+            loss: The mean loss of its samples.
+            samples: Samples of all processes in it; by default the global batch size.
+            step: Its number, if the program counts steps itself; otherwise they are counted from the last reported
+                checkpoint.
+            gradients: The gradient over the whole batch as arrays (NumPy, or tensors that NumPy reads), from which
+                rank 0 measures the gradient noise: two successive ones are compared.
+            gradient_norms: Instead, if the program has them: the mean squared norm of the gradients of parts of the
+                batch, the squared norm of their mean, and the number of parts.
+            compute_s: Time that the slowest process computed, communication excluded, if it is known.
+
+        Raises:
+            SystemExit: With status 0, if the job has asked the program to end here; the checkpoint is saved.
+        """
+        self.steps = self.steps + 1 if step is None else step
+        if self._folder is None:
+            return
+        self._write(
+            "step",
+            step=self.steps,
+            epoch=self.epochs,
+            samples=self._samples if samples is None else samples,
+            loss=None if loss is None else float(loss),
+            norms=gradient_norms,
+            successive=self._compare(gradients),
+            compute_s=compute_s,
+        )
+        self._look()
+        save_at, end_at = self._request.get("save_at", -1), self._request.get("end_at", -1)
+        self.ending = 0 <= end_at <= self.steps
+        self.saving = self.ending or self._saved < save_at <= self.steps
+        self._saved = max(self._saved, save_at if self.saving else -1)
+        self._obey()
+
+    def epoch(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        /,
+        *,
+        epoch: int | None = None,
+        **named: float,
+    ) -> None:
+        """Report that an epoch is over, with metrics by name; every process calls it, and waits for the answer.
+
+        Args:
+            metrics: As `{"val_accuracy": 0.97}`, or by keyword.
+            epoch: Its number from 0, if the program counts epochs itself.
+
+        Raises:
+            SystemExit: With status 0, if the goal is reached; the checkpoint is saved.
+        """
+        number = self.epochs if epoch is None else epoch
+        self.epochs = number + 1
+        if self._folder is None:
+            return
+        found = {str(name): float(value) for name, value in {**(metrics or {}), **named}.items()}
+        self._write("epoch", step=self.steps, epoch=number, metrics=found)
+        deadline = time.monotonic() + _VERDICT_S
+        while self._request.get("epoch", -1) < number and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            self._look()
+        self.saving = self.ending = bool(self._request.get("stop")) and self._request.get("epoch") == number
+        self._obey()
+
+    def checkpoint(self, path: str | os.PathLike[str] = "") -> None:
+        """Report that a checkpoint of the present step is written, from which the program can go on."""
+        self._write("checkpoint", step=self.steps, epoch=self.epochs, path=os.fspath(path))
+        if self._folder is None or not self._first or self._counts is None:
+            return
+        try:
+            part = self._counts.with_suffix(".part")
+            part.write_text(json.dumps({"steps": self.steps, "epochs": self.epochs}))
+            part.replace(self._counts)
+        except OSError:
+            return  # the job knows the numbers, too, unless it is killed at this moment
+
+    def _obey(self) -> None:
+        if self._save is None or not (self.saving or self.ending):
+            return
+        path = self._save()
+        self.checkpoint(path if isinstance(path, str | os.PathLike) else "")
+        self.saving = False
+        if self.ending:
+            raise SystemExit(0)
+
+    def _look(self) -> None:
+        assert self._folder is not None
+        path = self._folder / "request"
+        try:
+            found = path.stat()
+            if (found.st_mtime_ns, found.st_ino) != self._seen:
+                self._seen = found.st_mtime_ns, found.st_ino
+                self._request = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return
+
+    def _compare(self, gradients: Iterable[Any] | None) -> list[float] | None:
+        """The squared norm of the gradient and, if there was one before, its product with that one."""
+        if gradients is None or not self._first:
+            return None
+        import numpy as np
+
+        arrays = [np.array(one, dtype=np.float32).reshape(-1) for one in gradients]
+        compared = [float(sum(np.dot(array, array) for array in arrays))]
+        if [array.size for array in arrays] == [array.size for array in self._gradient]:
+            compared.append(float(sum(np.dot(a, b) for a, b in zip(arrays, self._gradient, strict=True))))
+        self._gradient = arrays
+        return compared
+
+    def _write(self, kind: str, **values: Any) -> None:
+        """Append a line; a full disk must not end the training."""
+        if self._folder is None or not self._first:
+            return
+        try:
+            if self._file is None:
+                self._file = open(self._folder / _name(self._files), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            given = {name: value for name, value in values.items() if value is not None}
+            self._file.write(json.dumps({"kind": kind, "at_s": time.time(), **given}) + "\n")
+            if self._file.tell() > LINES_BYTES_MAX:
+                self._file.close()
+                self._file, self._files = None, self._files + 1
+        except OSError:
+            return
+
+
+def _name(number: int) -> str:
+    return f"report-{number}.jsonl" if number else "report.jsonl"
+
+
+def _nothing() -> None:
+    """What a process does that saves nothing."""

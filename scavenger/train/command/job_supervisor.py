@@ -1,0 +1,386 @@
+"""Runs a command as a job: the face of `scavenger.train.supervisor.face` over `CommandRun`.
+
+There is neither a coordinator nor an aggregator, and no shared memory: the processes of the command exchange gradients
+by themselves. What a job may ask for between two steps is done by ending the group and starting it again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scavenger.elastic import recovery
+from scavenger.elastic.migration import BucketMap
+from scavenger.errors import ModelNotSavedError, NotSupportedError, ScavengerError
+from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
+from scavenger.train.command.hosts import Hosts
+from scavenger.train.command.progress import Progress
+from scavenger.train.command.run import CommandRun, Target
+from scavenger.train.command.source import CommandSource
+from scavenger.train.engines.base import Engine
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.names import partial_model
+from scavenger.train.supervisor.events import Event, Leaving, ProcessState
+from scavenger.train.supervisor.watching import MemoryWatch
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.messages.values import CheckpointPlan, Restore
+
+__all__ = ["CommandJobSupervisor"]
+
+_NO_AGGREGATORS = "a command has no aggregators: its processes hold the weights"
+_TURN_S = 0.05
+_GRACE_S = 5.0
+
+
+class CommandJobSupervisor:
+    """Supervises the processes of one command job; `open` makes one.
+
+    Args:
+        run: The group of processes.
+        hosts: Their hosts.
+        source: The command.
+        checkpoints: The record of its checkpoints.
+        plan: When checkpoints are asked for; None for never.
+        first_batch: The global batch size of a group that is started to learn how many samples an epoch has.
+        clock: Monotonic seconds.
+
+    Attributes:
+        manifest: Description of the command; None before the samples of an epoch are known.
+        quarantined: None: samples are the command's own.
+        on_wait: Called while `finish` waits.
+        recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be recorded.
+
+    Methods raise what those of `Supervisor` do.
+    """
+
+    model_file = "model"
+
+    def __init__(
+        self,
+        run: CommandRun,
+        source: CommandSource,
+        checkpoints: CommandCheckpoints,
+        plan: CheckpointPlan | None,
+        *,
+        first_batch: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._run, self._source, self._checkpoints = run, source, checkpoints
+        self._plan, self._first_batch, self._clock = plan, first_batch, clock
+        self._events: list[Event] = []
+        self._returned_step, self._recorded_step = run.progress.step, run.progress.step
+        self._saved_at_s, self._saved_files_s = clock(), checkpoints.newest_at_s()
+        self._memory = MemoryWatch()
+        self.manifest: m.Manifest | None = None
+        self.quarantined: tuple[int, ...] = ()
+        self.on_wait: Callable[[], None] | None = None
+        self.recorded: Callable[[], bool] = lambda: True
+
+    @classmethod
+    def open(
+        cls,
+        source: CommandSource,
+        *,
+        work_dir: Path,
+        timeouts: Timeouts,
+        checkpoint: CheckpointPlan,
+        first_batch: int,
+        restore: Restore | None = None,
+        engine: Callable[[Path, int], Engine] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> CommandJobSupervisor:
+        """Listen for the hosts of a command; `start` starts them. See `Supervisor.open` for the arguments.
+
+        Raises:
+            ConfigurationError: If the engine's port cannot be bound, or the checkpoint belongs to another command.
+            TransientError: If the checkpoints cannot be read.
+        """
+        checkpoints = CommandCheckpoints(checkpoint.url, source.run.command)
+        checkpoints.make_folder()
+        kept = None if restore is None else checkpoints.latest()
+        begun = CommandCheckpoint(0, 0, 0) if kept is None else kept.checkpoint
+        hosts = Hosts.open(
+            JobSource("", source.folder, source.seed, source.threads, source.job_id),
+            log_dir=work_dir / "logs",
+            first=0 if kept is None else kept.launched,
+            engine=engine or ProcessEngine,
+            clock=clock,
+        )
+        run = CommandRun(
+            hosts,
+            source,
+            Progress(begun.step, begun.epoch, begun.samples),
+            checkpoint_dir=checkpoints.folder,
+            kept=kept,
+            timeouts=timeouts,
+            clock=clock,
+        )
+        return cls(run, source, checkpoints, checkpoint, first_batch=first_batch, clock=clock)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs the processes."""
+        return self._run.hosts.engine
+
+    # ---- the owner's requests ------------------------------------------------------------------------------
+
+    def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
+        """Start the first workers; see `launch`."""
+        self.launch(workers, vm, threads=threads)
+        if self._run.samples_per_epoch is None:
+            self._run.target = Target(workers, max(workers, self._first_batch), "start")
+
+    def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
+        """Start more workers, which run the command when a group needs them. Returns their names."""
+        return tuple(self._run.hosts.launch(vm, threads=threads) for _ in range(workers))
+
+    def resize(
+        self,
+        workers: int,
+        global_batch_size: int,
+        reason: str,
+        *,
+        without: Collection[str] = (),
+        lr_scale: float = 1.0,
+    ) -> None:
+        """Train on K of the ready workers with batch B, once the command has saved, ended and started again."""
+        self._run.hosts.registry.ask_to_leave(without)
+        self._run.target = Target(workers, global_batch_size, reason, lr_scale)
+
+    def release(self, keep: int) -> None:
+        """Release workers that no group needs, newest first, until `keep` are alive; `Leaving` events name them."""
+        if not self.settled:
+            return
+        alive = self.alive
+        spare = [name for name in reversed(alive) if name not in self._run.members]
+        for name in spare[: max(0, len(alive) - keep)]:
+            self._leave(name)
+
+    def verdict(
+        self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
+    ) -> None:
+        """Answer an `EpochReport`; a command that reports by `scavenger_report` waits for the answer."""
+        if stop:
+            self._run.stop_after_epoch(epoch)
+        else:
+            self._run.ask(epoch=epoch)
+
+    def run_callbacks(self, request: m.RunCallbacks) -> None:
+        """Nothing: a command has no callbacks of Keras that the job knows."""
+
+    def migrate(self, buckets: Mapping[int, int]) -> None:
+        """Refuse: a command has no aggregators.
+
+        Raises:
+            NotSupportedError: Always.
+        """
+        raise NotSupportedError(_NO_AGGREGATORS)
+
+    def use_aggregators(self, aggregators: Collection[int]) -> None:
+        """Refuse: a command has no aggregators.
+
+        Raises:
+            NotSupportedError: Always.
+        """
+        raise NotSupportedError(_NO_AGGREGATORS)
+
+    def finish(
+        self,
+        path: Path,
+        *,
+        best: bool,
+        checkpoint: bool = False,
+        within_s: float | None = None,
+        callbacks: m.RunCallbacks | None = None,
+    ) -> None:
+        """Have the command save and end, and make `path` a link to what it has saved; `best` is not known here.
+
+        Raises:
+            ModelNotSavedError: If it has saved nothing, or the link cannot be made.
+        """
+        self.keep_state(best=best, within_s=within_s)
+        held = self._run.held
+        if self._checkpoints.empty and not (held is not None and held.path):
+            raise ModelNotSavedError(
+                f"{self._checkpoints.folder}: the command has saved nothing in {{checkpoint_dir}}"
+            )
+        target = held.path if held is not None and held.path else self._checkpoints.folder
+        if not os.path.isabs(target) and "://" not in target:
+            target = str(self._source.folder / target)
+        part = partial_model(path)
+        try:
+            part.unlink(missing_ok=True)
+            part.symlink_to(target)
+            part.replace(path)
+        except OSError as error:
+            raise ModelNotSavedError(f"{path}: {error.strerror or error}") from error
+
+    def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
+        """Have the command save and end, and record its checkpoint."""
+        run, grace_s = self._run, self._source.run.grace
+        deadline = self._clock() + (2 * grace_s if within_s is None else within_s)
+        run.paused = True
+        while run.attempt is not None and self._clock() <= deadline:
+            run.attempt.until_s = min(run.attempt.until_s, deadline)
+            self._turn()
+        while run.saved is not None and self._clock() <= deadline + _GRACE_S:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._update(_TURN_S)
+        if self.on_wait is not None:
+            self.on_wait()
+
+    def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """End every process and free everything; safe to call twice."""
+        self._run.hosts.close()
+
+    # ---- the state of the job ------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """Running workers, including starting ones, that nothing has requested to end."""
+        return self._run.hosts.registry.alive
+
+    def workers(self, *states: str) -> tuple[str, ...]:
+        """Return the names of living workers in any of the states `starting`, `ready` and `training`."""
+        return self._run.hosts.registry.in_states(*states)
+
+    @property
+    def starting(self) -> int:
+        """Number of workers that are starting."""
+        return len(self.workers("starting"))
+
+    @property
+    def ready(self) -> int:
+        """Number of workers that train or are ready to."""
+        return len(self.workers("ready", "training"))
+
+    @property
+    def aggregators(self) -> int:
+        """Number of aggregators: none."""
+        return 0
+
+    @property
+    def map(self) -> BucketMap | None:
+        """Which aggregator holds each bucket of the model: None."""
+        return None
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Size of each bucket of the model: there are none."""
+        return ()
+
+    @property
+    def migrating(self) -> bool:
+        """Whether buckets move: never, as there are no aggregators."""
+        return False
+
+    @property
+    def migrated(self) -> m.Migrated | None:
+        """The end of the newest migration of buckets: None."""
+        return None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last request has taken effect."""
+        return self._run.settled
+
+    @property
+    def ending(self) -> bool:
+        """Whether a released worker has not ended yet."""
+        return bool(self._run.hosts.registry.let_go)
+
+    @property
+    def existing(self) -> Mapping[str, int]:
+        """Number of workers that are paid for, by type of VM."""
+        return self._run.hosts.registry.existing
+
+    def vm_of(self, worker: str) -> str:
+        """Return the type of VM that a worker was launched on."""
+        return self._run.hosts.registry[worker].vm
+
+    def processes(self) -> tuple[ProcessState, ...]:
+        """Return the state of every process that the job has had."""
+        return self._run.hosts.registry.processes()
+
+    def worker_seconds(self) -> Mapping[str, float]:
+        """Return the seconds that workers have existed, summed over the workers of each type of VM."""
+        return self._run.hosts.registry.worker_seconds()
+
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        """The peak memory of each worker so far, with what its command has started."""
+        return self._run.memory_bytes or self._memory.peaks
+
+    # ---- the loop ------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Handle what has happened, waiting at most `timeout_s` for something; returns the events in order."""
+        self._update(timeout_s)
+        events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, m.StepReport | recovery.RolledBack):
+                self._returned_step = event.step
+        return events
+
+    def _update(self, timeout_s: float) -> None:
+        run = self._run
+        self._events += run.poll(timeout_s)
+        if self.manifest is None and run.samples_per_epoch is not None:
+            self.manifest = self._source.manifest(run.samples_per_epoch)
+        self._memory.look(self.engine, self._clock())
+        self._look_at_checkpoints()
+        for name in run.hosts.registry.departing:
+            if name not in run.members:
+                self._leave(name)
+        self._set_roster()
+
+    def _leave(self, name: str) -> None:
+        if self._run.hosts.leave(name, "it is not needed"):
+            self._events.append(Leaving(name))
+
+    def _look_at_checkpoints(self) -> None:
+        """Ask for a checkpoint when one is due, and record those that the command has told of."""
+        run, plan, now = self._run, self._plan, self._clock()
+        self._look_at_files()
+        if run.saved is not None and run.saved[0].step <= self._returned_step and self.recorded():
+            (saved, took_s), run.saved = run.saved, None
+            self._saved_at_s, self._recorded_step = now, saved.step
+            try:
+                date = datetime.now(UTC)
+                kept = Kept(saved, run.view, run.hosts.launched, run.samples_per_epoch or 0)
+                size = self._checkpoints.record(kept, now=date)
+                self._events.append(m.CheckpointWritten(saved.step, saved.epoch, took_s, size))
+            except ScavengerError as error:
+                self._events.append(m.CheckpointFailed(saved.step, str(error)))
+        step = run.progress.step
+        if plan is None or step <= self._recorded_step:
+            return
+        soon = bool(plan.every_steps) and step - self._recorded_step >= plan.every_steps
+        if soon or now - self._saved_at_s >= (plan.every_s or math.inf):
+            run.save()
+
+    def _look_at_files(self) -> None:
+        """A command that does not tell of checkpoints has saved one if it ended as asked, and its files are new."""
+        run = self._run
+        attempt = run.quiet_end
+        if attempt is None:
+            return
+        run.quiet_end = None
+        newest_s = self._checkpoints.newest_at_s()
+        if newest_s > self._saved_files_s:
+            self._saved_files_s = newest_s
+            run.checkpointed("", 0.0)
+
+    def _set_roster(self) -> None:
+        """Tell the registry which of the workers that have arrived train."""
+        run, attempt = self._run, self._run.attempt
+        training = set() if attempt is None or attempt.ending else set(attempt.left)
+        states = {name: "training" if name in training else "ready" for name in run.hosts.ready}
+        run.hosts.registry.roster = m.Roster(0, states, self.settled, 0, ())

@@ -1,0 +1,160 @@
+"""Messages between the hosts of a command, one on each worker, and the supervisor of the job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from scavenger.errors import MessageError
+from scavenger.train.transport.codec import Codec
+from scavenger.train.transport.messages import Beat, Failed
+
+__all__ = [
+    "Arrived",
+    "Ask",
+    "CommandMessage",
+    "End",
+    "Ended",
+    "Leave",
+    "Record",
+    "Records",
+    "Run",
+    "Used",
+    "decode",
+    "encode",
+]
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What the program told: a line of `scavenger.sdk.report`, or of its output by a log pattern.
+
+    Attributes:
+        kind: `begin`: it has begun to report. `step`: a step is done, `epoch`: an epoch, each with its number.
+            `checkpoint`: it has saved one.
+        at_s: When, on a clock of its own, seconds.
+        step, epoch: Numbers; the step counts from 1, the epoch from 0. None if it was not told.
+        samples: Samples of the step.
+        norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.
+        successive: Squared norm of the gradient, and its product with that of the step before, if there was one.
+    """
+
+    kind: Literal["begin", "step", "epoch", "checkpoint"]
+    at_s: float
+    step: _Count | None = None
+    epoch: _Count | None = None
+    samples: _Count | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    norms: tuple[float, float, int] | None = None
+    successive: tuple[float, ...] = ()
+    compute_s: float | None = None
+    samples_per_epoch: _Count | None = None
+    path: str = ""
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="command", tag=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---- from hosts --------------------------------------------------------------------------------------------
+
+
+class Arrived(_Message, frozen=True):
+    """A host is ready to run the command. `port` is free there, for the processes to find each other."""
+
+    port: _Port
+
+
+class Records(_Message, frozen=True):
+    """What the program of an attempt told, in order."""
+
+    attempt: int
+    records: tuple[Record, ...]
+
+
+class Ended(_Message, frozen=True):
+    """The process of an attempt has ended, with everything that it had started.
+
+    Attributes:
+        status: Exit status; negative for a signal.
+        cause: Why it could not be started, as the predicate of a sentence; else empty.
+        port: Another free port.
+    """
+
+    attempt: int
+    status: int
+    cause: str
+    port: _Port
+
+
+class Used(_Message, frozen=True):
+    """The private memory of a host with everything that its process has started."""
+
+    memory_bytes: _Count
+
+
+# ---- to hosts ----------------------------------------------------------------------------------------------
+
+
+class Run(_Message, frozen=True):
+    """Order to start the command.
+
+    Attributes:
+        words: The program and its arguments.
+        env: Environment variables besides the host's own.
+        without: Variables of the host that the program must not see.
+        log: Log patterns; empty if the program reports by itself.
+        metric: The name of the metric that the group `metric` stands for.
+    """
+
+    attempt: int
+    words: tuple[str, ...]
+    env: dict[str, str]
+    without: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    metric: str = ""
+
+
+class Ask(_Message, frozen=True):
+    """A request for the program: the content of its file `request`, see `scavenger.sdk.report`."""
+
+    attempt: int
+    save_at: int = -1
+    end_at: int = -1
+    epoch: int = -1
+    stop: bool = False
+
+
+class End(_Message, frozen=True):
+    """Order to end the process: SIGTERM, and SIGKILL `grace_s` later; at once if that is 0."""
+
+    attempt: int
+    grace_s: float
+
+
+class Leave(_Message, frozen=True):
+    """Order for a host to end, which ends its process."""
+
+    reason: str
+
+
+CommandMessage = Arrived | Records | Ended | Used | Run | Ask | End | Leave
+_command: Codec[CommandMessage] = Codec(CommandMessage)
+_process: Codec[Beat | Failed] = Codec(Beat | Failed)
+encode = _command.encode
+
+
+def decode(data: bytes) -> CommandMessage | Beat | Failed:
+    """Decode a message of a command job, or one that every process sends (`Beat`, `Failed`).
+
+    Raises:
+        MessageError: If the bytes are no valid message of either kind.
+    """
+    try:
+        return _command.decode(data)
+    except MessageError:
+        return _process.decode(data)

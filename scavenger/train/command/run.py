@@ -1,0 +1,404 @@
+"""The processes of a command as one group: started together, asked to save and end, and started with other numbers.
+
+The table shows what follows; an attempt is one start of the group::
+
+    phase      event                                           what follows
+    waiting    K hosts are ready, or no more are to come       the group is started: RUNNING
+    running    other (K, B) wanted, and no host starts         asked to save and end: ENDING
+               a process fails, hangs, or its host is lost     Lost; the others are ended: ENDING
+               all processes have ended with status 0          the command is over
+               a checkpoint is due                             asked to save
+    ending     all processes have ended                        waiting
+               the time to end is up                           they are killed
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from scavenger.elastic.recovery import Lost, Refused
+from scavenger.errors import ConfigurationError, TrainingCodeError
+from scavenger.train.command import messages as cm
+from scavenger.train.command.checkpoints import CommandCheckpoint, Kept
+from scavenger.train.command.hosts import Hosts
+from scavenger.train.command.progress import Group, Progress
+from scavenger.train.command.source import CommandSource
+from scavenger.train.failure import error_of
+from scavenger.train.job_source import Timeouts
+from scavenger.train.supervisor.events import Event, Started
+from scavenger.train.transport import messages as m
+
+__all__ = ["Attempt", "CommandRun", "Target"]
+
+_SHORT_S = 3.0
+"""How long processes may take to end that have nothing to save, or cannot, since another one of the group is gone."""
+_MISSING_S = 2.0
+"""How long the group waits for a host that may be started in place of a lost one."""
+_MARGIN_S = 0.5
+"""How long a request may take to reach all processes; a step that they agree on is no sooner."""
+_SILENT_S = 600.0
+"""How long a command may tell nothing, besides the limit on a step: it may evaluate, or save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the group is to be."""
+
+    workers: int
+    global_batch_size: int
+    reason: str
+    lr_scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One start of the group.
+
+    Attributes:
+        target: What it was started for; it may have fewer members.
+        began_s, heard_s: When it began, and when it was last heard of, monotonic seconds.
+        request: What the program was asked.
+        reporting: Whether the program reports by `scavenger_report`, so that it sees requests.
+        ended: Exit status of the processes that have ended.
+        ending: Whether it is being ended.
+        until_s: When its processes are killed.
+        cause: Why it failed; empty otherwise.
+        saved: Whether it has reported a checkpoint.
+    """
+
+    group: Group
+    target: Target
+    began_s: float
+    heard_s: float
+    request: cm.Ask
+    reporting: bool = False
+    ended: dict[str, int] = field(default_factory=dict)
+    ending: bool = False
+    until_s: float = math.inf
+    cause: str = ""
+    saved: bool = False
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Members whose process has not ended."""
+        return tuple(name for name in self.group.members if name not in self.ended)
+
+
+class CommandRun:
+    """Runs the group. Its owner decides how many hosts there are; see the module.
+
+    Args:
+        hosts: The hosts.
+        source: The command.
+        progress: What it has done.
+        checkpoint_dir: The command's own folder.
+        kept: The checkpoint that it begins with; None for a new job.
+        clock: Monotonic seconds.
+
+    Attributes:
+        target: What the group is to be; None before anything is wanted.
+        attempt: The group as it runs; None between two attempts.
+        held: The newest checkpoint that the command has told of, or the one that it began with.
+        samples_per_epoch: None until it is known.
+        paused: Whether the group is to end and not to be started again.
+        over: Whether the command has ended by itself.
+        saved: A checkpoint that was told of and is not on record; its owner takes it.
+        quiet_end: An attempt that ended as it was asked to, without having told of a checkpoint; its owner takes it.
+        memory_bytes: The peak memory of each worker.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        source: CommandSource,
+        progress: Progress,
+        *,
+        checkpoint_dir: str,
+        kept: Kept | None,
+        timeouts: Timeouts,
+        clock: Callable[[], float],
+    ) -> None:
+        self.hosts, self.progress, self._source = hosts, progress, source
+        self._checkpoint_dir, self._timeouts, self._clock = checkpoint_dir, timeouts, clock
+        self.view = 0 if kept is None else kept.view
+        self.held = None if kept is None else kept.checkpoint
+        self.target: Target | None = None
+        self.attempt: Attempt | None = None
+        self.samples_per_epoch = source.run.samples or (None if kept is None else kept.samples_per_epoch)
+        self.paused = self.over = False
+        self.saved: tuple[CommandCheckpoint, float] | None = None
+        self.quiet_end: Attempt | None = None
+        self.memory_bytes: dict[str, int] = {}
+        self._cause = ""
+        self._idle_since_s = clock()
+        self._events: list[Event] = []
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Workers whose processes are in the group."""
+        return () if self.attempt is None else self.attempt.group.members
+
+    @property
+    def settled(self) -> bool:
+        """Whether what is wanted is in effect, or as much of it as there are workers for."""
+        attempt = self.attempt
+        return (
+            attempt is not None
+            and not attempt.ending
+            and attempt.target == self.target
+            and self.progress.stepped
+        )
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Handle what has happened; returns the events in order.
+
+        Raises:
+            TrainingError: If the command cannot be run, or has ended before the goal was reached.
+            ConfigurationError: If the samples of an epoch are not known.
+        """
+        self.hosts.wait(timeout_s)
+        for name, message in self.hosts.take():
+            self._take(name, message)
+        for name, cause, refused in self.hosts.ended():
+            self._host_ended(name, cause, refused=refused)
+        self.hosts.tidy_up()
+        self._look(self._clock())
+        events, self._events = self._events, []
+        return events
+
+    def ask(self, **changes: object) -> None:
+        """Change what the program is asked."""
+        if self.attempt is not None:
+            self.attempt.request = msgspec.structs.replace(self.attempt.request, **changes)
+            for name in self.attempt.left:
+                self.hosts.send(name, self.attempt.request)
+
+    def save(self) -> None:
+        """Ask for a checkpoint, if the program can see that and none is awaited."""
+        attempt, progress = self.attempt, self.progress
+        if attempt is None or attempt.ending or not (attempt.reporting and progress.stepped):
+            return
+        if attempt.request.save_at <= progress.step:
+            self.ask(save_at=self._soon())
+
+    def end(self) -> None:
+        """Ask the group to save and end."""
+        attempt, now = self.attempt, self._clock()
+        if attempt is None or attempt.ending:
+            return
+        attempt.ending = True
+        grace_s = self._source.run.grace if self.progress.stepped else _SHORT_S
+        attempt.until_s = now + grace_s
+        if attempt.reporting and self.progress.stepped:
+            soon = self._soon()
+            steps_s = (soon - self.progress.step) * self.progress.step_time_s
+            attempt.until_s += min(10 * steps_s, self._timeouts.step_s)
+            self.ask(end_at=soon)
+        else:
+            self._signal(grace_s)
+
+    def stop_after_epoch(self, epoch: int) -> None:
+        """Have the group end that waits at the end of an epoch, or has gone on."""
+        self.paused = True
+        attempt = self.attempt
+        if attempt is None or not attempt.reporting:
+            self.end()
+            return
+        end_at = attempt.request.end_at if attempt.ending else self._soon()
+        if not attempt.ending:
+            attempt.ending, attempt.until_s = True, self._clock() + self._source.run.grace
+        self.ask(epoch=epoch, stop=True, end_at=end_at)  # also while it ends: the program waits for an answer
+
+    def _soon(self) -> int:
+        """A step that no process has reached when the request for it arrives."""
+        step_s = self.progress.step_time_s
+        return self.progress.step + 2 + (math.ceil(_MARGIN_S / step_s) if step_s > 0 else 100)
+
+    def _signal(self, grace_s: float) -> None:
+        assert self.attempt is not None
+        for name in self.attempt.left:
+            self.hosts.send(name, cm.End(self.attempt.group.view, grace_s))
+
+    # ---- what hosts say ------------------------------------------------------------------------------------
+
+    def _take(self, name: str, message: object) -> None:
+        attempt = self.attempt
+        match message:
+            case m.Failed():
+                raise error_of(message.kind, message.message, process=name, log=self.hosts.engine.log(name))
+            case cm.Arrived() if name in self.hosts.starting:
+                self.hosts.arrive(name, message.port)
+                self._events.append(Started(name, self.hosts.age_s(name)))
+            case cm.Records() if attempt is not None and message.attempt == attempt.group.view:
+                attempt.heard_s = self._clock()
+                for record in message.records:
+                    self._record(attempt, name, record)
+            case cm.Used():
+                self.memory_bytes[name] = max(self.memory_bytes.get(name, 0), message.memory_bytes)
+            case cm.Ended() if attempt is not None and message.attempt == attempt.group.view:
+                self.hosts.ports[name] = message.port
+                self._process_ended(attempt, name, message.status, message.cause)
+            case _:
+                pass
+
+    def _record(self, attempt: Attempt, name: str, record: cm.Record) -> None:
+        if name != attempt.group.members[0]:
+            return
+        if record.kind == "begin":
+            attempt.reporting = True
+            self._describe(record)
+        elif record.kind == "checkpoint":
+            attempt.saved = True
+            self.checkpointed(record.path, self.progress.saved_for_s(record))
+        events = self.progress.take(record, self._clock())
+        if record.kind == "epoch" and not events and record.epoch is not None:
+            self.ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
+        self._events += events
+
+    def checkpointed(self, path: str, took_s: float) -> None:
+        """Note that the command has saved a checkpoint of its newest step."""
+        progress = self.progress
+        self.held = CommandCheckpoint(progress.step, progress.epoch, progress.samples, path)
+        self.saved = self.held, took_s
+
+    def _describe(self, record: cm.Record) -> None:
+        if record.samples_per_epoch:
+            self.samples_per_epoch = self.samples_per_epoch or record.samples_per_epoch
+        if not self.samples_per_epoch:
+            raise ConfigurationError(
+                "run.samples: how many training samples has an epoch? Write run: {command: ..., samples: N}, or "
+                "scavenger_report(samples_per_epoch=N) in the program",
+                key="run",
+            )
+
+    # ---- ends ----------------------------------------------------------------------------------------------
+
+    def _process_ended(self, attempt: Attempt, name: str, status: int, cause: str) -> None:
+        attempt.ended[name] = status
+        if attempt.ending:
+            return
+        if status == 0:
+            # the others end, too, unless they wait for this one
+            attempt.until_s = min(attempt.until_s, self._clock() + self._source.run.grace)
+            return
+        if not cause:
+            cause = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+        if status == 127 and not self.progress.stepped:
+            raise TrainingCodeError(f"run: {name} {cause}; see {self.hosts.engine.log(name)}")
+        self._failed(attempt, name, f"the command of {name} {cause}")
+        self._lost(name, f"lost its command, which {cause}")
+
+    def _failed(self, attempt: Attempt, name: str, cause: str) -> None:
+        attempt.ending, attempt.cause = True, cause
+        attempt.until_s = self._clock() + _SHORT_S
+        self._signal(_SHORT_S)
+
+    def _lost(self, name: str, cause: str) -> None:
+        """Give a worker up; another one is started in its place, or the job ends, as its owner decides."""
+        ready = self.progress.stepped
+        self.hosts.expel(name, cause)
+        self._events.append(Lost(name, cause, crashed=not ready, ready=ready))
+
+    def _host_ended(self, name: str, cause: str, *, refused: bool) -> None:
+        if refused:
+            self._events.append(Refused(name, cause))
+            return
+        attempt = self.attempt
+        stepped = self.progress.stepped and name in self.members
+        self._events.append(Lost(name, cause, crashed=False, ready=stepped))
+        if attempt is not None and name in attempt.left:
+            attempt.ended[name] = -9
+            if not attempt.ending:
+                self._failed(attempt, name, f"{name} {cause}")
+
+    # ---- what follows --------------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        attempt = self.attempt
+        for name in self.hosts.starting:
+            if self.hosts.age_s(name) > self._timeouts.start_s:
+                self.hosts.expel(name, "did not start in time")
+                self._events.append(
+                    Lost(name, f"did not start within {self._timeouts.start_s:g} s", ready=False)
+                )
+        if attempt is None:
+            if not self.paused and not self.over:
+                self._start_when_ready(now)
+        elif not attempt.left:
+            self._ended(attempt, now)
+        elif now > attempt.until_s + _SHORT_S and attempt.ending:
+            for name in attempt.left:  # not even its host answers
+                attempt.ended[name] = -9
+                self._lost(name, "did not end its command when it was asked to")
+        elif now > attempt.until_s:
+            attempt.ending = True
+            self._signal(0.0)
+        elif not attempt.ending:
+            if self.paused or self._another_is_wanted(attempt):
+                self.end()
+            else:
+                self._watch(attempt, now)
+
+    def _another_is_wanted(self, attempt: Attempt) -> bool:
+        """Whether the group must be started again: while hosts start, it is not, since more may follow."""
+        target = self.target
+        if target is None or self.hosts.starting:
+            return False
+        now, then = target, attempt.target
+        same = (now.workers, now.global_batch_size) == (then.workers, then.global_batch_size)
+        if same:
+            attempt.target = target  # only the learning rate differs, or nothing
+        leaving = set(attempt.group.members) - set(self.hosts.ready)
+        more = len(attempt.group.members) < target.workers <= len(self.hosts.ready)
+        return not same or bool(leaving) or more
+
+    def _watch(self, attempt: Attempt, now: float) -> None:
+        limit_s = self._timeouts.start_s
+        if self.progress.stepped:
+            limit_s = max(self._timeouts.step_s, self._timeouts.evaluation_s or _SILENT_S)
+        if now - attempt.heard_s > limit_s:
+            name = attempt.left[0]
+            self._failed(attempt, name, f"the command told nothing for {limit_s:g} s")
+            self._lost(name, f"told nothing of its command for {limit_s:g} s")
+
+    def _start_when_ready(self, now: float) -> None:
+        target, ready = self.target, self.hosts.ready
+        if target is None or not ready:
+            self._idle_since_s = now
+            return
+        if self.hosts.starting:
+            self._idle_since_s = now
+        if len(ready) < target.workers and now - self._idle_since_s < _MISSING_S:
+            return
+        self.view += 1
+        members = ready[: min(target.workers, target.global_batch_size)]
+        group = Group(
+            self.view, members, target.global_batch_size, target.lr_scale, target.reason, self._cause
+        )
+        self.progress.begin(group)
+        self.attempt = Attempt(group, target, now, now, cm.Ask(self.view))
+        engine = self.hosts.engine
+        addresses = [(engine.host(name), self.hosts.ports[name]) for name in members]
+        for rank, name in enumerate(members):
+            self.hosts.send(name, self._source.order(group, rank, addresses, self._checkpoint_dir, self.held))
+
+    def _ended(self, attempt: Attempt, now: float) -> None:
+        """All processes of the group have ended."""
+        self.attempt, self._cause, self._idle_since_s = None, attempt.cause, now
+        if attempt.ending and not attempt.cause and not attempt.saved and self.progress.stepped:
+            self.quiet_end = attempt
+        if attempt.ending or any(attempt.ended.values()):
+            return
+        self.over = True
+        progress, last = self.progress, self._source.epochs - 1
+        if progress.epoch <= last and not progress.told_epochs and progress.step > 0:
+            self._events += progress.end(last)
+        elif progress.epoch <= last:
+            raise TrainingCodeError(
+                f"run: the command has ended by itself in epoch {progress.epoch + 1} of {last + 1}, before the goal "
+                "was reached; give it {epochs}, and have it go on from {checkpoint_dir}"
+            )

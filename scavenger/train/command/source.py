@@ -1,0 +1,110 @@
+"""What a command job runs, and what each of its processes is started with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scavenger.domain.command import RunSpec, fill
+from scavenger.train.command import messages as cm
+from scavenger.train.command.checkpoints import CommandCheckpoint
+from scavenger.train.command.progress import Group
+from scavenger.train.command.rendezvous import rendezvous
+from scavenger.train.custom_loop.job_reports import LOSS
+from scavenger.train.transport.messages.values import Manifest
+
+__all__ = ["CommandSource"]
+
+_OWN = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL")
+"""Variables that processes of Scavenger get of it, and a command as the user has set them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSource:
+    """The command of a job.
+
+    Attributes:
+        run: As the job file has it.
+        folder: The job file's folder, in which the command runs.
+        epochs: `goal.max_epochs`.
+        metric: `goal.metric`; empty if there is none.
+        params: The job's params, which are placeholders, too.
+        environ: The environment of the user's command.
+    """
+
+    run: RunSpec
+    folder: Path
+    job_id: str
+    seed: int
+    threads: int
+    epochs: int
+    metric: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=lambda: own_environment())
+
+    def order(
+        self,
+        group: Group,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        checkpoint_dir: str,
+        held: CommandCheckpoint | None,
+    ) -> cm.Run:
+        """The order that starts one process of a group.
+
+        Args:
+            addresses: Host and free port of each, in the order of the members.
+            held: The checkpoint that the command goes on from, as far as it is known.
+        """
+        batch, workers = group.global_batch_size, len(group.members)
+        local = batch // workers + (rank < batch % workers)
+        values = {
+            "local_batch_size": local,
+            "global_batch_size": batch,
+            "workers": workers,
+            "rank": rank,
+            "checkpoint_dir": checkpoint_dir,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "threads": self.threads,
+            "lr_scale": f"{group.lr_scale:g}",
+            "master": "{}:{}".format(*addresses[0]),
+        }
+        env = {
+            **rendezvous(addresses, rank, f"{self.job_id[:8] or 'job'}-{group.view}"),
+            **{f"SCAVENGER_{name.upper()}": str(value) for name, value in values.items()},
+            "SCAVENGER_STEP": str(0 if held is None else held.step),
+            "SCAVENGER_EPOCH": str(0 if held is None else held.epoch),
+            **{name: self.environ[name] for name in _OWN if name in self.environ},
+        }
+        without = tuple(name for name in _OWN if name not in self.environ)
+        words = fill(self.run.command, {**self.params, **values})
+        return cm.Run(group.view, words, env, without, self.run.log or (), self.metric)
+
+    def manifest(self, samples: int) -> Manifest:
+        """Describe the command as a model is described; stored models are of the same command and the same files."""
+        digest = hashlib.sha256(repr((self.run.command, sorted(self.params.items()))).encode())
+        for word in self.run.command.split():
+            path = self.folder / word
+            if path.is_file():
+                digest.update(path.read_bytes())
+        return Manifest(
+            tensors=(),
+            metrics=(),
+            optimizer='{"class_name": "command", "config": {}}',
+            architecture=digest.hexdigest()[:32],
+            parameters=0,
+            dataset_size=samples,
+            validation_size=0,
+            sample_bytes=0,
+            metric_names=tuple(dict.fromkeys((LOSS, *([self.metric] if self.metric else [])))),
+        )
+
+
+def own_environment() -> Mapping[str, str]:
+    """The variables of this process that a command is to see as they are."""
+    return {name: os.environ[name] for name in _OWN if name in os.environ}

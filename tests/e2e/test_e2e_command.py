@@ -1,0 +1,199 @@
+"""A command of the user's own runs from a job file: searched, killed, resumed, and ended when the goal is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from real_jobs import ROOT, Job, lines, marked, wait_for
+
+from scavenger.store import Store
+
+pytestmark = pytest.mark.slow
+
+_PROGRAM = """
+import json, os, sys, time
+from scavenger.sdk.report import scavenger_report
+
+folder = sys.argv[4]
+batch, workers, rank, epochs = (int(sys.argv[at]) for at in (1, 2, 3, 5))
+path = os.path.join(folder, "state.json")
+state = json.load(open(path)) if os.path.exists(path) else {"epoch": 0, "done": 0, "error": 10.0}
+
+def save():
+    with open(path + ".part", "w") as file:
+        json.dump(state, file)
+    os.replace(path + ".part", path)
+    return path
+
+with scavenger_report(save=save, samples_per_epoch=640) as report:
+    while state["epoch"] < epochs:
+        while state["done"] < 640:
+            time.sleep(0.0005 * batch)
+            state["done"] += batch * workers
+            state["error"] *= 0.99
+            report.step(loss=state["error"])
+        state["epoch"], state["done"] = state["epoch"] + 1, 0
+        report.epoch(val_error=state["error"])
+"""
+_LOGGING = """
+import sys, time
+epochs = int(sys.argv[1])
+for step in range(1, 20 * epochs + 1):
+    time.sleep(0.005)
+    if step % 5 == 0:
+        print(f"step {step} loss {1 / step:.4f}")
+    if step % 20 == 0:
+        print(f"epoch {step // 20} done, val_error {1 / step:.5f}")
+open(sys.argv[2] + "/model.txt", "w").write("done")
+"""
+
+
+def _command(make_job: Callable[..., Job], program: str, **sections: Any) -> Job:
+    job = make_job(elastic={"policy": "fixed"}, **sections)
+    job.spec.pop("train", None)
+    (job.folder / "train.py").write_text(program)
+    return job.change()
+
+
+def _record(job: Job) -> Any:
+    with Store.open(job.store) as store:
+        return store.jobs(limit=1)[0]
+
+
+def _programs(mark: str, *arguments: str) -> list[psutil.Process]:
+    """Processes of the command whose arguments begin so."""
+    found = []
+    for process in marked(mark):
+        line = process.cmdline()
+        if "train.py" in line and tuple(line[line.index("train.py") + 1 :][: len(arguments)]) == arguments:
+            found.append(process)
+    return found
+
+
+def _epochs(report: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The newest report of each epoch."""
+    journal = lines(report["measurements_path"])
+    return {line["epoch"]: line for line in journal if line["kind"] == "epoch"}
+
+
+def test_a_command_is_searched_and_survives_the_death_of_a_process_and_of_scavenger(
+    make_job: Callable[..., Job], mark: str
+) -> None:
+    epochs = 30
+    job = _command(
+        make_job,
+        _PROGRAM,
+        run="python train.py {local_batch_size} {workers} {rank} {checkpoint_dir} {epochs}",
+        search={"workers": [1, 2], "batch_size": [32], "strategy": "full"},
+        goal={"metric": "val_error", "target": 1e-9, "max_epochs": epochs, "epochs_hint": 20},
+        checkpoint={"path": "./saved", "every_steps": 40},
+        profile={"steps": 5},
+    )
+    driver = job.start()
+    wait_for(lambda: _programs(mark, "16", "2", "1"), driver)  # two processes, for the second configuration
+    wait_for(lambda: _record(job).phase == "running", driver)
+    wait_for(lambda: _record(job).checkpoint, driver)
+    _programs(mark, "16", "2", "1")[0].send_signal(signal.SIGKILL)
+    time.sleep(2.0)
+    wait_for(lambda: len(_programs(mark, "16", "2")) == 2, driver)
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
+    before = _record(job)
+
+    outcome = job.ask("resume", "tiny", "--yes")
+    report = outcome.report
+
+    assert (report["job"]["state"], report["job"]["id"]) == ("target_missed", before.id), outcome.stderr
+    assert report["actual"]["cost_usd"] > (before.cost_usd or 0.0) > 0.0
+    journal = list(lines(report["measurements_path"]))
+    assert {line["configuration"]["workers"] for line in journal if line["kind"] == "measurement"} == {1, 2}
+    ends = _epochs(report)
+    assert set(range(epochs // 2, epochs)) <= set(ends)
+    # every step counts once, whatever was repeated: 20 steps of 32 samples make an epoch, and the error tells the steps
+    assert report["steps"] == 20 * epochs
+    for epoch, line in ends.items():
+        assert line["metrics"]["val_error"] == pytest.approx(10.0 * 0.99 ** (20 * (epoch + 1)), rel=1e-6)
+    state = json.loads(Path(report["model_path"]).read_text())
+    assert (state["epoch"], state["error"]) == (epochs, pytest.approx(10.0 * 0.99 ** (20 * epochs)))
+
+
+def test_a_program_that_only_prints_is_read_by_patterns_and_ends_when_its_goal_is_reached(
+    make_job: Callable[..., Job], mark: str
+) -> None:
+    job = _command(
+        make_job,
+        _LOGGING,
+        run={
+            "command": "python train.py {epochs} {checkpoint_dir}",
+            "samples": 160,
+            "log": [
+                r"^step (?P<step>\d+) loss (?P<loss>\S+)",
+                r"^epoch (?P<epoch1>\d+) done, val_error (?P<metric>\S+)",
+            ],
+        },
+        search={"workers": 1, "batch_size": 8},
+        goal={"metric": "val_error", "max_epochs": 8},
+        profile={"steps": 5},
+    )
+    outcome = job.run()
+    report = outcome.report
+
+    assert report["job"]["state"] == "succeeded", outcome.stderr
+    assert (report["steps"], sorted(_epochs(report))) == (160, list(range(8)))
+    assert report["actual"]["step_time_s"] == pytest.approx(0.005, rel=0.6)
+    assert Path(report["model_path"], "model.txt").read_text() == "done"
+    assert [p for p in marked(mark) if p.pid != os.getpid()] == []
+
+
+def test_a_command_that_fails_is_tried_again_and_then_named_with_its_log(
+    make_job: Callable[..., Job],
+) -> None:
+    job = _command(
+        make_job,
+        "raise SystemExit(3)",
+        run={"command": "python train.py", "samples": 8, "log": r"(?P<step>\d+)"},
+        search={"workers": 1, "batch_size": 8},
+        goal={"max_epochs": 1},
+    )
+    job.change(elastic={"policy": "fixed", "failures": {"give_up": 2}})
+    outcome = job.run()
+
+    assert outcome.code != 0
+    assert "ended with status 3 before it could train, as did 1 before it; see " in outcome.error
+    refused = job.run("optimize", "--audit")
+    assert "--audit: a command reads its samples itself" in refused.stderr
+
+
+@pytest.mark.long
+def test_torchrun_trains_the_example_to_its_target_on_one_and_two_processes(
+    make_job: Callable[..., Job],
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    job = _command(
+        make_job,
+        (ROOT / "examples/command_torch/train.py").read_text(),
+        run="torchrun --nproc-per-node 1 train.py --batch {local_batch_size} --folder {checkpoint_dir} "
+        "--epochs {epochs}",
+        search={"workers": [1, 2], "batch_size": [64], "strategy": "full"},
+        goal={"metric": "val_accuracy", "target": 0.96, "max_epochs": 60, "epochs_hint": 20},
+        profile={"steps": 5},
+    )
+    outcome = job.run()
+    report = outcome.report
+
+    assert report["job"]["state"] == "succeeded", outcome.stderr
+    journal = list(lines(report["measurements_path"]))
+    assert {line["configuration"]["workers"] for line in journal if line["kind"] == "measurement"} == {1, 2}
+    assert [line for line in journal if line["kind"] == "step" and line["noise_scale"]]
+    assert torch.load(report["model_path"])["model"]["0.weight"].shape == (1024, 64)
+    assert report["metric"]["best"] >= 0.96

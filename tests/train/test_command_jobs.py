@@ -1,0 +1,337 @@
+"""The parts of a command job: how processes find each other, what a program tells, and what its steps mean."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.control.jobs.training_code import check_command
+from scavenger.domain.command import RunSpec
+from scavenger.domain.job import JobSpec
+from scavenger.elastic.recovery import RolledBack
+from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.models.noise import noise_scale_parts
+from scavenger.sdk import report as sdk
+from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
+from scavenger.train.command.messages import Record
+from scavenger.train.command.output import LogPatterns, Reports, parse_report
+from scavenger.train.command.progress import Group, Progress
+from scavenger.train.command.rendezvous import rendezvous
+from scavenger.train.command.source import CommandSource
+from scavenger.train.transport import messages as m
+
+# ---- rendezvous --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.just("10.0.0.1"), st.integers(1, 65535)), min_size=1, max_size=5))
+def test_all_processes_are_told_the_same_group_each_with_its_own_number(
+    addresses: list[tuple[str, int]],
+) -> None:
+    each = [rendezvous(addresses, rank, "j-1") for rank in range(len(addresses))]
+    own = {"RANK", "PET_NODE_RANK", "KERAS_DISTRIBUTION_PROCESS_ID", "JAX_PROCESS_ID"}
+
+    for rank, env in enumerate(each):
+        assert {env[name] for name in own} == {str(rank)}
+        assert {env[name] for name in ("WORLD_SIZE", "PET_NNODES", "JAX_NUM_PROCESSES")} == {
+            str(len(addresses))
+        }
+        cluster = json.loads(env["TF_CONFIG"])
+        assert cluster["task"] == {"type": "worker", "index": rank}
+        assert cluster["cluster"]["worker"] == env["KERAS_DISTRIBUTION_JOB_ADDRESSES"].split(",")
+        master = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        assert (
+            master
+            == env["PET_RDZV_ENDPOINT"]
+            == env["JAX_COORDINATOR_ADDRESS"]
+            == cluster["cluster"]["worker"][0]
+        )
+        assert {k: v for k, v in env.items() if k not in own | {"TF_CONFIG"}} == {
+            k: v for k, v in each[0].items() if k not in own | {"TF_CONFIG"}
+        }
+
+
+@given(batch=st.integers(1, 500), workers=st.integers(1, 9))
+def test_the_local_batches_of_all_processes_add_up_to_the_global_batch(batch: int, workers: int) -> None:
+    workers = min(workers, batch)
+    source = _source("prog {local_batch_size} {global_batch_size} {rank} {lr}", params={"lr": 0.5})
+    group = Group(3, tuple(f"w{k}" for k in range(workers)), batch)
+    addresses = [("127.0.0.1", 1000 + k) for k in range(workers)]
+    words = [source.order(group, rank, addresses, "/d", None).words for rank in range(workers)]
+
+    shares = [int(word[1]) for word in words]
+    assert sum(shares) == batch
+    assert max(shares) - min(shares) <= 1
+    assert [word[2:] for word in words] == [(str(batch), str(rank), "0.5") for rank in range(workers)]
+
+
+def _source(command: str, **changes: Any) -> CommandSource:
+    return CommandSource(RunSpec(command=command), Path("."), "job", 0, 1, 3, "val_accuracy", **changes)
+
+
+def test_the_program_goes_on_from_the_step_and_epoch_of_its_checkpoint_with_the_users_own_environment() -> (
+    None
+):
+    source = _source("prog", environ={"KERAS_BACKEND": "jax"})
+    held = CommandCheckpoint(40, 2, 8)
+    order = source.order(Group(1, ("w0",), 8), 0, [("127.0.0.1", 9)], "/d", held)
+
+    assert (order.env["SCAVENGER_STEP"], order.env["SCAVENGER_EPOCH"]) == ("40", "2")
+    assert order.env["KERAS_BACKEND"] == "jax"
+    assert order.env["SCAVENGER_CHECKPOINT_DIR"] == "/d"
+    assert (
+        "KERAS_BACKEND"
+        in _source("prog", environ={}).order(Group(1, ("w0",), 8), 0, [("127.0.0.1", 9)], "/d", None).without
+    )
+
+
+# ---- what a program tells ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("step 40 loss 0.25", ("step", 40, None, 0.25, {})),
+        ("epoch 3: acc=0.9 auc=0.8", ("epoch", None, 2, None, {"val_accuracy": 0.9, "auc": 0.8})),
+        ("epoch 3: acc=nan auc=0.8", ("epoch", None, 2, None, {"auc": 0.8})),
+        ("epoch 0: acc=1 auc=1", None),
+        ("nothing of it", None),
+        ("step x loss 1", None),
+    ],
+)
+def test_log_patterns_tell_of_steps_and_epochs(line: str, told: tuple[Any, ...] | None) -> None:
+    patterns = LogPatterns(
+        [
+            r"step (?P<step>\w+) loss (?P<loss>\S+)",
+            r"epoch (?P<epoch1>\d+): acc=(?P<metric>\S+) auc=(?P<auc>\S+)",
+        ],
+        "val_accuracy",
+    )
+    found = patterns.read(line, 1.0)
+
+    assert told == (found and (found.kind, found.step, found.epoch, found.loss, found.metrics))
+
+
+@given(st.binary(max_size=200) | st.text().map(str.encode))
+def test_no_line_of_a_program_can_do_harm(line: bytes) -> None:
+    assert parse_report(line) is None or isinstance(parse_report(line), Record)
+
+
+def test_what_is_reported_arrives_across_files_and_half_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdk, "LINES_BYTES_MAX", 300)
+    monkeypatch.setattr("scavenger.train.command.output.LINES_BYTES_MAX", 300)
+    report, reports = (
+        sdk.Report({sdk.FOLDER: str(tmp_path), "SCAVENGER_GLOBAL_BATCH_SIZE": "8"}),
+        Reports(tmp_path),
+    )
+    told: list[Record] = []
+    for step in range(20):
+        report.step(loss=float("nan") if step == 3 else 0.5)
+        told += reports.read() if step % 3 == 0 else []
+    with open(tmp_path / "report.jsonl", "a") as stray:
+        stray.write("no line of ours\n")
+    told += reports.read()
+
+    assert [record.kind for record in told] == ["begin", *["step"] * 20]
+    assert [record.step for record in told[1:]] == list(range(1, 21))
+    assert {record.samples for record in told[1:]} == {8}
+    assert math.isnan(told[4].loss or 0.0)
+    assert len(list(tmp_path.glob("report*.jsonl"))) <= 3
+
+
+def test_a_program_without_a_job_reports_nothing_and_runs_on(tmp_path: Path) -> None:
+    with sdk.scavenger_report(save=lambda: tmp_path / "never") as report:
+        for _ in range(3):
+            report.step(loss=1.0, gradients=[np.ones(2)])
+        report.epoch(val_accuracy=0.5)
+        report.checkpoint("x")
+
+    assert (report.steps, report.epochs, report.ending) == (3, 1, False)
+
+
+def test_every_process_ends_after_the_same_step_and_the_first_saves(tmp_path: Path) -> None:
+    saved: list[int] = []
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        (folder / "request").write_text(json.dumps({"save_at": 2, "end_at": 4}))
+        report = sdk.Report({sdk.FOLDER: str(folder), "RANK": str(rank)}, partial(saved.append, rank))
+        with pytest.raises(SystemExit) as ended:
+            _steps(report, 9)
+        assert (ended.value.code, report.steps) == (0, 4)
+
+    assert saved == [0, 0]
+    kinds = [record.kind for record in Reports(tmp_path / "0").read()]
+    assert kinds == ["begin", "step", "step", "checkpoint", "step", "step", "checkpoint"]
+    assert Reports(tmp_path / "1").read() == []
+
+
+def test_a_program_counts_on_from_its_own_checkpoint_even_if_the_job_does_not_know_it(tmp_path: Path) -> None:
+    env = {sdk.FOLDER: str(tmp_path), "SCAVENGER_CHECKPOINT_DIR": str(tmp_path), "SCAVENGER_STEP": "3"}
+    report = sdk.Report(env)
+    assert (report.steps, report.epochs) == (3, 0)
+    _steps(report, 4)
+    report.checkpoint()
+    _steps(report, 2)
+
+    assert sdk.Report({**env, "RANK": "1"}).steps == 7
+
+
+def _steps(report: sdk.Report, count: int) -> None:
+    for _ in range(count):
+        report.step()
+
+
+# ---- what its steps mean -----------------------------------------------------------------------------------
+
+
+def _told(progress: Progress, steps: Iterable[int], *, since_s: float = 0.0) -> list[Any]:
+    return [e for n in steps for e in progress.take(Record("step", since_s + n, n, loss=1.0), since_s + n)]
+
+
+@given(
+    attempts=st.lists(
+        st.tuples(st.integers(0, 12), st.integers(1, 15), st.integers(1, 3)), min_size=1, max_size=6
+    )
+)
+def test_every_step_counts_once_however_often_it_is_done(attempts: list[tuple[int, int, int]]) -> None:
+    """An attempt goes on some steps before the newest (0: at the next), and does some steps with K workers."""
+    progress, counted = Progress(), dict[int, int]()
+    for view, (back, count, workers) in enumerate(attempts, start=1):
+        progress.begin(Group(view, tuple(f"w{k}" for k in range(workers)), 8 * view))
+        first = max(1, progress.step + 1 - back)
+        newest = progress.step
+        for event in _told(progress, range(first, first + count), since_s=100.0 * view):
+            if isinstance(event, RolledBack):
+                assert first <= newest
+                assert event.step == first - 1
+                counted = {step: samples for step, samples in counted.items() if step <= event.step}
+            elif isinstance(event, m.StepReport):
+                assert event.step not in counted
+                assert sum(stop - start for _, start, stop in event.pieces) == event.samples
+                counted[event.step] = event.samples
+            else:
+                assert isinstance(event, m.ViewInstalled)
+                assert (event.view.number, event.view.first_step, len(event.view.members)) == (
+                    view,
+                    first,
+                    workers,
+                )
+        assert sorted(counted) == list(range(1, first + count))
+        assert progress.step == first + count - 1
+
+
+def test_the_first_step_of_an_attempt_has_the_time_of_the_change_and_later_ones_their_own() -> None:
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    _told(progress, range(1, 4))
+    progress.begin(Group(2, ("w0", "w1"), 8))
+    events = progress.take(Record("step", 1000.0, 4), 10.0) + progress.take(Record("step", 1000.5, 6), 10.6)
+
+    view, *reports = events
+    assert isinstance(view, m.ViewInstalled)
+    assert all(isinstance(report, m.StepReport) for report in reports)
+    assert [(r.step, r.step_time_s, r.compute_s) for r in reports] == [
+        (4, 7.0, 0.0),
+        (5, 0.25, 0.25),
+        (6, 0.25, 0.25),
+    ]
+
+
+def test_an_epoch_that_was_undone_counts_again_and_one_before_the_checkpoint_does_not() -> None:
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    _told(progress, range(1, 5))
+    progress.take(Record("epoch", 5.0, epoch=0, metrics={"a": 1.0}), 5.0)
+    _told(progress, range(5, 9))
+    progress.take(Record("epoch", 9.0, epoch=1), 9.0)
+    progress.begin(Group(2, ("w0",), 8))
+    assert progress.epoch == 2
+
+    again = _told(progress, [7], since_s=50.0)
+    assert isinstance(again[0], RolledBack)
+    assert progress.epoch == 1
+    assert progress.take(Record("epoch", 60.0, epoch=0), 60.0) == []
+    (epoch,) = progress.take(Record("epoch", 61.0, epoch=1, metrics={"a": 2.0}), 61.0)
+    assert isinstance(epoch, m.EpochReport)
+    assert (epoch.epoch, epoch.step, epoch.metrics["a"]) == (1, 7, 2.0)
+
+    progress.begin(Group(3, ("w0",), 8))
+    rolled, first, *_ = _told(progress, [5], since_s=90.0)
+    assert (rolled.step, first.epoch, first.metrics["a"]) == (4, 0, 1.0)  # the end of epoch 0 was at step 4
+
+
+def test_successive_gradients_tell_the_noise() -> None:
+    rng, true, batch = np.random.default_rng(0), np.full(50, 0.3), 16
+    progress, traces, squares = Progress(), [], []
+    progress.begin(Group(1, ("w0", "w1"), batch))
+    report = sdk.Report({}, None)
+    for step in range(1, 2000):
+        gradient = true + rng.normal(size=50) / math.sqrt(batch)
+        told = report._compare([gradient[:20].reshape(4, 5), gradient[20:]])
+        record = Record("step", float(step), step, successive=tuple(told or ()))
+        event = progress.take(record, float(step))[-1]
+        assert isinstance(event, m.StepReport)
+        if event.noise_parts >= 2:
+            trace, square = noise_scale_parts(event.mean_worker_sqnorm, event.mean_sqnorm, batch / 2, batch)
+            traces.append(trace)
+            squares.append(square)
+
+    assert len(traces) == 1998
+    assert np.mean(traces) == pytest.approx(50.0, rel=0.05)
+    assert np.mean(squares) == pytest.approx(float(true @ true), rel=0.05)
+
+
+# ---- what is kept, and what is refused ---------------------------------------------------------------------
+
+
+def test_the_record_of_a_checkpoint_is_found_again_and_is_of_one_command(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    kept = Kept(CommandCheckpoint(40, 2, 8, "state.pt"), 3, 5, 640)
+    checkpoints = CommandCheckpoints(str(tmp_path), "python train.py")
+    checkpoints.make_folder()
+    assert checkpoints.empty
+    (Path(checkpoints.folder) / "state.pt").write_text("x")
+    for step in (10, 20, 30, 40):
+        at = CommandCheckpoint(step, 2, 8, "state.pt")
+        checkpoints.record(Kept(at, 3, 5, 640), now=datetime.now(UTC))
+
+    assert CommandCheckpoints(str(tmp_path), "python train.py").latest() == kept
+    assert not checkpoints.empty
+    with pytest.raises(ConfigurationError, match="another command"):
+        CommandCheckpoints(str(tmp_path), "python other.py").latest()
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"engine": "ray"}, "engine: ray"),
+        ({"aggregation": "shared"}, "aggregation: shared"),
+        ({"elastic": {"aggregators": 2}}, "elastic.aggregators: 2"),
+        ({"elastic": {"lr_scaling": "linear"}}, "give it {lr_scale}"),
+        ({"data": "train:data"}, "data: is for a KerasJob"),
+    ],
+)
+def test_what_a_command_cannot_run_on_is_refused(
+    tmp_path: Path, sections: dict[str, object], words: str
+) -> None:
+    spec = {"version": 1, "name": "x", "run": "python train.py", "goal": {"max_epochs": 3}}
+    plain = JobSpec.model_validate(spec)
+    assert plain.run is not None
+    check_command(plain, plain.run, tmp_path)
+    changed = JobSpec.model_validate({**spec, **sections})
+    with pytest.raises(NotSupportedError, match=words):
+        check_command(changed, plain.run, tmp_path)
+    with pytest.raises(ConfigurationError, match="no program 'pyhton'"):
+        check_command(plain, RunSpec(command="pyhton train.py"), tmp_path)
