@@ -236,6 +236,17 @@ class Study:
             cost_usd = run.cost_usd
         return _trial_of(run, params, cost_usd)
 
+    def find(self, job: Job, params: Mapping[str, Any] | None = None) -> Trial | None:
+        """The trial that `run` would return from the record; None if it would run one.
+
+        Args:
+            job, params: As of `run`.
+        """
+        opened, key = self._open(), trial_key(self._job(job, params or {}).spec.written())
+        with self._lock:
+            found = opened.trials.get(key)
+        return found if found is not None and found.over else None
+
     def _job(self, job: Job, params: Mapping[str, Any]) -> Job:
         changes: dict[str, Any] = {"name": self.name}
         job = self._client.tracked(job)
