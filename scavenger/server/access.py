@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from scavenger.domain.access import Caller
@@ -22,7 +23,7 @@ _bearer = HTTPBearer(auto_error=False, description="A token, as `scavenger api t
 _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The session of a browser, from `/login`.")
 
 
-def _caller(
+async def _caller(
     request: Request,
     context: ContextOf,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
@@ -34,7 +35,9 @@ def _caller(
         RefusedError: 401 without a valid token; 403 for a change by a cookie that another site may have sent.
     """
     token = bearer.credentials if bearer is not None else session
-    caller = context.callers.find(token) if token else None
+    caller = context.callers.kept(token) if token else None
+    if caller is None and token:
+        caller = await run_in_threadpool(context.callers.find, token)
     if caller is None:
         raise RefusedError(
             401,
@@ -53,19 +56,19 @@ def _caller(
 CallerOf = Annotated[Caller, Depends(_caller)]
 
 
-def _changer(caller: CallerOf) -> Caller:
+async def _changer(caller: CallerOf) -> Caller:
     if not caller.user.changes_jobs:
         raise RefusedError(403, "forbidden", f"{caller.user.name} is a viewer, who changes nothing")
     return caller
 
 
-def _admin(caller: CallerOf) -> Caller:
+async def _admin(caller: CallerOf) -> Caller:
     if caller.user.role != "admin":
         raise RefusedError(403, "forbidden", f"{caller.user.name} is no admin")
     return caller
 
 
-def _overseer(caller: CallerOf) -> Caller:
+async def _overseer(caller: CallerOf) -> Caller:
     if not caller.user.sees_all:
         raise RefusedError(403, "forbidden", f"{caller.user.name} sees only their own jobs")
     return caller

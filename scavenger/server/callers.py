@@ -28,12 +28,16 @@ class Callers:
         self._kept: dict[str, tuple[float, Caller]] = {}
         self._epoch = 0
 
+    def kept(self, token: str) -> Caller | None:
+        """Who has this token, as long as that is kept: the store is not asked."""
+        found = self._kept.get(token_digest(token))
+        return found[1] if found is not None and self._clock() - found[0] < KEPT_S else None
+
     def find(self, token: str) -> Caller | None:
         """Who has this token; None if nobody has, or it has expired."""
+        if (known := self.kept(token)) is not None:
+            return known
         digest, now, epoch = token_digest(token), self._clock(), self._epoch
-        found = self._kept.get(digest)
-        if found is not None and now - found[0] < KEPT_S:
-            return found[1]
         caller = self._store.caller(token)
         if len(self._kept) >= KEPT_MAX:
             self._kept.clear()

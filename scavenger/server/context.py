@@ -48,7 +48,7 @@ class Context:
         return configured_limits() if self.limits is None else self.limits
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:  # not async, it would be called in a thread each time
     return cast(Context, request.app.state.context)
 
 

@@ -43,6 +43,9 @@ from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
 __all__ = ["Submissions"]
 
 _FIELDS = tuple(NewSubmission.__dataclass_fields__)
+_OF_PLANS = "#plans"
+"""Follows the host of submissions that are only planned. A server of an earlier version, which serves on while a store
+is upgraded, would run them as jobs; it takes the submissions of its own host, which no host's name is with this."""
 _OWN = tuple(name for name in Submission.__dataclass_fields__ if name != "job")
 
 
@@ -90,6 +93,7 @@ class Submissions(Part):
 
     def _add(self, session: Session, new: NewSubmission, job_id: str) -> Submission:
         fields = {name: getattr(new, name) for name in _FIELDS}
+        fields["host"] += "" if new.run else _OF_PLANS
         row = SubmissionRow(
             **{**fields, "spec": without_nonfinite(new.spec), "job_file": os.path.realpath(new.job_file)},
             id=job_id,
@@ -200,7 +204,8 @@ class Submissions(Part):
             since: Start of the period of budgets; jobs that began before it are not counted. None if there are no
                 budgets: nothing is counted.
         """
-        mine = select(SubmissionRow).where(SubmissionRow.host == host, SubmissionRow.uid == uid)
+        here = SubmissionRow.host.in_((host, host + _OF_PLANS)) & (SubmissionRow.uid == uid)
+        mine = select(SubmissionRow).where(here)
         with self._database.reading() as session:
             queued = session.scalars(
                 mine.where(SubmissionRow.state == "queued").order_by(SubmissionRow.number)
@@ -208,7 +213,7 @@ class Submissions(Part):
             running = session.execute(
                 select(SubmissionRow, JobRow)
                 .outerjoin(JobRow, JobRow.id == SubmissionRow.id)
-                .where(SubmissionRow.host == host, SubmissionRow.uid == uid, SubmissionRow.state == "running")
+                .where(here, SubmissionRow.state == "running")
                 .order_by(SubmissionRow.number)
             ).all()
             return Backlog(
@@ -347,6 +352,7 @@ def _submission(row: SubmissionRow) -> Submission:
     own = {name: getattr(row, name) for name in _OWN}
     given = {name: getattr(row, name) for name in _FIELDS}
     given["run"] = row.run is not False  # earlier versions, which only ran jobs, have left it open
+    given["host"] = row.host.removesuffix(_OF_PLANS)
     return Submission(job=NewSubmission(**given), **own)
 
 

@@ -9,6 +9,7 @@ import tarfile
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import insert, inspect
 
 from scavenger.domain.intent import Fence
-from scavenger.domain.submission import runner_lease
+from scavenger.domain.submission import NewSubmission, runner_lease
 from scavenger.errors import StoreTooNewError
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
@@ -165,3 +166,46 @@ def test_a_runner_process_of_the_version_before_makes_every_step_once(
         told = [event.data["step"] for event in new.events(job_id, limit=100, kind=soak_runner.STEP)]
         assert told == list(range(1, STEPS + 1))
         assert (new.job(job_id).state, new.submission(job_id).state) == ("succeeded", "ended")  # type: ignore[union-attr]
+
+
+SERVER_BEFORE = """
+import os, sys
+from scavenger.store import Store
+from scavenger.store.owner import this_process
+with Store.open(None) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    found = store.backlog(this_process().host, os.getuid(), None)
+    print(*(one.id for one in found.queued), *(one.submission.id for one in found.running))
+"""
+
+
+@pytest.mark.slow
+def test_a_server_of_the_version_before_takes_no_plan(old: Store, url: str, tmp_path: Path) -> None:
+    """It serves on after the store was migrated, and would run a plan as a job."""
+    code = version_before(tmp_path / "before")
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER_BEFORE],
+        cwd=code,
+        env={**os.environ, "SCAVENGER_STORE": url, "PYTHONPATH": str(code)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "open\n"
+    account = this_process()
+    with Store.open(url) as new:
+        job = NewSubmission("tiny", {}, str(tmp_path / "job.yaml"), "ann", account.host, os.getuid())
+        plans = [new.submit(replace(job, run=False)) for _ in range(2)]
+        jobs = [new.submit(job) for _ in range(2)]
+        for one in (plans[0], jobs[0]):
+            assert new.start_runner(one.id, "server", None) is not None
+        seen = new.backlog(account.host, os.getuid(), None)
+        assert {one.id for one in seen.queued} == {plans[1].id, jobs[1].id}
+        assert {one.submission.id for one in seen.running} == {plans[0].id, jobs[0].id}
+        assert {one.job.host for one in (*seen.queued, *new.submissions())} == {account.host}
+        assert [one.job.run for one in seen.queued] == [False, True]
+        told, _ = server.communicate("\n", timeout=60)
+    assert server.returncode == 0
+    assert set(told.split()) == {one.id for one in jobs}

@@ -12,19 +12,25 @@ __all__ = ["SCHEMA_VERSION", "plain"]
 
 SCHEMA_VERSION = 1
 """Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
+_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
+"""Types of values that are JSON already: looked up for each, as lists have thousands."""
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 def plain(value: Any) -> Any:
     """A record as JSON values: times in ISO 8601, paths as text, floats that are not finite as null."""
-    if value is None or isinstance(value, str | int):
+    kind = type(value)
+    if kind in _AS_THEY_ARE or isinstance(value, str | int):
         return value
-    if names := _names(type(value)):
-        return {name: plain(getattr(value, name)) for name in names}
+    if names := _names(kind):
+        return {
+            name: item if type(item := getattr(value, name)) in _AS_THEY_ARE else plain(item)
+            for name in names
+        }
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): item if type(item) in _AS_THEY_ARE else plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [item if type(item) in _AS_THEY_ARE else plain(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
