@@ -54,6 +54,7 @@ _MODULES = (
     "philly",
     "study",
     "sampler",
+    "pruners",
 )
 _OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
 """Further benchmarks of a module, beside its `BENCHMARK`."""

@@ -55,7 +55,10 @@ def replay(table: Table, make: Make, seed: int, budget_usd: float) -> list[tuple
     best, unit = float(finals.min()), float(np.median(finals) - finals.min())
     sampler, pruner = make(seed)
     search = optuna.create_study(
-        direction="minimize" if table.mode == "min" else "maximize", sampler=sampler, pruner=pruner
+        study_name=str(seed),  # Hyperband draws brackets by it
+        direction="minimize" if table.mode == "min" else "maximize",
+        sampler=sampler,
+        pruner=pruner,
     )
     shape = [len(choices) for choices in GRID.values()]
     seen: set[int] = set()

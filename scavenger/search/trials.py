@@ -8,8 +8,8 @@ r           dollars until it knows more, or is complete           from the time-
 n, c        trials so far, and their mean cost
 ==========  ====================================================  ==============================================
 
-One rule decides about both. A dollar is spent where it is likeliest to give a new best: a trial goes on while `p / r`
-is not below what a dollar in new trials gives, `1 / ((n + 1) c)`, as one of n + 1 equal trials is the best with that
+One rule decides about both. A dollar is spent where it is likeliest to give a new best: a trial goes on while `p / r`,
+times a patience, is not below what a dollar in new trials gives, `1 / ((n + 1) c)`, as one of n + 1 equal trials is the best with that
 probability. It is looked at when its spending has grown by a share, not after a number of epochs: so a trial with dear
 epochs has as many looks as one with cheap epochs, and none that could not save more than the start of another. That is
 successive halving [1]_ with rungs in dollars, and with a forecast in place of the value of the moment. New trials are
@@ -41,7 +41,10 @@ Mode = Literal["min", "max"]
 GROWTH = 1.4
 """A trial is looked at when it has spent so many times what it had at the look before."""
 
-PATIENCE = 1.0
+PRIOR_TRIALS = 2.0
+"""Complete trials that what is assumed of the errors of forecasts counts for."""
+
+PATIENCE = 3.0
 """How much better a dollar in new trials must be for a trial to be stopped."""
 
 LASTING = 0.45
@@ -51,7 +54,7 @@ before. A forecast by shapes alone promises far too much of a trial that has jus
 FORECAST_MIN = 6
 """Evaluations from which on the forecast by shapes is asked, too; the smaller fall counts."""
 
-FALL_SD, SCATTER_SD = 0.6, 0.15
+FALL_SD, SCATTER_SD = 1.0, 0.5
 """Standard deviation of a final value: relative to the fall that is expected, and to the spread of finals at the
 beginning of a trial."""
 
@@ -115,32 +118,56 @@ def is_look(spent_usd: Sequence[float]) -> bool:
     return looked
 
 
-def outlook(trial: SearchTrial, mode: Mode, spread: float) -> Outlook:
+def outlook(trial: SearchTrial, mode: Mode, spread: float, complete: Sequence[SearchTrial] = ()) -> Outlook:
     """Forecast of a trial's final value, on the scale where smaller is better.
 
     Args:
         trial: With at least one evaluation.
         spread: Of the final values of other trials; 0 if unknown.
+        complete: Trials whose errors, had they been forecast at the same share of their epochs, correct the forecast
+            and its deviation.
     """
-    sign = 1.0 if mode == "min" else -1.0
-    losses = [sign * value for value in trial.values if math.isfinite(value)]
-    if not losses:
+    losses = _losses(trial, mode)
+    if not any(map(math.isfinite, losses)):
         return Outlook(math.inf, 0.0)
     best = min(losses)
     if trial.complete:
         return Outlook(best, 0.0)
+    share = trial.epochs[-1] / trial.epochs_max
     fall = _fall(trial.epochs, losses, trial.epochs_max)
-    fall_sd = math.hypot(FALL_SD * fall, SCATTER_SD * spread * (1.0 - trial.epochs[-1] / trial.epochs_max))
+    variance = (FALL_SD * fall) ** 2 + (SCATTER_SD * spread * (1.0 - share)) ** 2
+    errors = [_error(one, mode, share) for one in complete]
+    correction = sum(errors) / (len(errors) + PRIOR_TRIALS)
+    variance = (PRIOR_TRIALS * variance + sum((error - correction) ** 2 for error in errors)) / (
+        len(errors) + PRIOR_TRIALS
+    )
     if len(losses) >= FORECAST_MIN:
         fall = min(fall, best - forecast_value(trial.epochs, losses, trial.epochs_max, mode="min"))
-    return Outlook(best - fall, fall_sd)
+    return Outlook(best - max(0.0, fall + correction), math.sqrt(variance))
+
+
+def _losses(trial: SearchTrial, mode: Mode) -> list[float]:
+    """The metric where smaller is better; infinite where it is no number."""
+    sign = 1.0 if mode == "min" else -1.0
+    return [sign * value if math.isfinite(value) else math.inf for value in trial.values]
+
+
+def _error(trial: SearchTrial, mode: Mode, share: float) -> float:
+    """By how much more a complete trial fell, from this share of its epochs on, than `_fall` says."""
+    losses = _losses(trial, mode)
+    seen = max(1, sum(epoch <= share * trial.epochs_max + 1e-9 for epoch in trial.epochs))
+    start, end = min(losses[:seen]), min(losses)
+    if not math.isfinite(start):
+        return 0.0
+    return start - end - _fall(trial.epochs[:seen], losses[:seen], trial.epochs_max)
 
 
 def _fall(epochs: Sequence[int], losses: Sequence[float], last: int) -> float:
     """By how much the best value still falls, if each doubling of the epochs has `LASTING` of the fall before."""
     best = np.minimum.accumulate(losses)
     now = epochs[-1]
-    half = float(np.interp(now / 2.0, epochs, best))
+    known = np.isfinite(best)
+    half = float(np.interp(now / 2.0, np.asarray(epochs)[known], best[known]))
     doublings = math.log2(last / now)
     return float((half - float(best[-1])) * LASTING * (1.0 - LASTING**doublings) / (1.0 - LASTING))
 
@@ -157,7 +184,7 @@ def decide_trial(trial: SearchTrial, others: Sequence[SearchTrial], mode: Mode) 
         return TrialDecision(True, "no trial is complete yet")
     finals = np.array([outlook(one, mode, 0.0).mean for one in known])
     best, spread = float(finals.min()), spread_of(finals)
-    ahead = outlook(trial, mode, spread)
+    ahead = outlook(trial, mode, spread, known)
     if not math.isfinite(ahead.mean):
         return TrialDecision(False, "its metric is not a number")
     if len(trial.epochs) < 2:
