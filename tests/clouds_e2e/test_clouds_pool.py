@@ -151,7 +151,7 @@ def test_what_sequences_a_job_leaves_a_drained_node_after_a_checkpoint(
                 search={"workers": 1, "batch_size": [32]},
                 objective="time",
                 profile={"steps": 8},
-                goal={"metric": "val_loss", "max_epochs": 150},
+                goal={"metric": "val_loss", "max_epochs": 80},
                 checkpoint={"path": "checkpoints", "every": "5s"},
                 aggregation="shared",
             ),
@@ -175,7 +175,7 @@ def test_what_sequences_a_job_leaves_a_drained_node_after_a_checkpoint(
         finally:
             driver.kill()
     assert outcome.code == 0, outcome.stderr
-    assert outcome.report["actual"]["epochs"] == 150
+    assert outcome.report["actual"]["epochs"] == 80
     with Store.open(job.store) as store:
         events = store.events(outcome.job_id, limit=1000)
     (back,) = (event.message for event in events if "the job continues from step" in event.message)
