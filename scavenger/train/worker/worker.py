@@ -81,7 +81,7 @@ def load_program(
     if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
         raise NotSupportedError(
             f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
-            "with TensorFlow: leave it out"
+            "with TensorFlow: leave it out, or run the script as it is with run: (docs/command-jobs.md)"
         )
     job = _named(train)
     if params and (not callable(job) or isinstance(job, KerasJob)):
