@@ -19,7 +19,7 @@ demo: install  ## train a small network at the knee of its time-cost curve, on t
 	$(BIN)/scavenger optimize examples/digits/job.yaml --objective knee --yes
 
 test: install-dev  ## the whole test suite
-	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN)
+	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) --ignore tests/cluster
 
 test-kubernetes: install-dev  ## build a real control plane once (on Debian, as root; ten minutes), and try what needs a cluster
 	$(BIN)/python -m tests.cluster.binaries
