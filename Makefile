@@ -10,7 +10,7 @@ AGAIN := --reruns 1 --reruns-delay 5 -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test quick install install-dev check format bench backtest chaos soak proofs simulate docs clean
+.PHONY: help demo test test-kubernetes quick install install-dev check format bench backtest chaos soak proofs simulate docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,7 +19,11 @@ demo: install  ## train a small network at the knee of its time-cost curve, on t
 	$(BIN)/scavenger optimize examples/digits/job.yaml --objective knee --yes
 
 test: install-dev  ## the whole test suite
-	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN)
+	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) --ignore tests/cluster
+
+test-kubernetes: install-dev  ## build a real control plane once (on Debian, as root; ten minutes), and try what needs a cluster
+	$(BIN)/python -m tests.cluster.binaries
+	$(BIN)/python -m pytest tests/cluster
 
 quick: install-dev  ## the tests that train nothing, start no processes and compute no longer than a few seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
@@ -43,7 +47,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,optuna,keras-tuner,ray-tune,compare,mlflow,tensorboard,docs,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,kubernetes,optuna,keras-tuner,ray-tune,compare,mlflow,tensorboard,docs,dev]'
 	@touch $@
 
 format: install-dev  ## put the code into its standard form

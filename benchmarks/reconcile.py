@@ -210,7 +210,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
         },
         remarks=(
             "a change of what is wanted is looked at without delay; an end that only the cloud knows of is seen when "
-            f"it is listed, in each look, {limits.interval_s:g} s (by chance 25 % more or less) after the one before",
+            f"it is listed, in each look; they begin {limits.wait_s(0.0, 0.0):g} to {limits.wait_s(0.0, 1.0):g} s "
+            "after one another, where they are short",
             f"the server answers in this process, with pages of {_PAGE}; renewals, which go to VMs by their "
             "connections, take no time here",
         ),

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from scavenger.cloud.aws.values import quota_name
+from scavenger.cloud.catalog.types import GIB
+from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.domain.vm import Quota
 
 __all__ = ["vms_left"]
@@ -27,7 +29,19 @@ def _gcp(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
     return float(cpus) if not spot and quota.name in ("CPUS", f"{family}_CPUS") else 0.0
 
 
-_SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp}
+def _kubernetes(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
+    """Share of a resource quota that one pod takes, whose name is that of the quota and the resource."""
+    resource = quota.name.rpartition("/")[2]
+    if resource == "pods":
+        return 1.0
+    if resource in ("cpu", "requests.cpu", "limits.cpu"):
+        return float(cpus)
+    if resource in ("memory", "requests.memory", "limits.memory"):
+        return PodShape.parse(vm).memory_gib * GIB
+    return float(PodShape.parse(vm).gpus)
+
+
+_SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp, "kubernetes": _kubernetes}
 
 
 def vms_left(

@@ -12,7 +12,10 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError, WithJsonS
 from scavenger.domain.forms import did_you_mean, fault, shown
 from scavenger.domain.vm_settings import CLOUD_SETTINGS, CloudSettings, faults_of
 
-__all__ = ["Infra", "InfraText"]
+__all__ = ["CURRENT", "Infra", "InfraText"]
+
+CURRENT = "cluster"
+"""Stands for the kubeconfig's current context, or the cluster that a process runs in."""
 
 _LOCATIONS = {
     "gcp": (r"[a-z]+-[a-z]+[0-9]+(?:-[a-z])?", "gcp/us-central1 or gcp/us-central1-a"),
@@ -37,7 +40,9 @@ class Infra:
 
     @property
     def region(self) -> str:
-        """The region, for Google Cloud or AWS; else empty."""
+        """The region, for Google Cloud or AWS; of Kubernetes, the context, or `cluster`; else empty."""
+        if self.provider == "kubernetes":
+            return self.location or CURRENT
         return self.location.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
 
     @property
@@ -112,10 +117,12 @@ _TEXT = {
     + "|".join(f"{provider}/{pattern}" for provider, (pattern, _) in _LOCATIONS.items())
     + ")$",
 }
+_PLACES = {"kubernetes": f"kubernetes(?:/{_LOCATIONS['kubernetes'][0]})?"}
 
 _OBJECTS = (
     ("aws", CLOUD_SETTINGS["aws"], "aws/us-east-1"),
     ("gcp", CLOUD_SETTINGS["gcp"], "gcp/us-central1"),
+    ("kubernetes", CLOUD_SETTINGS["kubernetes"], "kubernetes/training"),
 )
 
 
@@ -139,7 +146,7 @@ InfraText = Annotated[
                         "properties": {
                             "at": {
                                 "type": "string",
-                                "pattern": f"^(?:{cloud}/{_LOCATIONS[cloud][0]})$",
+                                "pattern": f"^(?:{_PLACES.get(cloud, f'{cloud}/{_LOCATIONS[cloud][0]}')})$",
                                 "description": "The cloud, with a region or zone.",
                                 "examples": [example],
                             },

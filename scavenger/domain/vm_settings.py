@@ -12,7 +12,16 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
-from scavenger.domain.forms import FAULT, FrozenModel, Path, did_you_mean, fault, shown, text_form
+from scavenger.domain.forms import (
+    FAULT,
+    FrozenModel,
+    Path,
+    did_you_mean,
+    fault,
+    is_number,
+    shown,
+    text_form,
+)
 from scavenger.domain.notify_settings import Webhook
 from scavenger.domain.service_settings import ServiceSettings
 from scavenger.domain.vm import VmSettings
@@ -22,6 +31,7 @@ __all__ = [
     "AwsSettings",
     "CloudSettings",
     "GcpSettings",
+    "KubernetesSettings",
     "Settings",
     "faults_of",
     "overridden",
@@ -132,8 +142,27 @@ _GcpKey = Annotated[
 ]
 
 
+def _amount(most: float, words: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    """The form of a number above 0."""
+
+    def check(value: object) -> object:
+        if not (is_number(value) and 0 < value <= most):
+            raise fault(f"must be {words} above 0 and at most {most:g}, not {shown(value)}")
+        return float(value)
+
+    return BeforeValidator(check), WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": most})
+
+
+_Label = Annotated[
+    str, *text_form(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", "a name of small letters, digits and -")
+]
+_Image = Annotated[str, *text_form(r"[\w.:/@-]{1,512}", "the name of a container image")]
+_Usd = Annotated[float, *_amount(1000.0, "US dollars")]
+_Percent = Annotated[float, *_amount(100.0, "percent")]
+
+
 class CloudSettings(FrozenModel):
-    """The settings that both clouds have."""
+    """The settings that all clouds have."""
 
     public_address: _Flag | None = Field(
         default=None,
@@ -254,16 +283,55 @@ class GcpSettings(CloudSettings):
         return tuple(sorted(self.labels.items()))
 
 
+class KubernetesSettings(CloudSettings):
+    """Settings of pods of a Kubernetes cluster, and what they cost."""
+
+    namespace: _Label = Field(default="default", description="Namespace of the pods.")
+    image: _Image = Field(
+        default="", description="Container image of the pods, with Python 3.11 or newer, or with Scavenger."
+    )
+    service_account: _Label = Field(
+        default="", description="Service account of the pods; no token of it is mounted."
+    )
+    pull_secret: _Label = Field(default="", description="Secret by which the image is pulled.")
+    node_labels: _Pairs = Field(default={}, description="Labels of the nodes that pods may be on.")
+    spot_labels: _Pairs = Field(
+        default={}, description="Labels of the nodes that the cloud may take back, for `spot`."
+    )
+    tolerated: _Pairs = Field(
+        default={},
+        description="Taints of nodes that pods tolerate: their keys, each with its value, or with '' for any.",
+    )
+    labels: _Pairs = Field(default={}, description="Labels of the pods.")
+    usd_per_cpu_hour: _Usd | None = Field(default=None, description="What a CPU of a pod costs in an hour.")
+    usd_per_gib_hour: _Usd | None = Field(default=None, description="What a GiB of its memory costs.")
+    usd_per_gpu_hour: _Usd | None = Field(default=None, description="What a GPU costs.")
+    spot_percent: _Percent | None = Field(
+        default=None, description="What pods on nodes with `spot_labels` cost, percent of these prices."
+    )
+
+    def vm_tags(self) -> tuple[tuple[str, str], ...]:
+        """See `CloudSettings.vm_tags`."""
+        return tuple(sorted(self.labels.items()))
+
+
 class Settings(FrozenModel):
     """The settings file."""
 
     aws: AwsSettings = Field(default=AwsSettings(), description="VMs at AWS.")
     gcp: GcpSettings = Field(default=GcpSettings(), description="VMs at Google Cloud.")
+    kubernetes: KubernetesSettings = Field(
+        default=KubernetesSettings(), description="Pods of a Kubernetes cluster."
+    )
     service: ServiceSettings = Field(default=ServiceSettings(), description="Limits of `scavenger serve`.")
     notify: dict[_Name, Webhook] = Field(default={}, description="Receivers of notifications, by name.")
 
 
-CLOUD_SETTINGS: Mapping[str, type[CloudSettings]] = {"aws": AwsSettings, "gcp": GcpSettings}
+CLOUD_SETTINGS: Mapping[str, type[CloudSettings]] = {
+    "aws": AwsSettings,
+    "gcp": GcpSettings,
+    "kubernetes": KubernetesSettings,
+}
 
 
 def overridden(settings: CloudSettings, by: CloudSettings | None) -> CloudSettings:

@@ -134,6 +134,55 @@ def test_two_jobs_on_vms_share_a_node_that_is_drained_while_they_train(
     assert_nothing_left(jobs[0])
 
 
+@pytest.mark.timeout(540)
+@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
+def test_what_sequences_a_job_leaves_a_drained_node_after_a_checkpoint(
+    cloud: Rented, make_job: MakeJob, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pool"
+    with served(cloud, folder) as env:
+        for name in ("one", "two"):
+            add_node(cloud, name, folder, env)
+        drain(folder, "two")
+        job = shared(
+            make_job(
+                "job",
+                tiny=True,
+                search={"workers": 1, "batch_size": [32]},
+                objective="time",
+                profile={"steps": 8},
+                goal={"metric": "val_loss", "max_epochs": 80},
+                checkpoint={"path": "checkpoints", "every": "5s"},
+                aggregation="shared",
+            ),
+            folder,
+        )
+        driver = job.start()
+        try:
+            eventually(lambda: job.phase() == "running", driver)
+            assert {tenant.node for tenant in pool_of(folder).tenants} == {"one"}
+            drain(folder, "two", undo=True)
+            drain(folder, "one")
+
+            eventually(
+                lambda: (
+                    {(t.name, t.node) for t in pool_of(folder).tenants}
+                    == {("aggregator-0", "two"), ("aggregator-1", "two")}
+                ),
+                driver,
+            )
+            outcome = job.ended(driver)
+        finally:
+            driver.kill()
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.report["actual"]["epochs"] == 80
+    with Store.open(job.store) as store:
+        events = store.events(outcome.job_id, limit=1000)
+    (back,) = (event.message for event in events if "the job continues from step" in event.message)
+    print(back)
+    assert_nothing_left(job)
+
+
 # ---- nodes that the pool rents --------------------------------------------------------------------------------
 
 

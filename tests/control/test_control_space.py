@@ -32,7 +32,7 @@ def job(**sections: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("sections", "word"),
     [
-        ({"infra": "kubernetes"}, "infra"),
+        ({"infra": "kubernetes", "aggregation": "shared"}, "aggregation"),
         ({"infra": "gcp/us-central1", "engine": "ray"}, "engine"),
         ({"spot": "auto"}, "spot"),
         ({"resources": {"cpus": 1, "disk": 50}}, "disk"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scavenger_cli.main import main
 
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.provisioning.pool_nodes import POOL_NAME, PoolNodes, PoolNodesSpec
@@ -193,3 +194,33 @@ def test_an_end_that_the_cloud_does_not_carry_out_at_first_is_asked_for_again(
     nodes.close()
 
     assert living(cloud) == []
+
+
+def test_commands_show_the_record_of_a_pool_and_refuse_to_operate_on_it(
+    cloud: FakeProvider,
+    store: Store,
+    server: AgentServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nodes = nodes_at(cloud, store, tmp_path)
+    nodes.open(server)
+    try:
+        nodes.want([1])
+        assert eventually(lambda: len(nodes.look()) == 1)
+        (record,) = store.running_jobs()
+        for command in (
+            ["status"],
+            ["status", record.id],
+            ["cost", record.id],
+            ["cost"],
+            ["status", "-o", "json"],
+        ):
+            assert main([*command, "--store", store.url]) == 0, command
+            assert record.id[:8] in capsys.readouterr().out
+        for command in (["stop", record.id], ["scale", record.id, "-k", "2"]):
+            assert main([*command, "--store", store.url]) == 2
+            assert "is no job, but a pool" in " ".join(capsys.readouterr().err.split())
+    finally:
+        nodes.close()
+    assert main(["resume", record.id, "--yes", "--store", store.url]) == 2

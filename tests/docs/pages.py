@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "TUTORIALS", "commands_of", "console_commands"]
+__all__ = ["PAGES", "ROOT", "TUTORIALS", "commands_of", "console_commands", "python_blocks"]
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -39,6 +40,15 @@ def console_commands(page: Path) -> list[str]:
                 found.append(line.removeprefix("$ "))
             continued = bool(found) and found[-1].endswith("\\")
     return found
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The Python programs of a page, without the commands that only a notebook understands."""
+    return [
+        "\n".join(line for line in textwrap.dedent(block).splitlines() if not line.startswith(("!", "%")))
+        for _, language, block in _FENCE.findall(page.read_text())
+        if language == "python"
+    ]
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:

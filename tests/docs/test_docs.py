@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from pages import PAGES, ROOT, TUTORIALS, commands_of, console_commands
+from pages import PAGES, ROOT, TUTORIALS, commands_of, console_commands, python_blocks
 from scavenger_cli.main import app
 
 PROGRAM = typer.main.get_command(app)
@@ -65,6 +66,32 @@ def test_every_extra_that_is_to_be_installed_is_there() -> None:
     for page in PAGES:
         for found in EXTRAS.findall(page.read_text()):
             assert set(found.split(",")) <= set(extras), page
+
+
+def public_names(module: str) -> set[str]:
+    """What a module of the project offers, read without importing it, and with it what it needs."""
+    path = ROOT.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for statement in ast.parse(source.read_text()).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                return set(ast.literal_eval(value)) | {one.stem for one in path.glob("*.py")}
+    return {one.stem for one in path.glob("*.py")}
+
+
+def test_every_program_on_any_page_can_be_read_and_imports_what_is_there() -> None:
+    wrong, count = [], 0
+    for page in PAGES:
+        for block in python_blocks(page):
+            for one in ast.walk(ast.parse(block, filename=str(page))):
+                if isinstance(one, ast.ImportFrom) and (one.module or "").partition(".")[0] == "scavenger":
+                    count += 1
+                    missing = {name.name for name in one.names} - public_names(str(one.module))
+                    wrong += [
+                        f"{page.relative_to(ROOT)}: from {one.module} import {name}" for name in missing
+                    ]
+    assert wrong == []
+    assert count >= 10
 
 
 def test_tutorials_show_commands() -> None:

@@ -78,11 +78,16 @@ class Pool:
     def node(self, name: str, *, price: float = 0.0, tenants_max: int = 2) -> None:
         self.site.add(Node(name, (0, 1), 1 << 30, tenants_max, "local", "192.0.2.1", price))
 
-    def lodge(self, job: PoolJob, number: int = 1, *, pinned: bool = False) -> protocol.Lodged:
+    def lodge(
+        self, job: PoolJob, number: int = 1, *, pinned: bool = False, movable: bool = False
+    ) -> protocol.Lodged:
         name = "aggregator-0" if pinned else "aggregator-1"
         intent = f"{job.id}-{name}-{number}"
         return self.site.lodge(
-            job, protocol.Lodge(name, "tcp://192.0.2.9:1", "k" * 40, intent, SECRET, pinned=pinned)
+            job,
+            protocol.Lodge(
+                name, "tcp://192.0.2.9:1", "k" * 40, intent, SECRET, pinned=pinned, movable=movable
+            ),
         )
 
     def told(self, name: str) -> list[protocol.Notice]:

@@ -121,7 +121,7 @@ def test_a_node_that_has_to_go_is_replaced_if_the_others_have_no_room() -> None:
 def test_no_more_nodes_are_rented_than_may_be() -> None:
     here = [RentedSeen("rented-1"), RentedSeen("rented-2", coming=True)]
 
-    assert grow((5, "job a waits"), here, LIMITS) == Growth(1, (), "job a waits")
+    assert grow((5, "job a waits"), here, LIMITS) == Growth(1, reason="job a waits")
     full = grow((1, "job a waits"), [*here, RentedSeen("rented-3")], LIMITS)
     assert (full.starts, full.ends) == (0, ())
     assert "3 rented nodes are the most" in full.reason
@@ -136,11 +136,13 @@ def test_a_node_ends_when_nobody_has_used_it_for_a_while_and_a_drained_one_at_on
         RentedSeen("leaving", drained=True),
         RentedSeen("late", coming=True, idle_s=61.0),
         RentedSeen("on its way", coming=True, idle_s=5.0),
+        RentedSeen("sequences", idle_s=61.0, sequences=True),
     ]
 
     growth = grow((0, ""), seen, RentalLimits(9, 60.0))
 
     assert growth.ends == ("idle", "drained", "late")
+    assert growth.drains == ("sequences",)
     assert growth.starts == 0
 
 

@@ -63,6 +63,34 @@ def test_a_node_is_drained_by_asking_the_jobs_which_then_get_a_tenant_elsewhere(
     assert loads == {"one": (1, 1, True), "two": (1, 0, False)}
 
 
+def test_what_sequences_leaves_a_drained_node_if_its_job_can_go_back_to_a_checkpoint(pool: Pool) -> None:
+    pool.node("one", tenants_max=4)
+    stays, leaves = pool.job("stays"), pool.job("leaves")
+    pool.lodge(stays, pinned=True)
+    pool.lodge(leaves, pinned=True, movable=True)
+    pool.site.drain(protocol.Drain("one"))
+    pool.site.ask_again(time.monotonic())
+    assert pool.told("leaves") == [], "there is no other node"
+
+    pool.node("two")
+    pool.site.ask_again(time.monotonic())
+
+    (asked,) = pool.told("leaves")
+    assert isinstance(asked, protocol.Vacate)
+    assert pool.told("stays") == []
+    pool.site.ask_again(time.monotonic() + 60.0)
+    assert pool.told("leaves") == [asked], "until it has left"
+    pool.site.left(leaves, asked.intent)
+    assert pool.lodge(leaves, 2, pinned=True, movable=True).node == "two"
+
+
+def test_what_sequences_goes_where_its_job_has_its_other_tenant(pool: Pool) -> None:
+    for name in ("one", "two", "three"):
+        pool.node(name)
+    for job in (pool.job("a"), pool.job("b")):
+        assert pool.lodge(job).node == pool.lodge(job, pinned=True).node
+
+
 def test_jobs_of_a_node_that_is_gone_are_told_and_get_another(pool: Pool) -> None:
     pool.node("one")
     pool.node("two")

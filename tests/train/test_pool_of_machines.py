@@ -90,3 +90,29 @@ def test_two_jobs_share_a_machine_one_tenant_is_killed_and_the_machine_is_draine
     assert [len(run.rolled_back) for run in runs] == [1, 0]
     for run, got in zip(runs, weights, strict=True):
         assert_same_weights(got, plain_keras("exact_slow", run.steps), 1e-9)
+
+
+@pytest.mark.long
+def test_jobs_that_were_measured_on_machines_of_their_own_are_packed_onto_one(tmp_path: Path) -> None:
+    with machines(tmp_path) as pool, ExitStack() as stack:
+        for name in ("one", "two"):
+            pool.add(name)
+        pool.joined("one", "two")
+        runs = [stack.enter_context(lodged("small:exact_slow", tmp_path / name, pool)) for name in ("a", "b")]
+        together = Together(runs, pool.folder)
+        begun(runs, together, 34)
+        together.until(lambda: sorted(nodes(pool)) == ["one", "two"])
+        together.until(lambda: all(len(run.migrated) == 1 for run in runs))
+
+        # the tenant that moves gives its share to the first aggregator, and another gets it back on the other machine
+        together.until(lambda: len(nodes(pool)) == 2 and len(set(nodes(pool))) == 1)
+        together.until(lambda: max(len(run.migrated) for run in runs) >= 3)
+        together.train(3)
+        packed = [change.what for change in pool.load().changes]
+        weights = [run.finish() for run in runs]
+
+    assert any(" moved to " in what for what in packed)
+    for run, got in zip(runs, weights, strict=True):
+        assert not run.rolled_back
+
+        assert_same_weights(got, plain_keras("exact_slow", run.steps), 1e-9)

@@ -191,6 +191,35 @@ def test_a_node_that_has_run_for_too_long_is_replaced_while_its_job_trains(scene
     assert scene.look() == (2,), "empty and drained"
 
 
+def test_a_node_with_nothing_but_what_sequences_ends_once_that_has_moved(scene: Scene) -> None:
+    site = scene.pool.site
+    scene.waits("a")
+    scene.look()
+    scene.look()
+    scene.join(1)
+    (a,) = site.jobs
+    scene.pool.lodge(a)
+    b = scene.pool.job("b")
+    scene.look()
+    site.may_grow = False
+    assert scene.pool.lodge(b, pinned=True, movable=True).node == "rented-1"
+    scene.waits("b")
+    scene.look()
+    scene.look()
+    scene.join(2)
+    assert scene.pool.lodge(b).node == "rented-2"
+    site.leave(a)
+    scene.look()
+    assert scene.look(IDLE_S) == (1, 2)
+    site.ask_again(scene.now)
+
+    (asked,) = (one for one in scene.pool.told("b") if isinstance(one, protocol.Vacate))
+    site.left(b, asked.intent)
+
+    assert scene.pool.lodge(b, 2, pinned=True, movable=True).node == "rented-2"
+    assert scene.look() == (2,)
+
+
 def test_the_price_of_nodes_is_divided_into_what_jobs_used_and_the_rest(scene: Scene) -> None:
     from scavenger.train.engines.vm import messages as m
 

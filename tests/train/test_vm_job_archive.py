@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import io
 import os
+import sqlite3
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -153,3 +155,29 @@ def test_the_folder_arrives_under_the_systems_own_python(job: Path, tmp_path: Pa
     )
 
     assert (there / "data" / "again.py").read_text() == "train.py"
+
+
+def test_what_this_process_has_open_is_left_out_and_not_even_read(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "train.py").write_text("x = 1")
+    database = sqlite3.connect(job / "jobs.db", isolation_level=None)
+    database.execute("pragma journal_mode = wal")
+    database.execute("create table t (x)")
+    database.execute("begin immediate")
+    try:
+        archive = Archive(job)
+        with tarfile.open(fileobj=io.BytesIO(archive.read(0, archive.bytes))) as tar:
+            assert tar.getnames() == ["train.py"]
+        # another process must find the lock that this one still has
+        asked = (
+            "import sqlite3, sys\n"
+            "try: sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute('begin immediate')\n"
+            "except sqlite3.OperationalError as error: print(error)"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", asked, str(job / "jobs.db")], capture_output=True, text=True, check=True
+        )
+        assert "locked" in said.stdout
+    finally:
+        database.close()

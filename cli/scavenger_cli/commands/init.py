@@ -182,7 +182,7 @@ def _default(field: str, job: JobSpec, settings: Settings) -> str:
     counts = job.search.workers
     defaults = {
         "name": settings.name,
-        "train": str(job.train),
+        "train": None if job.train is None else str(job.train),
         "metric": job.goal.metric,
         "target": None if _drops_target(job, settings) else str(job.goal.target),
         "workers": f"{counts[0]}..{counts[-1]}",

@@ -23,7 +23,19 @@ from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 
-__all__ = ["GPU_REQUIREMENT", "PACKAGE_VARIABLE", "Join", "boot_script", "image_script", "proxy_variables"]
+__all__ = [
+    "FETCH_PROGRAM",
+    "GPU_REQUIREMENT",
+    "PACKAGE_VARIABLE",
+    "Join",
+    "boot_script",
+    "check_requirement",
+    "filled",
+    "image_script",
+    "install_command",
+    "proxy_variables",
+    "what_of",
+]
 
 PACKAGE_VARIABLE = "SCAVENGER_PACKAGE"
 """Environment variable with what VMs install instead of the leader's own wheel: one pip requirement, such as a URL."""
@@ -143,7 +155,7 @@ echo '@MARK@@STARTED@'
 # whose agent finds out by itself.
 # OOMPolicy: a training process that exhausts the memory must not end the agent, which reports the failure.
 
-_FETCH = """\
+FETCH_PROGRAM = """\
 import hashlib, io, json, sys, zipfile
 import msgspec, zmq
 name, sha256, inside = sys.argv[1:]
@@ -219,7 +231,7 @@ def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
             readable.
     """
     if package.requirement or not package.wheel:
-        _check(package.requirement)
+        check_requirement(package.requirement)
         values = {
             "@GIVEN@": "requirements.txt",
             "@CONTENT@": package.requirement,
@@ -231,11 +243,11 @@ def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
         fetch = shlex.join(["fetch.py", package.wheel, package.sha256, CONSTRAINTS])
         values = {
             "@GIVEN@": "fetch.py",
-            "@CONTENT@": _FETCH.rstrip("\n"),
-            "@UNLESS@": f' || ! "$agent" --has {_what(package)}',
-            "@CHECK@": f"{_AGENT} --has {_what(package)}",
+            "@CONTENT@": FETCH_PROGRAM.rstrip("\n"),
+            "@UNLESS@": f' || ! "$agent" --has {what_of(package)}',
+            "@CHECK@": f"{_AGENT} --has {what_of(package)}",
             "@INSTALL@": f"pip install {shlex.join(package.tools)} &&\n"
-            f"        /opt/scavenger/bin/python {fetch} &&\n        {_install(package)} -r gpus.txt",
+            f"        /opt/scavenger/bin/python {fetch} &&\n        {install_command(package)} -r gpus.txt",
         }
     variables = proxy_variables(proxy)
     host, _, port = join.endpoint.removeprefix("tcp://").rpartition(":")
@@ -261,7 +273,7 @@ def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
         "@FUNCTIONS@": _FUNCTIONS,
         "@GPUS@": GPU_REQUIREMENT,
     }
-    return _filled(_SCRIPT, values)
+    return filled(_SCRIPT, values)
 
 
 def proxy_variables(proxy: str) -> list[str]:
@@ -277,20 +289,31 @@ def image_script(package: VmPackage) -> str:
 
     VMs that boot from the image and are to have the same package install nothing.
     """
-    values = {"@INSTALL@": _install(package), "@WHAT@": _what(package), "@NAME@": shlex.quote(package.name)}
-    return _filled(_IMAGE_SCRIPT, {**values, "@AGENT@": _AGENT, "@FUNCTIONS@": _FUNCTIONS})
+    values = {
+        "@INSTALL@": install_command(package),
+        "@WHAT@": what_of(package),
+        "@NAME@": shlex.quote(package.name),
+    }
+    return filled(_IMAGE_SCRIPT, {**values, "@AGENT@": _AGENT, "@FUNCTIONS@": _FUNCTIONS})
 
 
-def _install(package: VmPackage) -> str:
+def install_command(package: VmPackage) -> str:
+    """Installs a fetched wheel, by the function `pip` of the script."""
     extras = f"[{','.join(package.extras)}]" if package.extras else ""
     return f'pip install -c constraints.txt "{DISTRIBUTION}{extras} @ file://$PWD/{package.wheel}"'
 
 
-def _what(package: VmPackage) -> str:
+def what_of(package: VmPackage) -> str:
+    """What `scavenger-vm --has` is asked for."""
     return shlex.join([package.sha256, *package.extras])
 
 
-def _check(requirement: str) -> None:
+def check_requirement(requirement: str) -> None:
+    """Check what the user wants to be installed.
+
+    Raises:
+        ConfigurationError: If it is not one line, or is a URL with a password.
+    """
     if not requirement.strip() or requirement.splitlines() != [requirement]:
         raise ConfigurationError(
             f"{PACKAGE_VARIABLE} must be one requirement on one line, not {requirement!r}"
@@ -302,5 +325,6 @@ def _check(requirement: str) -> None:
         )
 
 
-def _filled(script: str, values: dict[str, str]) -> str:
+def filled(script: str, values: dict[str, str]) -> str:
+    """A script with its names in @ replaced."""
     return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], script)

@@ -90,7 +90,8 @@ def lodged_on_vms(job: JobSpec, record: JobRecord) -> Callable[..., VmEngine]:
             "`scavenger aggregators add-node`"
         )
     check_room(load, job.elastic.aggregators, place)
-    return partial(LodgedEngine, folder=folder, join=Join(PROTOCOL, record.id, record.name, place))
+    join, checkpoints = Join(PROTOCOL, record.id, record.name, place), job.checkpoint is not None
+    return partial(LodgedEngine, folder=folder, join=join, checkpoints=checkpoints)
 
 
 def check_room(load: PoolLoad, aggregators: int, place: str = "") -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import Join, boot_script
+from scavenger.cloud.boot.pod import pod_script
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmPackage, VmRequest, VmSeen, VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
@@ -45,7 +46,7 @@ def boot_way(user_data: str) -> tuple[str, str]:
 
 
 class BootingProvider(Provider):
-    """A provider that replaces the `boot_document` of each launch by the script that cloud-init runs."""
+    """A provider that replaces the `boot_document` of each launch by the script that a VM or a pod runs."""
 
     def __init__(self, provider: Provider, store: Store) -> None:
         self._provider, self._store = provider, store
@@ -73,9 +74,12 @@ class BootingProvider(Provider):
             ) from error
         _, secret = one_time_keys(bytes.fromhex(key), request.tags.token)
         join = Join(boot.endpoint, boot.server_key, request.tags.token, secret, boot.provider)
-        template = replace(
-            request.template, user_data=boot_script(join, boot.package, proxy=request.template.settings.proxy)
-        )
+        proxy = request.template.settings.proxy
+        if boot.provider == "kubernetes":
+            script = pod_script(join, boot.package, life_s=request.life_s, proxy=proxy)
+        else:
+            script = boot_script(join, boot.package, proxy=proxy)
+        template = replace(request.template, user_data=script)
         return self._provider.launch(replace(request, template=template))
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:

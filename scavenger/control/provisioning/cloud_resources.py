@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.cloud.catalog.traffic import traffic_price
+from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, recorded_leader
@@ -33,6 +35,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
+from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 from scavenger.models.aggregation import AggregatorVms, optimizer_copies
 from scavenger.policy.leaders import LeaderPlan, choose_leader
@@ -148,6 +151,7 @@ class CloudResources:
             spot=job.spot,
             environment=environment,
             aggregator_vms=self._aggregator_vms,
+            catalog=self._sizes_of_pods(),
         )
         workers = job.worker_counts
         self.offered = self.cloud.offers_for(
@@ -163,6 +167,19 @@ class CloudResources:
             )
         asked_gib = None if job.resources is None else job.resources.disk
         self._disk_gib = asked_gib or (GPU_DISK_GIB if with_gpus else DISK_GIB)
+
+    def _sizes_of_pods(self) -> PodCatalog | None:
+        """What stands for the catalogue of VM types where VMs are pods; None elsewhere."""
+        settings = self.settings
+        if not isinstance(settings, KubernetesSettings):
+            return None
+        if self._job.spot != "never" and not settings.spot_labels:
+            raise ConfigurationError(
+                f"spot: {self._job.spot} needs the labels of the nodes that the cloud may take back: set spot_labels "
+                f"under [kubernetes] in {settings_path(self._environment)}, or write never",
+                key="spot",
+            )
+        return PodCatalog(settings, self._job.infra.region, today=date.today())
 
     @property
     def rents_aggregators(self) -> bool:

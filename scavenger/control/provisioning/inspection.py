@@ -63,6 +63,14 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
     try:
         settings = settings_of(infra, environment)
         provider = open_provider(infra.provider, infra.region, environment, settings)
+        if infra.provider not in INSPECTIONS:
+            yield Check(
+                "cloud",
+                "warn",
+                str(infra),
+                "doctor checks aws and gcp; a first job tells what is missing here",
+            )
+            return
         inspection = INSPECTIONS[infra.provider](provider)
     except NotSupportedError as error:
         yield Check("cloud", "fail", str(error))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
 from scavenger.cloud.catalog.types import Listing, MachineType, Wanted
+from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
@@ -84,13 +85,13 @@ class CatalogCloud:
         region: str,
         *,
         spot: SpotMode = "never",
-        catalog: Catalog | None = None,
+        catalog: Catalog | PodCatalog | None = None,
         environment: Mapping[str, str] = os.environ,
         changes: ChangeCosts | None = None,
         aggregator_vms: int = 1,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
-        self._catalog = catalog or open_catalog(environment)
+        self._catalog: Catalog | PodCatalog = catalog or open_catalog(environment)
         self._changes = changes or ChangeCosts()
         self._aggregator_vms = aggregator_vms
 

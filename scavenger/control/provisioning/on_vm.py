@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,10 +26,15 @@ from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
 
-__all__ = ["identify", "main", "watch_notices"]
+__all__ = ["LEAVE_S", "identify", "leave_in_time", "main", "watch_notices"]
 
 log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
+LEAVE_S = 20.0
+"""How long the processes of a pod may take to leave their job, of the grace period of 30 s that a pod has."""
+_LOOK_S = 0.2
+_KUBERNETES = "kubernetes"
+"""Provider of pods: no metadata service tells of their end, but a signal with a grace period."""
 _LOCAL = "local"
 """Provider of a machine that nobody has rented for Scavenger, such as a node of a pool that was added by hand."""
 _WORDS = {
@@ -51,13 +57,23 @@ def identify(provider: str, public_key: str) -> str:
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
     """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own."""
-    if provider == _LOCAL:
+    if provider in (_LOCAL, _KUBERNETES):
         return
     try:
         for notice in watch(provider, stopped=ended.is_set):
             agent.report_preemption(_in_s(notice), _WORDS[notice.kind])
     except (CloudError, ConfigurationError) as error:
         agent.warn(f"it will receive no preemption notices: {error}")
+
+
+def leave_in_time(agent: Agent, ended: threading.Event, *, within_s: float = LEAVE_S) -> None:
+    """End an agent whose pod is to end: what runs there leaves at a step boundary first, if it can within the time."""
+    if agent.busy:
+        agent.report_preemption(within_s, "its pod is being ended")
+    until = time.monotonic() + within_s
+    while agent.busy and time.monotonic() < until and not ended.is_set():
+        time.sleep(_LOOK_S)
+    agent.end("its pod is being ended")
 
 
 def _in_s(notice: Notice) -> float | None:
@@ -96,9 +112,16 @@ def main() -> int:
         show=log.info,
         identify=functools.partial(identify, ticket.provider),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
     ended = threading.Event()
+
+    def asked_to_end(*_: object) -> None:
+        if ticket.provider == _KUBERNETES:
+            threading.Thread(target=leave_in_time, args=(agent, ended), daemon=True).start()
+        else:
+            agent.end("its VM is being shut down")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, asked_to_end)
     watching = threading.Thread(
         target=watch_notices, args=(agent, ticket.provider, ended), name="scavenger-notices", daemon=True
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from scavenger.cloud.catalog.cache import read_cache, write_cache
+from scavenger.cloud.catalog.catalog import PROVIDERS
 from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.catalog.types import Fetched
 from scavenger.control.provisioning.prices import cache_path, open_catalog
@@ -64,6 +65,8 @@ def refresh_if_old(
     """
     now = now or datetime.now(UTC)
     provider, region = job.infra.provider, job.infra.region
+    if provider not in PROVIDERS:
+        return ()  # its prices are the user's settings
     catalog = open_catalog(environment, today=now.date())
     vms = () if job.resources is None else job.resources.vms
     kinds = (False,) if job.spot == "never" else (False, True)

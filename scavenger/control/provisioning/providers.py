@@ -11,8 +11,8 @@ from typing import Any
 from scavenger.cloud.base import Inspection, Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.settings import cloud_settings, settings_path
-from scavenger.domain.infra import Infra
-from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings
+from scavenger.domain.infra import CURRENT, Infra
+from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings, KubernetesSettings
 from scavenger.errors import ConfigurationError, NotSupportedError
 
 __all__ = ["GCP_PROJECT", "INSPECTIONS", "PROVIDERS", "open_provider", "open_verifier", "project_of"]
@@ -53,9 +53,31 @@ def _gcp(region: str, environment: Mapping[str, str], settings: CloudSettings | 
     return GcpProvider(project, region, environment=environment, operation_timeout_s=45.0)
 
 
+def _kubernetes(region: str, environment: Mapping[str, str], settings: CloudSettings | None) -> Provider:
+    from scavenger.cloud.kubernetes.pods import PodSettings
+    from scavenger.cloud.kubernetes.provider import KubernetesProvider
+
+    settings = settings or cloud_settings("kubernetes", environment)
+    assert isinstance(settings, KubernetesSettings)
+    pods = PodSettings(
+        namespace=settings.namespace,
+        image=settings.image,
+        service_account=settings.service_account,
+        node_labels=tuple(settings.node_labels.items()),
+        spot_labels=tuple(settings.spot_labels.items()),
+        tolerations=tuple(
+            {"key": key, "operator": "Equal", "value": value} if value else {"key": key, "operator": "Exists"}
+            for key, value in settings.tolerated.items()
+        ),
+        pull_secret=settings.pull_secret,
+    )
+    return KubernetesProvider("" if region == CURRENT else region, settings=pods, environment=environment)
+
+
 PROVIDERS: dict[str, Callable[[str, Mapping[str, str], CloudSettings | None], Provider]] = {
     "aws": _aws,
     "gcp": _gcp,
+    "kubernetes": _kubernetes,
 }
 
 

@@ -155,9 +155,10 @@ class Reconciler:
             if wake is not stop:
                 wake.clear()
             self._sold_out = False
+            began_s = self._clock()
             self._attempt(self.look, failed)
             if not self._sold_out:  # else the next placement option is tried at once
-                wake.wait(self._config.look.interval_s * (0.75 + 0.5 * self._rng.random()))
+                wake.wait(self._config.look.wait_s(self._clock() - began_s, self._rng.random()))
         self._attempt(self.release, failed)
 
     def _attempt(self, action: Callable[[], object], failed: Callable[[Exception], None]) -> None:

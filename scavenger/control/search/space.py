@@ -23,7 +23,7 @@ __all__ = [
     "search_space",
 ]
 
-_VM_CLOUDS = ("aws", "gcp")
+_VM_CLOUDS = ("aws", "gcp", "kubernetes")
 _OWN = "scavenger."
 """Begin of the names of modules that are there wherever workers run, as `scavenger.integrations.hypermodel`."""
 
@@ -43,7 +43,8 @@ def check_supported(job: JobSpec) -> None:
         (
             job.infra.provider not in ("local", *_VM_CLOUDS),
             "infra",
-            f"infra: {job.infra} cannot be provisioned by this version; use local, gcp/REGION or aws/REGION",
+            f"infra: {job.infra} cannot be provisioned by this version; use local, gcp/REGION, aws/REGION or "
+            "kubernetes",
         ),
         (
             job.infra.provider != "local" and job.engine != "process",
@@ -53,7 +54,7 @@ def check_supported(job: JobSpec) -> None:
         (
             job.leader == "vm" and job.infra.provider not in LEADER_CLOUDS,
             "leader",
-            f"leader: vm is for jobs on VMs of aws/; with infra: {job.infra}, write here",
+            f"leader: vm is for jobs on VMs of aws/ and gcp/; with infra: {job.infra}, write here",
         ),
         (
             job.aggregation == "shared" and job.engine != "process",
@@ -66,6 +67,11 @@ def check_supported(job: JobSpec) -> None:
             "elastic",
             "elastic.aggregator_vms: shared aggregators are on nodes of the pool, and none is rented; leave it out, or "
             "write aggregation: own",
+        ),
+        (
+            job.aggregation == "shared" and job.infra.provider == "kubernetes",
+            "aggregation",
+            "aggregation: shared is for jobs on this machine or on VMs of a cloud, not on Kubernetes; write own",
         ),
         (
             job.aggregation == "shared" and job.leader == "vm",

@@ -65,7 +65,8 @@ class LookLimits:
     """Intervals of the looks at a region, and limits of each.
 
     Attributes:
-        interval_s: Time between two looks.
+        interval_s: Longest time from the beginning of a look to that of the next, where looks are short.
+        pause_s: Shortest time from the end of a look to the beginning of the next.
         actions_s: Time after which a look starts no more actions.
         list_interval_s: Shortest time between two listings: below that between two looks, so that each look lists.
         vm_interval_s: Time between two questions about one VM that listings do not show.
@@ -74,8 +75,9 @@ class LookLimits:
     """
 
     interval_s: float = 5.0
+    pause_s: float = 0.5
     actions_s: float = 60.0
-    list_interval_s: float = 3.5
+    list_interval_s: float = 2.25
     vm_interval_s: float = 15.0
     call_s: float = 60.0
     creates_max: int = 4
@@ -85,11 +87,23 @@ class LookLimits:
         if self.creates_max < 1 or self.calls_max < 1:
             raise ValueError("a look must be allowed to do something")
 
+    def wait_s(self, took_s: float, chance: float) -> float:
+        """Time from the end of a look to the beginning of the next.
+
+        Looks begin 0.5 to 0.9 intervals after one another: an end that only the cloud knows of is on record within an
+        interval, if a look takes a tenth of it.
+
+        Args:
+            took_s: How long the look took.
+            chance: In [0, 1), so that the looks of several services spread.
+        """
+        return max(self.pause_s, (0.5 + 0.4 * chance) * self.interval_s - took_s)
+
     def list_again_s(self, vms: int, *, throttled: bool) -> float:
         """Time until the next listing.
 
-        Each look lists as long as that takes at most `LIST_CALLS` calls; from then on, listings take as many calls a
-        minute as these do. That is 36, of 1,500 that a project of Compute Engine may make, and of 1,200 that an account
+        Each look lists as long as that takes at most `LIST_CALLS` calls, 51 a minute; beyond that, listings take 36
+        calls a minute, of 1,500 that a project of Compute Engine may make, and of 1,200 that an account
         has for EC2's `DescribeInstances` [1]_, [2]_: other tools and other jobs' commands need theirs.
 
         Args:

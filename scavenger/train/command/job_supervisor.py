@@ -50,7 +50,8 @@ class CommandJobSupervisor:
         clock: Monotonic seconds.
 
     Attributes:
-        manifest: Description of the command; None before the samples of an epoch are known.
+        manifest: Description of the command, with the size of its newest checkpoint, by which time is reserved for the
+            end; None before the samples of an epoch are known.
         quarantined: None: samples are the command's own.
         on_wait: Called while `finish` waits.
         recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be recorded.
@@ -357,6 +358,8 @@ class CommandJobSupervisor:
                 kept = Kept(saved, run.view, run.hosts.launched, run.samples_per_epoch or 0)
                 size = self._checkpoints.record(kept, now=date)
                 self._events.append(m.CheckpointWritten(saved.step, saved.epoch, took_s, size))
+                if self.manifest is not None and size:
+                    self.manifest = self._source.manifest(self.manifest.dataset_size, checkpoint_bytes=size)
             except ScavengerError as error:
                 self._events.append(m.CheckpointFailed(saved.step, str(error)))
         step = run.progress.step

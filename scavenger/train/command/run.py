@@ -206,6 +206,9 @@ class CommandRun:
         self.paused = True
         attempt = self.attempt
         if attempt is None or not attempt.reporting:
+            if attempt is not None and not attempt.ending and epoch + 1 >= self._source.epochs:
+                # the program knows that this was the last one, and is about to save and end
+                attempt.ending, attempt.until_s = True, self._clock() + self._source.run.grace
             self.end()
             return
         end_at = attempt.request.end_at if attempt.ending else self._soon()

@@ -15,7 +15,7 @@ from scavenger.train.command.checkpoints import CommandCheckpoint
 from scavenger.train.command.progress import Group
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.custom_loop.job_reports import LOSS
-from scavenger.train.transport.messages.values import Manifest
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 __all__ = ["CommandSource"]
 
@@ -85,7 +85,7 @@ class CommandSource:
         words = fill(self.run.command, {**self.params, **values})
         return cm.Run(group.view, words, env, without, self.run.log or (), self.metric)
 
-    def manifest(self, samples: int) -> Manifest:
+    def manifest(self, samples: int, *, checkpoint_bytes: int = 0) -> Manifest:
         """Describe the command as a model is described; stored models are of the same command and the same files."""
         digest = hashlib.sha256(repr((self.run.command, sorted(self.params.items()))).encode())
         for word in self.run.command.split():
@@ -93,7 +93,7 @@ class CommandSource:
             if path.is_file():
                 digest.update(path.read_bytes())
         return Manifest(
-            tensors=(),
+            tensors=(TensorSpec("checkpoint", (checkpoint_bytes,), "uint8", "first"),),
             metrics=(),
             optimizer='{"class_name": "command", "config": {}}',
             architecture=digest.hexdigest()[:32],

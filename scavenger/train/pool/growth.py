@@ -13,6 +13,7 @@ a node has to go, and the others have no room       as many as the scheduler sta
 nodes are on their way                              they count as empty nodes
 `nodes_max` are rented                              none; the reason says so
 a rented node has had no tenant for `idle_s`        it ends
+all that it has had sequences steps, and can move   it is drained
 a drained one has none                              it ends at once
 ==================================================  ==========================================================
 
@@ -66,12 +67,14 @@ class RentedSeen:
         coming: Whether its machine has not joined yet.
         drained: Whether it gets no tenants any more.
         idle_s: For how long it has had no tenant, or for how long nobody has waited for it to come; None: it has one.
+        sequences: Whether it has tenants that sequence steps, and no others; they count as none if they can move.
     """
 
     name: str
     coming: bool = False
     drained: bool = False
     idle_s: float | None = None
+    sequences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,12 @@ class Growth:
     Attributes:
         starts: Nodes to rent.
         ends: Names of those to give back.
+        drains: Names of those that what sequences steps is to leave first.
     """
 
     starts: int = 0
     ends: tuple[str, ...] = ()
+    drains: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -96,16 +101,18 @@ def grow(missing: tuple[int, str], rented: Sequence[RentedSeen], limits: RentalL
         rented: Those that were not told to end.
     """
     number, why = missing
-    ends = tuple(
-        one.name
+    idle = [
+        one
         for one in rented
         if one.idle_s is not None and (one.idle_s >= limits.idle_s or (one.drained and not one.coming))
-    )
+    ]
+    ends = tuple(one.name for one in idle if not one.sequences)
+    drains = tuple(one.name for one in idle if one.sequences)
     starts = min(number, limits.nodes_max - (len(rented) - len(ends)))
     if starts > 0:
-        return Growth(starts, ends, why)
-    if ends:
-        return Growth(0, ends, f"no tenant for {limits.idle_s:g} s, or drained")
+        return Growth(starts, ends, drains, why)
+    if ends or drains:
+        return Growth(0, ends, drains, f"no tenant for {limits.idle_s:g} s, or drained")
     if number:
         return Growth(reason=f"{why}, but {limits.nodes_max} rented nodes are the most (--nodes-max)")
     return Growth()

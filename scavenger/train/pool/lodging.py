@@ -65,6 +65,7 @@ class LodgedEngine(VmEngine):
         local: Runs the workers, and the aggregator that sequences, on this machine; None: workers run on VMs, and that
             aggregator as a tenant, too.
         owned: Whether `close` closes `agents`, too.
+        checkpoints: Whether the job writes some, so that the aggregator that sequences can leave its node after one.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class LodgedEngine(VmEngine):
         join: protocol.Join,
         local: ProcessEngine | None = None,
         owned: bool = False,
+        checkpoints: bool = False,
         place_max_s: float = 900.0,
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(log_dir, agents, place_max_s=place_max_s, command=command, local=local, clock=clock)
         self._workers_here, self._owned, self._job_id = local is not None, owned, join.job_id
+        self._checkpoints = checkpoints
         self._pool = LodgingConnection(folder, join, clock)
         self._lodgings: dict[str, _Lodging] = {}  # by aggregator
         self._told: set[str] = set()  # those of which was told that they wait
@@ -185,6 +188,7 @@ class LodgedEngine(VmEngine):
             intent,
             secret,
             pinned=name == _SEQUENCER,
+            movable=self._checkpoints,
         )
         if not self._pool.send(request):
             lodging.error = "does not answer"

@@ -144,7 +144,9 @@ class Lodge(msgspec.Struct, frozen=True, tag=True):
         endpoint, server_key: Where it joins, and the public key of who serves there.
         intent: The name by which the job knows it; never used again.
         secret: The one-time key.
-        pinned: Whether it is never asked to leave: it sequences the steps.
+        pinned: Whether it is in no plan: it sequences the steps.
+        movable: Whether a pinned one may be asked to leave its node: its job writes checkpoints, and goes back to one
+            that it has just written.
     """
 
     name: str
@@ -153,6 +155,7 @@ class Lodge(msgspec.Struct, frozen=True, tag=True):
     intent: str
     secret: str
     pinned: bool = False
+    movable: bool = False
 
     def __repr__(self) -> str:
         return f"Lodge({self.intent} at {self.endpoint})"  # never the key

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 class _Lodger(Tenant):
     intent: str = ""
     launch: int = 0
+    movable: bool = True
+    """Whether it can be asked to leave."""
     asked_at: float = 0.0
     """When its job was asked last to leave it, monotonic seconds; 0: it may stay."""
     reason: str = ""
@@ -104,6 +106,7 @@ class RemoteSite(Site[_Lodger]):
             node,
             time.time(),
             pinned=request.pinned,
+            movable=request.movable or not request.pinned,
             intent=request.intent,
             launch=launch,
         )
@@ -111,13 +114,19 @@ class RemoteSite(Site[_Lodger]):
         return protocol.Lodged(request.intent, node.name)
 
     def _node_for(self, job: PoolJob, request: protocol.Lodge) -> Node | None:
-        """The node of a new tenant, by the plan; a pinned one is in none, and goes where the job's next one would."""
+        """The node of a new tenant, by the plan.
+
+        A pinned one is in none: it goes where its job has another, or else would get the next one.
+        """
         loads = self._loads()
         plan = self.plan.with_tenant(job.key, request.name, loads)
         if request.pinned:
-            open_ = [node for name, node in self.plan.nodes.items() if name not in self.plan.drained]
+            for own in self._of(job):
+                if not own.pinned and own.node.name not in self.plan.drained:
+                    return own.node
             if plan is not None:
                 return plan.node_of(job.key, request.name)
+            open_ = [node for name, node in self.plan.nodes.items() if name not in self.plan.drained]
             return None if self.may_grow else choose_node([NodeUse(n, loads[n.name], 0) for n in open_])
         if plan is None:
             return None
@@ -203,8 +212,16 @@ class RemoteSite(Site[_Lodger]):
         return True
 
     def ask_again(self, now: float) -> None:
-        """Repeat what jobs were asked and have not done."""
+        """Repeat what jobs were asked and have not done, and ask for pinned tenants of drained nodes.
+
+        These leave when their jobs have written a checkpoint.
+        """
+        drained = self.plan.drained
         for lodger in [*self._lodgers.values()]:
+            asked = bool(lodger.asked_at) or not (lodger.pinned and lodger.movable)
+            if not asked and lodger.node.name in drained and drained != self.plan.nodes.keys():
+                lodger.reason = f"leaves the drained aggregator node {lodger.node.name}"
+                self._ask_to_leave(lodger, now)
             if lodger.asked_at and now - lodger.asked_at > _AGAIN_S:
                 self._ask_to_leave(lodger, now)
 
@@ -238,7 +255,7 @@ class RemoteSite(Site[_Lodger]):
     @property
     def _may_pack(self) -> bool:
         """See `Site`: not while a tenant is on its way."""
-        return not any(lodger.asked_at for lodger in self._lodgers.values())
+        return not any(lodger.asked_at and not lodger.pinned for lodger in self._lodgers.values())
 
     def _move(self, tenant: _Lodger, move: Move) -> None:
         if not tenant.pinned:
@@ -255,6 +272,17 @@ class RemoteSite(Site[_Lodger]):
     def is_used(self, node: str) -> bool:
         """Whether a node has a tenant, or is about to."""
         return bool(self._on(node) or self.plan.tenants_on(node))
+
+    def only_sequences(self, node: str) -> bool:
+        """Whether all that keeps a node are tenants that sequence steps and could do so on a node that is in use."""
+        here = self._on(node)
+        pinned = bool(here) and all(one.pinned and one.movable for one in here)
+        return (
+            pinned
+            and node not in self.plan.drained
+            and not self.plan.tenants_on(node)
+            and bool(self.plan.in_use)
+        )
 
     def used_usd(self, prefix: str) -> float:
         """What tenants have used of the nodes whose names begin so, US dollars."""

@@ -178,6 +178,8 @@ class Rental:
                 log.warning("%s", growth.reason)
         for name in growth.ends:
             self._end(name, site, growth.reason)
+        for name in growth.drains:
+            site.drain(protocol.Drain(name))
         for _ in range(growth.starts):
             self._last += 1
             self._wanted.add(self._last)
@@ -240,12 +242,13 @@ class Rental:
         for number in sorted(self._wanted):
             name = _name(number)
             coming = name not in site.plan.nodes
-            used = needed if coming else site.is_used(name)
+            sequences = not coming and site.only_sequences(name)
+            used = needed if coming else site.is_used(name) and not sequences
             since = None if used else self._idle_since.setdefault(name, now)
             if used:
                 self._idle_since.pop(name, None)
             idle_s = None if since is None else now - since
-            seen.append(RentedSeen(name, coming, name in site.plan.drained, idle_s))
+            seen.append(RentedSeen(name, coming, name in site.plan.drained, idle_s, sequences))
         return seen
 
     def _cramped(self, site: RemoteSite, now: float) -> tuple[str, ...]:

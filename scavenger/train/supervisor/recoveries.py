@@ -34,12 +34,14 @@ class Checkpoints:
         written: Whether it has written one since.
         unrecorded: The step of a checkpoint that is complete, but is committed only once all steps up to it are
             stored; None for none.
+        awaited: Whether the process that sequences leaves its host after the next one.
     """
 
     plan: m.CheckpointPlan | None
     restore: m.Restore | None
     written: bool = False
     unrecorded: int | None = None
+    awaited: bool = False
 
     def newest(self) -> m.Restore | None:
         """The newest checkpoint, which restarted aggregators begin with; None for initial weights."""

@@ -418,6 +418,10 @@ class Supervisor:
         for event in events:
             if isinstance(event, m.CheckpointReady):
                 self._checkpoints.unrecorded = event.step
+            elif isinstance(event, m.CheckpointWritten) and self._checkpoints.awaited:
+                # what it sequenced cannot move, but going back to this checkpoint repeats next to nothing
+                self._checkpoints.awaited = False
+                self.engine.vacated(self._aggregators[0])
             elif isinstance(event, RolledBack):
                 self._callbacks.forget()
         return events
@@ -457,6 +461,8 @@ class Supervisor:
             self._clock(),
         )
         moves = "; what it holds moves to the others" if leaving else ""
+        if notice.alone and notice.in_s is not None and notice.name == self._aggregators[0]:
+            self._checkpoints.awaited, moves = True, "; it leaves after the next checkpoint"
         if notice.alone and notice.in_s is not None:  # it is told again until it has left
             log.info("%s: %s%s", notice.name, notice.reason, moves)
         elif notice.alone:

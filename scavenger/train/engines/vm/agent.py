@@ -150,6 +150,11 @@ class Agent:
         """Send the leader a warning for users."""
         self._notices.put(m.Warned(text[:_REPORT_MAX]))
 
+    @property
+    def busy(self) -> bool:
+        """Whether a process runs here."""
+        return self._runner.busy
+
     def end(self, reason: str) -> None:
         """Report the end to the leader, end all processes and return from `run`."""
         self._notices.put(m.Ending(reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -18,6 +19,7 @@ __all__ = ["BYTES_MAX", "Archive", "unpack"]
 BYTES_MAX = 512 << 20
 """Largest total size of the files: every VM fetches them before it trains, so large data belongs elsewhere."""
 _NAMED_MAX = 3
+_OPEN = Path("/proc/self/fd")
 _LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
 """Folders that Python and jobs write next to the training code."""
 
@@ -25,8 +27,8 @@ _LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
 class Archive:
     """Archive of a job's folder.
 
-    Left out are hidden files, folders named `__pycache__`, `runs` and `checkpoints`, and links that lead out of the
-    folder, which `left_out` lists. The archive stores neither times nor owners.
+    Left out are hidden files, folders named `__pycache__`, `runs` and `checkpoints`, links that lead out of the
+    folder, which `left_out` lists, and files that this process has open. The archive stores neither times nor owners.
 
     Args:
         folder: The folder to pack.
@@ -44,7 +46,7 @@ class Archive:
 
     def __init__(self, folder: Path, *, leave_out: Collection[Path] = (), bytes_max: int = BYTES_MAX) -> None:
         self._folder = folder.resolve()
-        self._out = {path.resolve() for path in leave_out} - {self._folder}
+        self._out = {path.resolve() for path in leave_out} - {self._folder} | _open_files()
         left_out: list[str] = []
         paths = list(self._walk(self._folder, left_out))
         self.left_out = tuple(left_out)
@@ -119,6 +121,22 @@ class Archive:
             with path.open("rb") as file:
                 info.size = os.fstat(file.fileno()).st_size
                 tar.addfile(info, file)
+
+
+def _open_files() -> set[Path]:
+    """Files that this process has open, such as its store and an Optuna study: state, and no training code.
+
+    They must not even be read: to close a file frees all locks of the process on it, SQLite's included, and another
+    process could then write to the same database at the same time (POSIX, fcntl).
+    """
+    found = set()
+    with contextlib.suppress(OSError):  # there is no /proc
+        for link in _OPEN.iterdir():
+            with contextlib.suppress(OSError):
+                path = link.readlink()
+                found |= {path} if path.is_absolute() else set()
+    # SQLite opens these beside a database, and not all the time
+    return found | {path.with_name(path.name + end) for path in found for end in ("-wal", "-shm", "-journal")}
 
 
 def unpack(archive: Path, sha256: str, folder: Path) -> None:

@@ -1,0 +1,259 @@
+"""A launch as a pod, and a pod as a VM: labels, bodies and states.
+
+Beside each pod there is a secret of the same name. It holds what the pod runs, with the one-time key by which it joins
+its leader, and is the owner of the pod: deleting it ends the pod, too. It stays when the pod is gone, so that a token
+starts no second one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scavenger.cloud.kubernetes.shapes import PodShape
+from scavenger.domain.vm import VmRequest, VmSeen, VmState, VmTags
+from scavenger.errors import ConfigurationError
+
+__all__ = [
+    "CONTAINER",
+    "LAUNCHED",
+    "PodSettings",
+    "owner_selector",
+    "pod_name",
+    "pod_of",
+    "secret_of",
+    "seen_of",
+    "tags_of",
+]
+
+CONTAINER = "scavenger"
+"""Name of the container in each pod."""
+LAUNCHED = "scavenger/launched"
+"""Annotation of a secret whose pod there is, or was."""
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+_OWNER, _TOKEN, _JOB, _SLOT, _GENERATION = (
+    f"scavenger/{name}" for name in ("owner", "token", "job", "slot", "generation")
+)
+_SHAPE, _ZONE, _SPOT, _RUN_MAX = (f"scavenger/{name}" for name in ("size", "zone", "spot", "run-max"))
+_BOOT_FOLDER, _BOOT = "/run/scavenger-boot", "boot.sh"
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
+_USER = 10001
+_GRACE_S = 30
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettings:
+    """What all pods of an installation share.
+
+    Attributes:
+        namespace: Where they are.
+        image: Their container image.
+        service_account: Theirs; empty for the namespace's default. No token of it is mounted.
+        node_labels: Labels of the nodes that they may be on.
+        spot_labels: Labels of the nodes that the cloud may take back, which hold pods that may be interrupted.
+        tolerations: Taints that they tolerate, as the API has them.
+        pull_secret: Secret by which the image is pulled; empty for none.
+    """
+
+    namespace: str = "default"
+    image: str = ""
+    service_account: str = ""
+    node_labels: tuple[tuple[str, str], ...] = ()
+    spot_labels: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    pull_secret: str = ""
+
+
+def pod_name(token: str) -> str:
+    """The name of the pod of a launch, and of its secret."""
+    return f"scavenger-{token}"
+
+
+def owner_selector(owner: str) -> str:
+    """Selects what belongs to an installation."""
+    return f"{_OWNER}={owner}"
+
+
+def labels_of(request: VmRequest) -> dict[str, str]:
+    """The labels of a launch.
+
+    Raises:
+        ConfigurationError: If one of the user's labels is none that Kubernetes takes.
+    """
+    tags, template = request.tags, request.template
+    for key, value in template.labels:
+        if not (_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+            raise ConfigurationError(
+                f"{key}={value!r} is no label of Kubernetes: at most 63 letters, digits, . _ -"
+            )
+    return {
+        **dict(template.labels),
+        "app.kubernetes.io/managed-by": "scavenger",
+        _OWNER: tags.owner,
+        _TOKEN: tags.token,
+        _JOB: tags.job_id,
+        _SLOT: str(tags.slot),
+        _GENERATION: str(tags.generation),
+        _SHAPE: request.vm,
+        _SPOT: str(request.spot).lower(),
+        _RUN_MAX: template.run_max_tag,
+    }
+
+
+def tags_of(labels: Mapping[str, str]) -> VmTags:
+    """The tags that labels hold."""
+
+    def number(key: str) -> int:
+        text = labels.get(key, "")
+        return int(text) if text.isdecimal() else -1
+
+    return VmTags(
+        labels.get(_OWNER, ""),
+        labels.get(_TOKEN, ""),
+        labels.get(_JOB, ""),
+        number(_SLOT),
+        number(_GENERATION),
+    )
+
+
+def secret_of(request: VmRequest) -> dict[str, Any]:
+    """The body of the secret that a pod runs and is owned by."""
+    return {
+        "metadata": {"name": pod_name(request.tags.token), "labels": labels_of(request)},
+        "type": "Opaque",
+        "stringData": {_BOOT: request.template.user_data},
+    }
+
+
+def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zone: bool) -> dict[str, Any]:
+    """The body of a pod.
+
+    Args:
+        secret_uid: Of its secret.
+        in_zone: Whether the cluster's nodes have zones, so that the pod has to be in one.
+
+    Raises:
+        ConfigurationError: If the settings name no image.
+    """
+    image = request.template.image or settings.image
+    if not image:
+        raise ConfigurationError(
+            "no container image is named: set SCAVENGER_IMAGE, or kubernetes.image in the settings"
+        )
+    name, shape = pod_name(request.tags.token), PodShape.parse(request.vm)
+    selected = dict(settings.node_labels) | (dict(settings.spot_labels) if request.spot else {})
+    selected |= {ZONE_LABEL: request.zone} if in_zone else {}
+    owner = {"apiVersion": "v1", "kind": "Secret", "name": name, "uid": secret_uid}
+    run_max_s = request.template.run_max_s
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "nodeSelector": selected,
+        "tolerations": [dict(one) for one in settings.tolerations],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(image, shape)],
+        "volumes": [
+            {"name": "boot", "secret": {"secretName": name, "defaultMode": 0o440}},
+            {"name": "work", "emptyDir": {"sizeLimit": f"{request.template.disk_gib}Gi"}},
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    spec |= {"activeDeadlineSeconds": math.ceil(run_max_s)} if math.isfinite(run_max_s) else {}
+    spec |= {"serviceAccountName": settings.service_account} if settings.service_account else {}
+    spec |= {"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": labels_of(request),
+            "annotations": {_ZONE: request.zone},
+            "ownerReferences": [owner],
+        },
+        "spec": spec,
+    }
+
+
+def _container(image: str, shape: PodShape) -> dict[str, Any]:
+    return {
+        "name": CONTAINER,
+        "image": image,
+        "command": ["/bin/sh", f"{_BOOT_FOLDER}/{_BOOT}"],
+        "env": [{"name": "HOME", "value": "/work"}, {"name": "TMPDIR", "value": "/work"}],
+        "workingDir": "/work",
+        "resources": {"requests": shape.amounts, "limits": shape.amounts},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "boot", "mountPath": _BOOT_FOLDER, "readOnly": True},
+            {"name": "work", "mountPath": "/work"},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - of the container
+        ],
+        # what a container that fails has said last is then in its status, when its node is gone
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def seen_of(pod: Any) -> VmSeen:
+    """A pod, as the client library has it, as a VM."""
+    meta, status = pod.metadata, pod.status
+    labels: Mapping[str, str] = meta.labels or {}
+    ended = [
+        one.state.terminated for one in status.container_statuses or () if one.state.terminated is not None
+    ]
+    run_max = labels.get(_RUN_MAX, "")
+    return VmSeen(
+        instance_id=meta.name,
+        vm=labels.get(_SHAPE, ""),
+        zone=(meta.annotations or {}).get(_ZONE, ""),
+        spot=labels.get(_SPOT) == "true",
+        state=_state(status.phase, deleted=meta.deletion_timestamp is not None),
+        tags=tags_of(labels),
+        address=status.pod_ip or "",
+        launched_at=status.start_time or meta.creation_timestamp,
+        ended_at=max((one.finished_at for one in ended if one.finished_at is not None), default=None),
+        reason=_reason(pod),
+        run_max_s=int(run_max) if run_max.isdecimal() else 0,
+    )
+
+
+def _state(
+    phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"], *, deleted: bool
+) -> VmState:
+    if phase in _ENDED:
+        return "gone"
+    if deleted:
+        return "stopping"
+    return "pending" if phase == "Pending" else "running"
+
+
+def _reason(pod: Any) -> str:
+    """Why it is ending or has ended, or what it waits for."""
+    status = pod.status
+    if status.phase == "Pending":
+        waits = [one.message for one in status.conditions or () if one.type == "PodScheduled" and one.message]
+        return str(waits[0]) if waits else ""
+    words = ": ".join(str(one) for one in (status.reason, status.message) if one)
+    if words or status.phase not in _ENDED:
+        return words or ("it was deleted" if pod.metadata.deletion_timestamp else "")
+    codes = [
+        one.state.terminated for one in status.container_statuses or () if one.state.terminated is not None
+    ]
+    return f"its container ended with {codes[0].exit_code}" if codes else "its containers ended"

@@ -1,0 +1,346 @@
+"""Pods of a Kubernetes cluster as VMs, through the official client library.
+
+A launch is a secret and a pod, both named by the token, so a repeat finds the first one: by the pod while it is there,
+and by the secret after that. Whether a node has room is the scheduler's to say, after the pod was taken. A pod that no
+node has room for, and for which no autoscaler has begun to add one, is taken back and told as a zone without stock.
+
+References:
+    "Pods", "Owners and Dependents" and "Resource Quotas", Kubernetes documentation; the events of the cluster
+    autoscaler are in its FAQ.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from scavenger.cloud.base import CONSOLE_CHARACTERS
+from scavenger.cloud.kubernetes.errors import is_reason, translated_errors
+from scavenger.cloud.kubernetes.pods import (
+    CONTAINER,
+    LAUNCHED,
+    ZONE_LABEL,
+    PodSettings,
+    owner_selector,
+    pod_name,
+    pod_of,
+    secret_of,
+    seen_of,
+)
+from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
+from scavenger.errors import CloudUnavailableError, ConfigurationError, GoneError, StockOutError
+
+__all__ = ["KubernetesProvider"]
+
+ROOM_WITHIN_S = 30.0
+"""How long a pod may be without a node before its zone counts as full; an autoscaler looks every ten seconds."""
+_LOOK_S = 0.2
+_PAGE = 500
+_CONSOLE_LINES = 2_000
+_TIMEOUT_S = (5.0, 20.0)
+_QUOTAS = ("pods", "requests.cpu", "limits.cpu", "cpu", "requests.memory", "limits.memory", "memory")
+_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+
+
+class KubernetesProvider:
+    """See `Provider`.
+
+    Args:
+        context: Of the kubeconfig; empty for its current one, or for the cluster that this process runs in.
+        settings: What all pods share.
+        environment: Where the kubeconfig is named, as `KUBECONFIG`.
+        room_within_s: See `ROOM_WITHIN_S`.
+        clock, sleep: Seconds.
+
+    Raises:
+        ConfigurationError: If there is no such context.
+    """
+
+    name = "kubernetes"
+    visibility_s = 0.0  # lists are read from the cluster's store, not from a copy of it
+
+    def __init__(
+        self,
+        context: str = "",
+        *,
+        settings: PodSettings | None = None,
+        environment: Mapping[str, str] = os.environ,
+        room_within_s: float = ROOM_WITHIN_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.settings = settings or PodSettings()
+        self._environment, self._context = environment, context
+        self._room_within_s, self._clock, self._sleep = room_within_s, clock, sleep
+        self.region = context or "cluster"
+
+    @cached_property
+    def _core(self) -> Any:
+        file = self._environment.get("KUBECONFIG") or None
+        if not self._context and file is None and self._environment.get(_IN_CLUSTER):
+            inside = client.Configuration()
+            config.load_incluster_config(client_configuration=inside)
+            return client.CoreV1Api(client.ApiClient(inside))
+        return client.CoreV1Api(config.new_client_from_config(file, context=self._context or None))
+
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
+        """See `Provider.zones`: those of the nodes that could hold such a pod; the context, where nodes have none."""
+        shape = PodShape.parse(vm)
+        with translated_errors("looking for nodes", region=self.region):
+            nodes = list(self._pages(self._core.list_node, **self._node_selector))
+        if not nodes:
+            labels = ", ".join("=".join(pair) for pair in self.settings.node_labels) or "none"
+            raise ConfigurationError(
+                f"the cluster has no node for such pods (labels that are asked for: {labels})"
+            )
+        able = [node for node in nodes if shape.fits(node.status.allocatable or {})]
+        if not able:
+            raise ConfigurationError(f"no node of the cluster has room for {vm!r}, even if it were empty")
+        return tuple(sorted({(node.metadata.labels or {}).get(ZONE_LABEL) or self.region for node in able}))
+
+    @property
+    def _node_selector(self) -> dict[str, str]:
+        wanted = ",".join(f"{key}={value}" for key, value in self.settings.node_labels)
+        return {"label_selector": wanted} if wanted else {}
+
+    def launch(self, request: VmRequest) -> VmSeen:
+        """See `Provider.launch`: returns when a node has room for the pod, or is being added for it."""
+        name, doing = pod_name(request.tags.token), f"starting a pod of {request.vm}"
+        body = secret_of(request)
+        if request.zone not in self.zones(request.vm):
+            raise ConfigurationError(f"no node that could hold {request.vm} is in the zone {request.zone!r}")
+        in_zone = request.zone != self.region
+        with translated_errors(doing, region=self.region):
+            pod = self._found(name)
+            if pod is None:
+                secret = self._secret(name, body)
+                if LAUNCHED in (secret.metadata.annotations or {}):
+                    raise GoneError(f"{doing}: {name} was there, and is gone")
+                try:
+                    pod = self._created(
+                        pod_of(request, self.settings, secret_uid=secret.metadata.uid, in_zone=in_zone)
+                    )
+                except ApiException as error:
+                    if error.status is not None and 400 <= error.status < 500 and error.status != 429:
+                        self._forget(name)  # there is no pod, and the token may be used again
+                    raise
+                self._mark(name)
+        return self._with_room(pod, request, doing)
+
+    def _with_room(self, pod: Any, request: VmRequest, doing: str) -> VmSeen:
+        """Wait for the scheduler's verdict on a pod.
+
+        Raises:
+            StockOutError: There is no room for it; it is gone.
+            GoneError: It has ended.
+        """
+        name, until = pod.metadata.name, self._clock() + self._room_within_s
+        with translated_errors(doing, region=self.region):
+            while True:
+                seen = seen_of(pod)
+                if seen.state == "gone":
+                    raise GoneError(f"{doing}: {name} has ended: {seen.reason}")
+                if pod.spec.node_name or seen.state == "stopping":
+                    return seen
+                grows = self._grows(pod) if _is_unschedulable(pod) else None
+                if grows:
+                    return seen
+                if (_is_unschedulable(pod) and grows is False) or self._clock() >= until:
+                    if not _is_unschedulable(pod):
+                        return seen  # the scheduler has not looked yet
+                    if self._taken_back(pod):
+                        raise StockOutError(f"{doing} in {request.zone}: {seen.reason or 'no node has room'}")
+                self._sleep(_LOOK_S)
+                pod = self._found(name)
+                if pod is None:
+                    raise GoneError(f"{doing}: {name} was deleted")
+
+    def _grows(self, pod: Any) -> bool | None:
+        """Whether the cluster's autoscaler adds a node for a pod; None if there is none, or it has not looked yet."""
+        events = self._core.list_namespaced_event(
+            self.settings.namespace,
+            field_selector=f"involvedObject.uid={pod.metadata.uid}",
+            _request_timeout=_TIMEOUT_S,
+        )
+        reasons = {event.reason for event in events.items}
+        return True if "TriggeredScaleUp" in reasons else False if "NotTriggerScaleUp" in reasons else None
+
+    def _taken_back(self, pod: Any) -> bool:
+        """Delete a pod that has no node; returns False if it has one by now."""
+        meta = pod.metadata
+        asked = {
+            "preconditions": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+            "gracePeriodSeconds": 0,
+        }
+        try:
+            self._core.delete_namespaced_pod(
+                meta.name, self.settings.namespace, body=asked, _request_timeout=_TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status not in (404, 409):
+                raise
+            return bool(error.status == 404)
+        self._forget(meta.name)
+        return True
+
+    def describe(self, instance_id: str, zone: str) -> VmSeen:
+        """See `Provider.describe`."""
+        with translated_errors(f"looking at {instance_id}", region=self.region):
+            return seen_of(
+                self._core.read_namespaced_pod(
+                    instance_id, self.settings.namespace, _request_timeout=_TIMEOUT_S
+                )
+            )
+
+    def terminate(self, instance_id: str, zone: str) -> None:
+        """See `Provider.terminate`: the pod has its grace period, and its token starts no other one."""
+        with translated_errors(f"ending {instance_id}", region=self.region):
+            self._mark(instance_id)
+            try:
+                self._core.delete_namespaced_pod(
+                    instance_id, self.settings.namespace, _request_timeout=_TIMEOUT_S
+                )
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+
+    def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
+        """See `Provider.list_owned`."""
+        with translated_errors("listing pods", region=self.region):
+            return tuple(seen_of(pod) for pod in self._pods(owner))
+
+    def console(self, instance_id: str, zone: str) -> str:
+        """See `Provider.console`: what its container has written; gone with the pod."""
+        with translated_errors(f"reading the log of {instance_id}", region=self.region):
+            try:
+                text = self._core.read_namespaced_pod_log(
+                    instance_id,
+                    self.settings.namespace,
+                    container=CONTAINER,
+                    tail_lines=_CONSOLE_LINES,
+                    _request_timeout=_TIMEOUT_S,
+                )
+            except ApiException as error:
+                if error.status == 400:  # its container has not begun
+                    return ""
+                raise
+        return str(text or "")[-CONSOLE_CHARACTERS:]
+
+    def quotas(self) -> tuple[Quota, ...]:
+        """See `Provider.quotas`: the namespace's resource quotas."""
+        with translated_errors("reading the quotas", region=self.region):
+            found = self._core.list_namespaced_resource_quota(
+                self.settings.namespace, _request_timeout=_TIMEOUT_S
+            )
+        return tuple(
+            Quota(
+                f"{quota.metadata.name}/{name}",
+                self.region,
+                cpus_of(limit),
+                min(cpus_of((quota.status.used or {}).get(name, "0")), cpus_of(limit)),
+            )
+            for quota in found.items
+            for name, limit in sorted((quota.status.hard or {}).items())
+            if name in _QUOTAS or name.startswith("requests.nvidia.com/")
+        )
+
+    def remove_leftovers(self, owner: str) -> tuple[str, ...]:
+        """See `Provider.remove_leftovers`: once no pod lives, the pods that have ended, and the secrets of all."""
+        with translated_errors("removing what pods have left", region=self.region):
+            pods = list(self._pods(owner))
+            if any(seen_of(pod).state != "gone" for pod in pods):
+                return ()
+            secrets = [
+                secret.metadata.name
+                for secret in self._pages(
+                    self._core.list_namespaced_secret,
+                    self.settings.namespace,
+                    label_selector=owner_selector(owner),
+                )
+            ]
+            for name in secrets:
+                self._forget(name)  # and with it its pod, which it owns
+        return tuple(f"secret {name}" for name in secrets)
+
+    # ---- single calls ----------------------------------------------------------------------------------------
+
+    def _found(self, name: str) -> Any:
+        try:
+            return self._core.read_namespaced_pod(name, self.settings.namespace, _request_timeout=_TIMEOUT_S)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def _secret(self, name: str, body: Mapping[str, Any]) -> Any:
+        """Make the secret of a launch, or find the one that was made before."""
+        namespace = self.settings.namespace
+        try:
+            return self._core.create_namespaced_secret(namespace, body, _request_timeout=_TIMEOUT_S)
+        except ApiException as error:
+            if not is_reason(error, "AlreadyExists"):
+                raise
+        return self._core.read_namespaced_secret(name, namespace, _request_timeout=_TIMEOUT_S)
+
+    def _created(self, body: Mapping[str, Any]) -> Any:
+        namespace, name = self.settings.namespace, body["metadata"]["name"]
+        try:
+            return self._core.create_namespaced_pod(namespace, body, _request_timeout=_TIMEOUT_S)
+        except ApiException as error:
+            if not is_reason(error, "AlreadyExists"):
+                raise
+        pod = self._found(name)
+        if pod is None:
+            raise CloudUnavailableError(f"{name} came and went while it was started")
+        return pod
+
+    def _mark(self, name: str) -> None:
+        """Note that there is or was a pod of this name; nothing if its secret is gone."""
+        try:
+            self._core.patch_namespaced_secret(
+                name,
+                self.settings.namespace,
+                {"metadata": {"annotations": {LAUNCHED: "true"}}},
+                _request_timeout=_TIMEOUT_S,
+            )
+        except ApiException as error:
+            if error.status != 404:
+                raise
+
+    def _forget(self, name: str) -> None:
+        try:
+            self._core.delete_namespaced_secret(
+                name, self.settings.namespace, propagation_policy="Background", _request_timeout=_TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status != 404:
+                raise
+
+    def _pods(self, owner: str) -> Iterator[Any]:
+        return self._pages(
+            self._core.list_namespaced_pod, self.settings.namespace, label_selector=owner_selector(owner)
+        )
+
+    @staticmethod
+    def _pages(ask: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+        further: dict[str, str] = {}
+        while True:
+            page = ask(*arguments, limit=_PAGE, _request_timeout=_TIMEOUT_S, **options, **further)
+            yield from page.items
+            if not (token := page.metadata._continue):
+                return
+            further = {"_continue": token}
+
+
+def _is_unschedulable(pod: Any) -> bool:
+    return any(
+        one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
+        for one in pod.status.conditions or ()
+    )
