@@ -9,11 +9,11 @@ n, c        trials so far, and their mean cost
 ==========  ====================================================  ==============================================
 
 One rule decides about both. A dollar is spent where it is likeliest to give a new best: a trial goes on while `p / r`,
-times a patience, is not below what a dollar in new trials gives, `1 / ((n + 1) c)`, as one of n + 1 equal trials is the best with that
-probability. It is looked at when its spending has grown by a share, not after a number of epochs: so a trial with dear
-epochs has as many looks as one with cheap epochs, and none that could not save more than the start of another. That is
-successive halving [1]_ with rungs in dollars, and with a forecast in place of the value of the moment. New trials are
-chosen by expected improvement per dollar [2]_, where trials that were stopped count with their forecasts.
+times a patience, is not below what a dollar in new trials gives, `1 / ((n + 1) c)`, as one of n + 1 equal trials is the
+best with that probability. It is looked at when its spending has grown by a share, not after a number of epochs: so a
+trial with dear epochs has as many looks as one with cheap epochs, and none that could not save more than the start of
+another. That is successive halving [1]_ with rungs in dollars, and a forecast in place of the value of the moment.
+New trials are chosen by expected improvement per dollar [2]_, where trials that were stopped count with their forecasts.
 
 References:
     .. [1] Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
