@@ -23,6 +23,7 @@ import logging
 import math
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 __all__ = ["PromisingFirst", "StopAtBudget", "StudyOfTune", "scaling_config"]
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+"""Time between looks at what the study has left."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,7 @@ class StopAtBudget(tune.Stopper):  # type: ignore[misc]
 
     def __init__(self, study: StudyOfTune) -> None:
         self._study = study
-        self._ended = -1
-        self._used_up = False
+        self._looked_s = -math.inf
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """No trial is stopped by itself."""
@@ -124,13 +127,14 @@ class StopAtBudget(tune.Stopper):  # type: ignore[misc]
 
     def stop_all(self) -> bool:
         """Whether the search ends; see `ray.tune.Stopper`."""
+        now_s = time.monotonic()
+        if (self._study.budget is None and self._study.deadline is None) or now_s < self._looked_s + _LOOK_S:
+            return False
+        self._looked_s = now_s
         with self._study.client() as client:
-            records = client.records(self._study.name)
-            live = any(record.state in LIVE_STATES for record in records)
-            if not live and len(records) != self._ended:  # its costs change with its records
-                self._ended = len(records)
-                self._used_up = not pays_for_another(self._study.opened(client))
-        return not live and self._used_up
+            if any(one.state in LIVE_STATES for one in client.records(self._study.name)):
+                return False
+            return not pays_for_another(self._study.opened(client))
 
 
 class _JobTrial(tune.Trainable):  # type: ignore[misc]
@@ -284,10 +288,10 @@ class PromisingFirst(TrialScheduler):  # type: ignore[misc]
 
     def _left_usd(self) -> float:
         """What is left of the budget beyond what all trials have cost so far."""
+        if (budget_usd := dollars(self._study.budget)) is None:
+            return math.inf
         with self._study.client() as client:
-            spent_usd = math.fsum(client.cost_of(one.id) for one in client.records(self._study.name))
-        budget_usd = dollars(self._study.budget)
-        return math.inf if budget_usd is None else budget_usd - spent_usd
+            return budget_usd - math.fsum(client.cost_of(one.id) for one in client.records(self._study.name))
 
     def _scale(self, trial_id: str, workers: int) -> None:
         """Ask the trial's job for this number of workers, without waiting for it."""

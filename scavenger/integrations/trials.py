@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, LimitReachedError
 
 if TYPE_CHECKING:
     from scavenger.pipelines.job import Job
@@ -60,7 +60,11 @@ def usual_cost_usd(study: Study) -> float:
 
 
 def pays_for_another(study: Study) -> bool:
-    """Whether what is left of the study's budget pays for another trial of the usual cost."""
+    """Whether time is left, and what is left of the study's budget pays for another trial of the usual cost."""
+    try:
+        _ = study.left_s
+    except LimitReachedError:
+        return False
     left_usd = study.left_usd
     return left_usd > 0.0 and (math.isinf(left_usd) or left_usd > usual_cost_usd(study))
 

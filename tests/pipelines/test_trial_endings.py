@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def test_a_budget_pays_for_another_trial_if_it_has_more_than_the_median_left(
     study = study_of(tmp_path, costs, budget)
     assert pays_for_another(study) is pays
     assert usual_cost_usd(study) == (sorted(costs)[len(costs) // 2] if costs else 0.0)
+
+
+def test_nothing_is_paid_for_when_the_time_is_used_up(tmp_path: Path) -> None:
+    study_of(tmp_path, [0.1], None)
+    client = Client(store=f"sqlite:///{tmp_path}/store.db")
+    assert pays_for_another(client.study("rates", deadline="8h"))
+    time.sleep(0.01)
+    assert not pays_for_another(client.study("rates", deadline=1e-6))
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,14 @@ class Hosts:
 
     Attributes:
         ports: A free port on each host that has arrived.
+        memory_bytes: The peak memory of each, with what its process has started.
     """
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
         self.registry = ProcessRegistry(processes.engine, clock)
         self.ports: dict[str, int] = {}
+        self.memory_bytes: dict[str, int] = {}
 
     @classmethod
     def open(

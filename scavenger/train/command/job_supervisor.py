@@ -317,7 +317,7 @@ class CommandJobSupervisor:
     @property
     def memory_bytes(self) -> Mapping[str, int]:
         """The peak memory of each worker so far, with what its command has started."""
-        return self._run.memory_bytes or self._memory.peaks
+        return self._run.hosts.memory_bytes or self._memory.peaks
 
     # ---- the loop ------------------------------------------------------------------------------------------
 

@@ -104,11 +104,9 @@ class CommandRun:
         attempt: The group as it runs; None between two attempts.
         held: The newest checkpoint that the command has told of, or the one that it began with.
         samples_per_epoch: None until it is known.
-        paused: Whether the group is to end and not to be started again.
-        over: Whether the command has ended by itself.
+        paused: Whether the group is to end and not to be started again, as after the command has ended by itself.
         saved: A checkpoint that was told of and is not on record; its owner takes it.
         quiet_end: An attempt that ended as it was asked to, without having told of a checkpoint; its owner takes it.
-        memory_bytes: The peak memory of each worker.
     """
 
     def __init__(
@@ -129,10 +127,9 @@ class CommandRun:
         self.target: Target | None = None
         self.attempt: Attempt | None = None
         self.samples_per_epoch = source.run.samples or (None if kept is None else kept.samples_per_epoch)
-        self.paused = self.over = False
+        self.paused = False
         self.saved: tuple[CommandCheckpoint, float] | None = None
         self.quiet_end: Attempt | None = None
-        self.memory_bytes: dict[str, int] = {}
         self._cause = ""
         self._idle_since_s = clock()
         self._events: list[Event] = []
@@ -241,7 +238,9 @@ class CommandRun:
                 for record in message.records:
                     self._record(attempt, name, record)
             case cm.Used():
-                self.memory_bytes[name] = max(self.memory_bytes.get(name, 0), message.memory_bytes)
+                self.hosts.memory_bytes[name] = max(
+                    self.hosts.memory_bytes.get(name, 0), message.memory_bytes
+                )
             case cm.Ended() if attempt is not None and message.attempt == attempt.group.view:
                 self.hosts.ports[name] = message.port
                 self._process_ended(attempt, name, message.status, message.cause)
@@ -329,7 +328,7 @@ class CommandRun:
                     Lost(name, f"did not start within {self._timeouts.start_s:g} s", ready=False)
                 )
         if attempt is None:
-            if not self.paused and not self.over:
+            if not self.paused:
                 self._start_when_ready(now)
         elif not attempt.left:
             self._ended(attempt, now)
@@ -396,7 +395,7 @@ class CommandRun:
             self.quiet_end = attempt
         if attempt.ending or any(attempt.ended.values()):
             return
-        self.over = True
+        self.paused = True
         progress, last = self.progress, self._source.epochs - 1
         if progress.epoch <= last and not progress.told_epochs and progress.step > 0:
             self._events += progress.end(last)
