@@ -13,7 +13,7 @@ times a patience, is not below what a dollar in new trials gives, `1 / ((n + 1) 
 best with that probability. It is looked at when its spending has grown by a share, not after a number of epochs: so a
 trial with dear epochs has as many looks as one with cheap epochs, and none that could not save more than the start of
 another. That is successive halving [1]_ with rungs in dollars, and a forecast in place of the value of the moment.
-New trials are chosen by expected improvement per dollar [2]_, where trials that were stopped count with their forecasts.
+New trials are chosen by expected improvement per dollar [2]_, where stopped ones count with their forecasts.
 
 References:
     .. [1] Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
