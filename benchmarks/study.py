@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger import Client, Job
 from scavenger.domain.report import Event, Observer, PhaseChanged, StepDone
-from scavenger.pipelines.study import Trial
+from scavenger.pipelines.study import Study, Trial
 
 __all__ = ["BENCHMARK"]
 
@@ -68,9 +68,9 @@ def _job(folder: Path) -> Job:
     )
 
 
-def _trial(job: Job, client: Client, rate: float) -> _Measured:
+def _trial(job: Job, client: Client, study: Study, rate: float) -> _Measured:
     clock = _Clock()
-    trial = client.study("digits").run(job, {"learning_rate": rate}, observer=clock)
+    trial = study.run(job, {"learning_rate": rate}, observer=clock)
     took_s = time.perf_counter() - clock.asked_s
     if not trial.complete:
         raise RuntimeError(f"a trial ended {trial.state}: {trial.error}")
@@ -94,10 +94,11 @@ def run(repetitions: int, work_dir: Path) -> Result:
     )
     shared, apart = [], []
     with Client(store=str(work_dir / "study.db"), progress=False) as client:
+        study = client.study("digits")
         for number, rate in enumerate(rates):
-            shared.append(_trial(_job(work_dir / "study"), client, rate))
+            shared.append(_trial(_job(work_dir / "study"), client, study, rate))
             with Client(store=str(work_dir / f"{number}.db"), progress=False) as alone:
-                apart.append(_trial(fixed, alone, rate))
+                apart.append(_trial(fixed, alone, alone.study("digits"), rate))
     rows: list[tuple[str, ...]] = []
     figures: dict[str, dict[str, Any]] = {}
     for name, kept in (("study, first", shared[:1]), ("study, others", shared[1:]), ("jobs apart", apart)):

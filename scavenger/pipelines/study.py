@@ -310,21 +310,21 @@ class Study:
     def _read(self) -> _Opened:
         """The trials on record: one for each set of arguments, the newest attempt; all count."""
         records = sorted(self._client.records(self.name), key=lambda record: record.created_at)
+        live = [record for record in records if record.state in LIVE_STATES]
+        costs = {record.id: self._client.cost_of(record.id) for record in records}
         trials = {
-            trial_key(record.spec): self._known(record)
+            trial_key(record.spec): self._known(record, costs[record.id])
             for record in records
             if record.state not in LIVE_STATES
         }
-        live = [record for record in records if record.state in LIVE_STATES]
-        costs = {record.id: self._client.cost_of(record.id) for record in records}
         for record in live:  # of another program: all that it may cost is set aside
             costs[record.id] = max(costs[record.id], record.spec.get("constraints", {}).get("budget") or 0.0)
         spent_usd = math.fsum(costs.values())
         used_s = union_s((record.created_at, record.ended_at or record.heartbeat_at) for record in records)
         return _Opened(Budget(self._budget_usd, spent_usd), trials, used_s, len(live))
 
-    def _known(self, record: JobRecord) -> Trial:
-        params, cost_usd = record.spec.get("params", {}), self._client.cost_of(record.id)
+    def _known(self, record: JobRecord, cost_usd: float) -> Trial:
+        params = record.spec.get("params", {})
         try:
             return _trial_of(self._client.result(record.id), params, cost_usd, known=True)
         except ScavengerError:  # its program was killed before it had a report
