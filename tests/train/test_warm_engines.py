@@ -135,6 +135,38 @@ def test_a_forked_process_does_what_is_registered_for_its_end(make: Callable[...
     assert text(engine).split() == ["unflushed", "its", "thread", "finalised", "registered"]
 
 
+def test_a_process_that_stands_by_is_taken_where_its_environment_is_asked_for_and_dismissed_elsewhere(
+    make: Callable[..., ProcessEngine], warm: WarmServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    first = make(SLEEP)
+    assert said(first) == "up"
+    server = parent(first)
+    first.stand_by(2)
+    assert eventually(lambda: len(server.children()) == 3, within_s=30)
+    waiting = {one.pid for one in server.children()} - {first.pid("w0")}
+    first.launch(boot("w1"))
+    assert said(first, "w1") == "up"
+    assert first.pid("w1") in waiting
+    (left,) = waiting - {first.pid("w1")}
+    assert psutil.Process(left).is_running()
+
+    monkeypatch.setenv("FORKED_PROGRAM", command("print('other')")[-1])
+    first.launch(boot("w2"))
+    exits(first)
+    assert text(first, "w2").split() == ["other"]
+    assert first.pid("w2") not in waiting  # another environment
+    first.stand_by(1)  # as the last one began
+    assert eventually(lambda: not psutil.pid_exists(left), within_s=30)
+    (other,) = {one.pid for one in server.children()} - {first.pid("w0"), first.pid("w1")}
+    psutil.Process(other).kill()  # as by the kernel, for want of memory: the next begins without
+    assert eventually(lambda: not psutil.pid_exists(other), within_s=30)
+    first.launch(boot("w3"))
+    exits(first)
+    assert text(first, "w3").split() == ["other"]
+    warm.close()
+
+
 def test_the_server_ends_with_its_program(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LEADER, str(tmp_path / "logs"), command(SLEEP)[-1]],

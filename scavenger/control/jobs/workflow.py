@@ -421,6 +421,7 @@ class JobWorkflow:
             planned=planned,
             balance=self._balancing(),
         )
+        trainer.supervisor.engine.stand_by(chosen.workers)  # what follows is not profiled
         policy_loop.run(operations)
 
     def _balancing(self) -> Callable[[], None]:

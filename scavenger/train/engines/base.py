@@ -139,6 +139,10 @@ class Engine(Protocol):
         """Note that a process that was to go alone holds nothing any more; told until it has ended."""
         return
 
+    def stand_by(self, workers: int) -> None:
+        """Have so many workers of the next job begin ahead of time, if the engine can: as those of this one began."""
+        return
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Addresses of the hosts that workers can be placed on; empty if every worker can get a new host."""

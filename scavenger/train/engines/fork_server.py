@@ -18,6 +18,7 @@ import os
 import selectors
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -35,6 +36,7 @@ __all__ = [
     "Reap",
     "Reply",
     "Request",
+    "StandBy",
     "decode_reply",
     "main",
 ]
@@ -57,6 +59,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
         env: Its whole environment.
         threads: For the numerical libraries that have been imported already.
         fds: Numbers that the process has further descriptors under, in the packet's order.
+        warm: Whether one that stands by may be taken.
     """
 
     number: int
@@ -64,6 +67,21 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     env: dict[str, str]
     threads: int
     fds: tuple[int, ...] = ()
+    warm: bool = False
+
+
+class StandBy(msgspec.Struct, frozen=True, tag=True):
+    """Fork processes ahead of time, which call the module's `warm_up` and wait for a `Fork` of their environment.
+
+    Attributes:
+        count: How many are to wait.
+        env: Their environment; variables that differ from process to process do not count.
+        threads: As of `Fork`.
+    """
+
+    count: int
+    env: dict[str, str]
+    threads: int
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +111,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-Request = Fork | Reap
+Request = Fork | Reap | StandBy
 Reply = Ready | Forked | Ended
 
 _requests = msgspec.json.Decoder(Request)
@@ -106,9 +124,29 @@ def decode_reply(packet: bytes) -> Reply:
     return reply
 
 
+_OF_ONE = (VARIABLE, "TMPDIR")
+"""Variables that each process has of its own, and that nothing has read before it begins."""
+
+
+def _kind(request: Fork | StandBy) -> tuple[dict[str, str], int]:
+    """What a process that stands by must have in common with the one that is asked for."""
+    return {key: value for key, value in request.env.items() if key not in _OF_ONE}, request.threads
+
+
 class _Server:
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    """The server.
+
+    Args:
+        control: The socket to the leader.
+        warm_up: Called by processes that stand by; it must leave nothing behind that the function could notice.
+    """
+
+    def __init__(self, control: socket.socket, warm_up: Callable[[], None]) -> None:
+        self._control, self._warm_up = control, warm_up
+        self._waiting: dict[int, socket.socket] = {}  # those that stand by, by file descriptor; of one kind
+        self._unasked: set[int] = set()  # they, and those that were dismissed
+        self._kind: tuple[dict[str, str], int] | None = None
+        self._failed = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._pids: dict[int, int] = {}  # by file descriptor
@@ -123,14 +161,22 @@ class _Server:
                 if (packet := self._receive()) is None:
                     return None
                 request, fds = packet
-                if isinstance(request, Reap):
-                    with contextlib.suppress(ChildProcessError):
-                        os.waitpid(request.pid, 0)
-                elif self._fork(request, fds):
-                    return request
+                match request:
+                    case Reap():
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(request.pid, 0)
+                    case StandBy():
+                        begun = self._stand_by(request)
+                        if begun is not None:
+                            return begun
+                    case Fork():
+                        if not self._handed_over(request, fds) and self._fork(request, fds):
+                            return request
 
-    def _receive(self) -> tuple[Request, list[int]] | None:
-        data, ancillary, _, _ = self._control.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(_FDS * _FD_BYTES))
+    def _receive(self, control: socket.socket | None = None) -> tuple[Request, list[int]] | None:
+        data, ancillary, _, _ = (control or self._control).recvmsg(
+            _PACKET_BYTES, socket.CMSG_SPACE(_FDS * _FD_BYTES)
+        )
         if not data:
             return None
         fds = array.array("i")
@@ -138,6 +184,77 @@ class _Server:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(content[: len(content) - len(content) % _FD_BYTES])
         return _requests.decode(data), list(fds)
+
+    def _stand_by(self, request: StandBy) -> Fork | None:
+        """Fork processes until so many wait. Returns in them, too: with their request, once they have it."""
+        if _kind(request) != self._kind:
+            self._dismiss()
+            self._kind = _kind(request)
+        while len(self._waiting) < request.count and not self._failed:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                theirs.close()
+                return None
+            if pid == 0:
+                ours.close()
+                return self._wait(request, theirs)
+            theirs.close()
+            watched = self._watch(pid)
+            self._waiting[watched] = ours
+            self._unasked.add(watched)
+        return None
+
+    def _wait(self, request: StandBy, control: socket.socket) -> Fork:
+        """Warm up, and wait for the request; this new process ends with the server."""
+        self._leave_server()
+        os.environ.clear()
+        os.environ.update(request.env)
+        for name in _OF_ONE:
+            os.environ.pop(name, None)
+        try:
+            _limit(request.threads)
+            self._warm_up()
+            packet = self._receive(control)
+        except BaseException:  # noqa: BLE001 - a new one does without
+            os._exit(1)
+        if packet is None:
+            os._exit(0)
+        control.close()
+        begun, fds = packet
+        assert isinstance(begun, Fork)
+        self._begin(begun, fds)
+        return begun
+
+    def _dismiss(self) -> None:
+        """End the processes that wait."""
+        for waiting in self._waiting.values():
+            waiting.close()  # the end of file is theirs
+        self._waiting.clear()
+
+    def _handed_over(self, request: Fork, fds: Sequence[int]) -> bool:
+        """Give a request to a process that stands by for such; returns whether there was one."""
+        while request.warm and self._waiting and _kind(request) == self._kind:
+            watched = next(iter(self._waiting))
+            with self._waiting.pop(watched) as waiting:
+                try:
+                    socket.send_fds(waiting, [msgspec.json.encode(request)], [*fds])
+                except OSError:  # it has ended
+                    continue
+            self._unasked.remove(watched)
+            for fd in fds:
+                os.close(fd)
+            self._control.send(msgspec.json.encode(Forked(request.number, self._pids[watched])))
+            return True
+        return False
+
+    def _watch(self, pid: int) -> int:
+        watched = os.pidfd_open(pid)
+        self._pids[watched] = pid
+        self._selector.register(watched, selectors.EVENT_READ)
+        return watched
 
     def _fork(self, request: Fork, fds: Sequence[int]) -> bool:
         """Fork; returns whether this is the new process."""
@@ -153,15 +270,20 @@ class _Server:
             os.close(fd)
         self._control.send(msgspec.json.encode(Forked(request.number, pid, error)))
         if pid > 0:
-            watched = os.pidfd_open(pid)
-            self._pids[watched] = pid
-            self._selector.register(watched, selectors.EVENT_READ)
+            self._watch(pid)
         return False
 
     def _report(self, watched: int) -> None:
         pid = self._pids.pop(watched)
         self._selector.unregister(watched)
         os.close(watched)
+        if watched in self._unasked:
+            self._unasked.remove(watched)
+            os.waitpid(pid, 0)
+            if (waiting := self._waiting.pop(watched, None)) is not None:
+                waiting.close()
+                self._failed = True  # the next would end, too
+            return
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -169,11 +291,22 @@ class _Server:
 
     def _become(self, request: Fork, fds: Sequence[int]) -> None:
         """Make this new process what a started one would be."""
+        self._leave_server()
+        self._begin(request, fds)
+        _limit(request.threads)
+
+    def _leave_server(self) -> None:
+        """Drop what a fork has of its server."""
         os.setsid()
         self._selector.close()
         self._control.close()
+        for waiting in self._waiting.values():
+            waiting.close()
         for watched in self._pids:
             os.close(watched)
+
+    def _begin(self, request: Fork, fds: Sequence[int]) -> None:
+        """Take the descriptors, the mark, the environment and the name of a process."""
         apart = [fcntl.fcntl(fd, fcntl.F_DUPFD, _APART) for fd in fds]
         for fd in fds:
             os.close(fd)
@@ -188,10 +321,15 @@ class _Server:
         os.environ.update(request.env)
         with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
             file.write(request.name[:15])
-        if request.threads > 1:
-            import threadpoolctl
+        tempfile.tempdir = None  # another one's, if it was asked for
 
-            threadpoolctl.threadpool_limits(request.threads)
+
+def _limit(threads: int) -> None:
+    """Have numerical libraries that were imported for one thread compute with more."""
+    if threads > 1:
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(threads)
 
 
 def _show_mark(mark: str) -> None:
@@ -233,11 +371,13 @@ def main() -> int:
     """Import the module, serve, and in a forked process run the function; returns the exit status."""
     control = socket.socket(fileno=int(sys.argv[1]))
     module, _, function = sys.argv[2].partition(":")
-    run: Callable[[], int] = getattr(importlib.import_module(module), function)
+    imported = importlib.import_module(module)
+    run: Callable[[], int] = getattr(imported, function)
+    warm_up: Callable[[], None] = getattr(imported, "warm_up", lambda: None)
     gc.collect()
     gc.freeze()  # collections in the forked processes leave the shared pages alone
     control.send(msgspec.json.encode(Ready(_threads())))
-    if _Server(control).run() is None:
+    if _Server(control, warm_up).run() is None:
         return 0
     return _end(run())
 

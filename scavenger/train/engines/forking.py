@@ -251,7 +251,14 @@ class ForkServer(ProcessServer):
         )
 
     def fork(
-        self, name: str, env: Mapping[str, str], threads: int, log: int, fds: Sequence[int] = ()
+        self,
+        name: str,
+        env: Mapping[str, str],
+        threads: int,
+        log: int,
+        fds: Sequence[int] = (),
+        *,
+        warm: bool = False,
     ) -> ForkedProcess:
         """Ask for a process.
 
@@ -261,19 +268,28 @@ class ForkServer(ProcessServer):
             threads: For the numerical libraries.
             log: File descriptor for its standard output and error.
             fds: Further descriptors that it has, under the same numbers, besides those that the server was given.
+            warm: Whether it may be one that stands by.
 
         Raises:
             OSError: If the server cannot be asked.
         """
 
         def send(number: int, standard_input: int) -> None:
-            request = protocol.Fork(number, name, dict(env), threads, tuple(fds))
+            request = protocol.Fork(number, name, dict(env), threads, tuple(fds), warm)
             rights = array.array("i", [standard_input, log, *fds])
             self._control.sendmsg(
                 [msgspec.json.encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
             )
 
         return self._new_process(send)
+
+    def stand_by(self, count: int, env: Mapping[str, str], threads: int) -> None:
+        """Have so many processes wait that have warmed up, for a `fork` with `warm` in such an environment.
+
+        They end with the server, as those of another environment do when this one is asked for.
+        """
+        with contextlib.suppress(OSError):  # then processes begin without
+            self._control.send(msgspec.json.encode(protocol.StandBy(count, dict(env), threads)))
 
     def _take(self, reply: protocol.Reply) -> None:
         if not isinstance(reply, protocol.Ready):

@@ -41,6 +41,8 @@ _CLOSING_S = 1.0
 _KILL_S = 5.0  # the kernel may take a moment to free a large process
 _HOST = "127.0.0.1"
 _ROLES = ("worker", "aggregator", "coordinator")
+_STAND_BY_MAX = 4
+"""Most workers that wait for the next job; each takes some 50 MB of memory."""
 _FORK_SERVER_LOG = "fork-server.log"
 LOG_BYTES_MAX = 16 << 20
 """Size to which a log is truncated."""
@@ -104,6 +106,7 @@ class ProcessEngine(Engine):
         self._fork_target = fork_target if command is None and fork_server_supported() else None
         self._fork_server: ForkServer | None = None
         self._warm = warm
+        self._worker: tuple[Mapping[str, str], int] | None = None  # environment and threads of the last one
         self._fd, self._gpus = memory_fd, gpus
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
@@ -233,9 +236,25 @@ class ProcessEngine(Engine):
             if server is None or not server.alive:
                 server = self._start_fork_server(self._fork_target, env)
             fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
-            return server.fork(config.name, env, config.threads, log, fds)
+            if config.role == "worker":
+                self._worker = env, config.threads
+            return server.fork(config.name, env, config.threads, log, fds, warm=config.role == "worker")
         except OSError:  # as too little memory: starting the command tells what is wrong
             return None
+
+    def stand_by(self, workers: int) -> None:
+        """See `Engine.stand_by`: only with a server that stays, and never on a GPU, whose memory they would hold."""
+        server = self._fork_server
+        if (
+            self._warm is None
+            or self._worker is None
+            or server is None
+            or not (server.alive and server.ready)
+        ):
+            return
+        env, threads = self._worker
+        if HIDDEN.items() <= env.items():
+            server.stand_by(min(workers, _STAND_BY_MAX), env, threads)
 
     def _start_fork_server(self, target: str, env: dict[str, str]) -> ForkServer:
         if self._warm is not None:

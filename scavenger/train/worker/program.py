@@ -115,7 +115,7 @@ class Program:
         self._test = compiled(model, self._evaluate_batch, [specs, streams])
         self._rate = Rate(model.optimizer)
         self._check_others(sample)
-        self._load = tf.function(self._assign, input_signature=[state])
+        self._load = tf.function(self._assign, input_signature=[state], autograph=False)
 
     @property
     def variables(self) -> list[Any]:
