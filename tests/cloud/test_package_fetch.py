@@ -15,7 +15,7 @@ import zmq
 from machines import AGENT, Machines, needs_machines
 from test_boot import archive, wait_for
 
-from scavenger.cloud.boot.boot import _FETCH, Join, boot_script, image_script
+from scavenger.cloud.boot.boot import FETCH_PROGRAM, Join, boot_script, image_script
 from scavenger.cloud.boot.package import CONSTRAINTS, own_package, own_wheel
 from scavenger.domain.vm import VmPackage
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -51,7 +51,7 @@ def fetch(
 ) -> subprocess.CompletedProcess[str]:
     """As the boot script does."""
     (folder / "join.json").write_text(json.dumps(asdict(join)))
-    program = _FETCH.replace("15000", str(patience_ms))
+    program = FETCH_PROGRAM.replace("15000", str(patience_ms))
     return subprocess.run(
         [sys.executable, "-c", program, package.wheel, package.sha256, CONSTRAINTS],
         cwd=folder,

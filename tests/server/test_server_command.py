@@ -57,3 +57,21 @@ def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) 
                 served.wait(timeout=60)
     with Store.open(env["SCAVENGER_STORE"]) as store:
         assert store.servers() == ()
+
+
+def test_ctrl_c_while_it_starts_ends_a_server_in_order(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    env = {**os.environ, "SCAVENGER_STORE": f"sqlite:///{store}", "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "scavenger_cli", "serve", "--port", "0"]
+    served = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until_s = time.monotonic() + 60
+        while not store.exists() and time.monotonic() < until_s:
+            assert served.poll() is None, served.communicate()
+            time.sleep(0.02)
+        served.send_signal(signal.SIGINT)  # the store comes first, and then the API is built
+        said, _ = served.communicate(timeout=60)
+    finally:
+        served.kill()
+    assert served.returncode == 0, said
+    assert "fault" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -78,9 +79,17 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
         ConfigurationError: An option or the settings file is invalid.
         TransientError: Another server serves this store.
     """
+    from scavenger.control.service.stopping import stopped_by_signals
+
+    with stopped_by_signals() as stop:  # also while it starts, which takes seconds
+        _serve_until(stop, given, place, store_url)
+    return 0
+
+
+def _serve_until(stop: threading.Event, given: Given, place: Place | None, store_url: str | None) -> None:
     from scavenger import logs
     from scavenger.control.notifying.settings import notifying
-    from scavenger.control.service.server import Server, configured_limits, serve
+    from scavenger.control.service.server import Server, configured_limits, run
     from scavenger.control.sweep import sweeping
     from scavenger.store import Store
 
@@ -89,8 +98,7 @@ def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> i
     with Store.open(store_url) as store, _api(store, place, limits) as address:
         console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
         with notifying(store, address=address, limits=limits, within_s=_LAST_S), sweeping(store):
-            serve(Server(store, limits, address=address))
-    return 0
+            run(Server(store, limits, address=address), stop)
 
 
 @contextmanager

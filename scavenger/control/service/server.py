@@ -16,14 +16,15 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger import __version__
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
+from scavenger.control.service.stopping import stopped_by_signals
 from scavenger.control.settings import load_settings
 from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.submission import (
@@ -357,19 +358,6 @@ def _began_before(store: Store, one: Submission) -> Path | None:
     return folder if begun else None
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set within the block."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def serve(server: Server) -> None:
     """Serve until a signal ends it, or there has been nothing to do for its `idle_s`; runners go on.
 
@@ -377,7 +365,7 @@ def serve(server: Server) -> None:
         TransientError: Another server serves this store.
         LeaseLostError: Another server has taken its place.
     """
-    with _stopped_by_signals() as stop:
+    with stopped_by_signals() as stop:
         run(server, stop)
 
 
