@@ -21,6 +21,7 @@ from scavenger.server.dashboard import submission_routes, vm_routes
 from scavenger.server.routes import health, jobs, leftovers, operations, stored, streaming, submitting, users
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
+from scavenger.server.turns import Turns
 from scavenger.server.writer import Writer
 from scavenger.store import Store
 
@@ -91,6 +92,7 @@ def create_app(
         },
     )
     app.state.context = context
+    app.add_middleware(Turns)
     app.add_middleware(Shield, context=context)
     problems.register(app)
     for part in (jobs, submitting, operations, streaming, stored, leftovers, users):
