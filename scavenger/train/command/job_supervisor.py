@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.elastic import recovery
-from scavenger.elastic.migration import BucketMap
-from scavenger.errors import ModelNotSavedError, NotSupportedError, ScavengerError
+from scavenger.errors import ModelNotSavedError, ScavengerError
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import Progress
@@ -25,19 +24,20 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
-from scavenger.train.supervisor.events import Event, Leaving, ProcessState
+from scavenger.train.supervisor.events import Event, Leaving
+from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.watching import MemoryWatch
+from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
 __all__ = ["CommandJobSupervisor"]
 
-_NO_AGGREGATORS = "a command has no aggregators: its processes hold the weights"
 _TURN_S = 0.05
 _GRACE_S = 5.0
 
 
-class CommandJobSupervisor:
+class CommandJobSupervisor(WithoutAggregators):
     """Supervises the processes of one command job; `open` makes one.
 
     Args:
@@ -59,6 +59,7 @@ class CommandJobSupervisor:
     Methods raise what those of `Supervisor` do.
     """
 
+    no_aggregators = "a command has no aggregators: its processes hold the weights"
     model_file = "model"
 
     def __init__(
@@ -171,25 +172,6 @@ class CommandJobSupervisor:
         else:
             self._run.ask(epoch=epoch)
 
-    def run_callbacks(self, request: m.RunCallbacks) -> None:
-        """Nothing: a command has no callbacks of Keras that the job knows."""
-
-    def migrate(self, buckets: Mapping[int, int]) -> None:
-        """Refuse: a command has no aggregators.
-
-        Raises:
-            NotSupportedError: Always.
-        """
-        raise NotSupportedError(_NO_AGGREGATORS)
-
-    def use_aggregators(self, aggregators: Collection[int]) -> None:
-        """Refuse: a command has no aggregators.
-
-        Raises:
-            NotSupportedError: Always.
-        """
-        raise NotSupportedError(_NO_AGGREGATORS)
-
     def finish(
         self,
         path: Path,
@@ -244,75 +226,13 @@ class CommandJobSupervisor:
     # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
-    def alive(self) -> tuple[str, ...]:
-        """Running workers, including starting ones, that nothing has requested to end."""
-        return self._run.hosts.registry.alive
-
-    def workers(self, *states: str) -> tuple[str, ...]:
-        """Return the names of living workers in any of the states `starting`, `ready` and `training`."""
-        return self._run.hosts.registry.in_states(*states)
-
-    @property
-    def starting(self) -> int:
-        """Number of workers that are starting."""
-        return len(self.workers("starting"))
-
-    @property
-    def ready(self) -> int:
-        """Number of workers that train or are ready to."""
-        return len(self.workers("ready", "training"))
-
-    @property
-    def aggregators(self) -> int:
-        """Number of aggregators: none."""
-        return 0
-
-    @property
-    def map(self) -> BucketMap | None:
-        """Which aggregator holds each bucket of the model: None."""
-        return None
-
-    @property
-    def bucket_bytes(self) -> tuple[int, ...]:
-        """Size of each bucket of the model: there are none."""
-        return ()
-
-    @property
-    def migrating(self) -> bool:
-        """Whether buckets move: never, as there are no aggregators."""
-        return False
-
-    @property
-    def migrated(self) -> m.Migrated | None:
-        """The end of the newest migration of buckets: None."""
-        return None
+    def _registry(self) -> ProcessRegistry:
+        return self._run.hosts.registry
 
     @property
     def settled(self) -> bool:
         """Whether the last request has taken effect."""
         return self._run.settled
-
-    @property
-    def ending(self) -> bool:
-        """Whether a released worker has not ended yet."""
-        return bool(self._run.hosts.registry.let_go)
-
-    @property
-    def existing(self) -> Mapping[str, int]:
-        """Number of workers that are paid for, by type of VM."""
-        return self._run.hosts.registry.existing
-
-    def vm_of(self, worker: str) -> str:
-        """Return the type of VM that a worker was launched on."""
-        return self._run.hosts.registry[worker].vm
-
-    def processes(self) -> tuple[ProcessState, ...]:
-        """Return the state of every process that the job has had."""
-        return self._run.hosts.registry.processes()
-
-    def worker_seconds(self) -> Mapping[str, float]:
-        """Return the seconds that workers have existed, summed over the workers of each type of VM."""
-        return self._run.hosts.registry.worker_seconds()
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:

@@ -16,11 +16,9 @@ from pathlib import Path
 
 from scavenger.elastic import recovery
 from scavenger.elastic import round_events as r
-from scavenger.elastic.migration import BucketMap
 from scavenger.errors import (
     ConfigurationError,
     ModelNotSavedError,
-    NotSupportedError,
     TrainingError,
     WorkersLostError,
 )
@@ -58,22 +56,22 @@ from scavenger.train.supervisor.events import (
     Leaving,
     Lost,
     PreemptionNotice,
-    ProcessState,
     Refused,
     Started,
 )
+from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.watching import MemoryWatch
+from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
 __all__ = ["LoopJobSupervisor"]
 
-_NO_AGGREGATORS = "a loop of one's own has no aggregators: its workers hold the weights"
 _TURN_S = 0.05
 _GRACE_S = 5.0
 
 
-class LoopJobSupervisor:
+class LoopJobSupervisor(WithoutAggregators):
     """Supervises the workers of one loop job; `open` makes one.
 
     Args:
@@ -92,6 +90,7 @@ class LoopJobSupervisor:
     Methods raise what those of `Supervisor` do.
     """
 
+    no_aggregators = "a loop of one's own has no aggregators: its workers hold the weights"
     model_file = "model.safetensors"
 
     def __init__(
@@ -230,25 +229,6 @@ class LoopJobSupervisor:
         if not stop:
             self._run.go_on()
 
-    def run_callbacks(self, request: m.RunCallbacks) -> None:
-        """Nothing: a loop has no callbacks of Keras."""
-
-    def migrate(self, buckets: Mapping[int, int]) -> None:
-        """Refuse: a loop has no aggregators.
-
-        Raises:
-            NotSupportedError: Always.
-        """
-        raise NotSupportedError(_NO_AGGREGATORS)
-
-    def use_aggregators(self, aggregators: Collection[int]) -> None:
-        """Refuse: a loop has no aggregators.
-
-        Raises:
-            NotSupportedError: Always.
-        """
-        raise NotSupportedError(_NO_AGGREGATORS)
-
     def finish(
         self,
         path: Path,
@@ -302,76 +282,14 @@ class LoopJobSupervisor:
     # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
-    def alive(self) -> tuple[str, ...]:
-        """Running workers, including starting ones, that nothing has requested to end."""
-        return self._run.supervisor.staying
-
-    def workers(self, *states: str) -> tuple[str, ...]:
-        """Return the names of living workers in any of the states `starting`, `ready` and `training`."""
-        return self._run.supervisor.registry.in_states(*states)
-
-    @property
-    def starting(self) -> int:
-        """Number of workers that are starting."""
-        return len(self.workers("starting"))
-
-    @property
-    def ready(self) -> int:
-        """Number of workers that train or are ready to."""
-        return len(self.workers("ready", "training"))
-
-    @property
-    def aggregators(self) -> int:
-        """Number of aggregators: none."""
-        return 0
-
-    @property
-    def map(self) -> BucketMap | None:
-        """Which aggregator holds each bucket of the model: None."""
-        return None
-
-    @property
-    def bucket_bytes(self) -> tuple[int, ...]:
-        """Size of each bucket of the model: there are none."""
-        return ()
-
-    @property
-    def migrating(self) -> bool:
-        """Whether buckets move: never, as there are no aggregators."""
-        return False
-
-    @property
-    def migrated(self) -> m.Migrated | None:
-        """The end of the newest migration of buckets: None."""
-        return None
+    def _registry(self) -> ProcessRegistry:
+        return self._run.supervisor.registry
 
     @property
     def settled(self) -> bool:
         """Whether the last request has taken effect."""
         rounds = self._run.rounds
         return rounds is not None and rounds.settled
-
-    @property
-    def ending(self) -> bool:
-        """Whether a released worker has not ended yet."""
-        return bool(self._run.supervisor.registry.let_go)
-
-    @property
-    def existing(self) -> Mapping[str, int]:
-        """Number of workers that are paid for, by type of VM."""
-        return self._run.supervisor.registry.existing
-
-    def vm_of(self, worker: str) -> str:
-        """Return the type of VM that a worker was launched on."""
-        return self._run.supervisor.registry[worker].vm
-
-    def processes(self) -> tuple[ProcessState, ...]:
-        """Return the state of every process that the job has had."""
-        return self._run.supervisor.registry.processes()
-
-    def worker_seconds(self) -> Mapping[str, float]:
-        """Return the seconds that workers have existed, summed over the workers of each type of VM."""
-        return self._run.supervisor.registry.worker_seconds()
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
