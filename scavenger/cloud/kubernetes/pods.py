@@ -15,13 +15,17 @@ from typing import Any, Literal
 
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.domain.vm import VmRequest, VmSeen, VmState, VmTags
+from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
 
 __all__ = [
     "CONTAINER",
+    "CONTAINER_SECURITY",
     "LAUNCHED",
+    "POD_SECURITY",
     "PodSettings",
     "owner_selector",
+    "placed",
     "pod_name",
     "pod_of",
     "secret_of",
@@ -46,6 +50,20 @@ _LABEL_KEY = re.compile(
 )
 _USER = 10001
 _GRACE_S = 30
+POD_SECURITY: Mapping[str, Any] = {
+    "runAsNonRoot": True,
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "fsGroup": _USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Of pods: a user without rights."""
+CONTAINER_SECURITY: Mapping[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""Of containers, which write only to their volumes."""
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -61,6 +79,7 @@ class PodSettings:
         spot_labels: Labels of the nodes that the cloud may take back, which hold pods that may be interrupted.
         tolerations: Taints that they tolerate, as the API has them.
         pull_secret: Secret by which the image is pulled; empty for none.
+        owner: Reference to the object with whose end all pods end, as the API has it; None if there is none.
     """
 
     namespace: str = "default"
@@ -70,6 +89,26 @@ class PodSettings:
     spot_labels: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
     pull_secret: str = ""
+    owner: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, settings: KubernetesSettings, *, owner: Mapping[str, str] | None = None) -> PodSettings:
+        """Those that a user has written."""
+        return cls(
+            namespace=settings.namespace,
+            image=settings.image,
+            service_account=settings.service_account,
+            node_labels=tuple(settings.node_labels.items()),
+            spot_labels=tuple(settings.spot_labels.items()),
+            tolerations=tuple(
+                {"key": key, "operator": "Equal", "value": value}
+                if value
+                else {"key": key, "operator": "Exists"}
+                for key, value in settings.tolerated.items()
+            ),
+            pull_secret=settings.pull_secret,
+            owner=owner,
+        )
 
 
 def pod_name(token: str) -> str:
@@ -124,10 +163,11 @@ def tags_of(labels: Mapping[str, str]) -> VmTags:
     )
 
 
-def secret_of(request: VmRequest) -> dict[str, Any]:
+def secret_of(request: VmRequest, settings: PodSettings) -> dict[str, Any]:
     """The body of the secret that a pod runs and is owned by."""
+    owners = {} if settings.owner is None else {"ownerReferences": [dict(settings.owner)]}
     return {
-        "metadata": {"name": pod_name(request.tags.token), "labels": labels_of(request)},
+        "metadata": {"name": pod_name(request.tags.token), "labels": labels_of(request), **owners},
         "type": "Opaque",
         "stringData": {_BOOT: request.template.user_data},
     }
@@ -158,15 +198,9 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
         "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **placed(settings),
         "nodeSelector": selected,
-        "tolerations": [dict(one) for one in settings.tolerations],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": dict(POD_SECURITY),
         "containers": [_container(image, shape)],
         "volumes": [
             {"name": "boot", "secret": {"secretName": name, "defaultMode": 0o440}},
@@ -175,8 +209,6 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
         ],
     }
     spec |= {"activeDeadlineSeconds": math.ceil(run_max_s)} if math.isfinite(run_max_s) else {}
-    spec |= {"serviceAccountName": settings.service_account} if settings.service_account else {}
-    spec |= {"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}
     return {
         "metadata": {
             "name": name,
@@ -188,6 +220,17 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
     }
 
 
+def placed(settings: PodSettings) -> dict[str, Any]:
+    """What settings say of where a pod may be, and as whom, as a part of its specification."""
+    spec: dict[str, Any] = {
+        "nodeSelector": dict(settings.node_labels),
+        "tolerations": [dict(one) for one in settings.tolerations],
+    }
+    spec |= {"serviceAccountName": settings.service_account} if settings.service_account else {}
+    spec |= {"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}
+    return spec
+
+
 def _container(image: str, shape: PodShape) -> dict[str, Any]:
     return {
         "name": CONTAINER,
@@ -196,11 +239,7 @@ def _container(image: str, shape: PodShape) -> dict[str, Any]:
         "env": [{"name": "HOME", "value": "/work"}, {"name": "TMPDIR", "value": "/work"}],
         "workingDir": "/work",
         "resources": {"requests": shape.amounts, "limits": shape.amounts},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": dict(CONTAINER_SECURITY),
         "volumeMounts": [
             {"name": "boot", "mountPath": _BOOT_FOLDER, "readOnly": True},
             {"name": "work", "mountPath": "/work"},

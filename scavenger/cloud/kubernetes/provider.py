@@ -113,7 +113,7 @@ class KubernetesProvider:
     def launch(self, request: VmRequest) -> VmSeen:
         """See `Provider.launch`: returns when a node has room for the pod, or is being added for it."""
         name, doing = pod_name(request.tags.token), f"starting a pod of {request.vm}"
-        body = secret_of(request)
+        body = secret_of(request, self.settings)
         if request.zone not in self.zones(request.vm):
             raise ConfigurationError(f"no node that could hold {request.vm} is in the zone {request.zone!r}")
         in_zone = request.zone != self.region

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from scavenger.cloud.base import Inspection, Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.settings import cloud_settings, settings_path
@@ -15,10 +17,20 @@ from scavenger.domain.infra import CURRENT, Infra
 from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings, KubernetesSettings
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["GCP_PROJECT", "INSPECTIONS", "PROVIDERS", "open_provider", "open_verifier", "project_of"]
+__all__ = [
+    "GCP_PROJECT",
+    "INSPECTIONS",
+    "POD_OWNER",
+    "PROVIDERS",
+    "open_provider",
+    "open_verifier",
+    "project_of",
+]
 
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
 """Environment variable with the project's id, as for Google's own tools."""
+POD_OWNER = "SCAVENGER_POD_OWNER"
+"""Environment variable of a leader in a cluster: the reference, in JSON, to the object with which its pods end."""
 
 
 def project_of(settings: CloudSettings | None, environment: Mapping[str, str]) -> str:
@@ -59,18 +71,8 @@ def _kubernetes(region: str, environment: Mapping[str, str], settings: CloudSett
 
     settings = settings or cloud_settings("kubernetes", environment)
     assert isinstance(settings, KubernetesSettings)
-    pods = PodSettings(
-        namespace=settings.namespace,
-        image=settings.image,
-        service_account=settings.service_account,
-        node_labels=tuple(settings.node_labels.items()),
-        spot_labels=tuple(settings.spot_labels.items()),
-        tolerations=tuple(
-            {"key": key, "operator": "Equal", "value": value} if value else {"key": key, "operator": "Exists"}
-            for key, value in settings.tolerated.items()
-        ),
-        pull_secret=settings.pull_secret,
-    )
+    owner = environment.get(POD_OWNER)
+    pods = PodSettings.of(settings, owner=msgspec.json.decode(owner, type=dict[str, str]) if owner else None)
     return KubernetesProvider("" if region == CURRENT else region, settings=pods, environment=environment)
 
 
