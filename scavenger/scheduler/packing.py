@@ -10,7 +10,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 
 from scavenger.scheduler.assignment import Refused
 from scavenger.scheduler.joint import assign, reassign
-from scavenger.scheduler.pool import JobLoad, NodeType, Pool
+from scavenger.scheduler.pool import JobLoad, NodeLoad, NodeType, PlacedJob, Pool
 
 __all__ = ["moved_buckets", "recycle", "repack"]
 
@@ -111,9 +111,25 @@ def _without_starting(pool: Pool, unstarted: Collection[str]) -> Pool:
             if not load.tenants and load.node.type == type_ and other not in unstarted
         )
         if pool.nodes[name].tenants and (target := next(empty, None)):
-            for job in pool.nodes[name].tenants:
-                pool = pool.moved(job, dict.fromkeys(pool.jobs[job].on(name), target))
+            loads = {target: pool.nodes[name], name: pool.nodes[target]}
+            pool = _with_loads(pool, loads, pool.jobs, {name: target})
     return pool
+
+
+def _with_loads(
+    pool: Pool, loads: Mapping[str, NodeLoad], jobs: Mapping[str, PlacedJob], names: Mapping[str, str]
+) -> Pool:
+    """The pool with other nodes' loads on its own nodes, and with these jobs where nodes are named anew.
+
+    The loads come whole, with their cycles: jobs that are assigned one by one would be given the cycle that
+    suits their order, which may be one in which the same buckets do not fit.
+    """
+    nodes = {name: replace(load, node=pool.nodes[name].node) for name, load in loads.items()}
+    placed = {
+        job: replace(each, nodes=tuple(names.get(name, name) for name in each.nodes))
+        for job, each in jobs.items()
+    }
+    return replace(pool, nodes={**pool.nodes, **nodes}, jobs=placed)
 
 
 def _assigned(pool: Pool, loads: Sequence[JobLoad]) -> Pool | None:
@@ -152,9 +168,7 @@ def _demand(load: JobLoad) -> float:
 def _laid_over(packed: Pool, pool: Pool) -> Pool | None:
     """The assignments of the first pool on nodes of the second where there are such; None if it may not grow so."""
     names: dict[str, str] = {}
-    result = pool
-    for job in pool.jobs:
-        result = result.without_job(job)
+    result = replace(pool, nodes={name: NodeLoad(load.node) for name, load in pool.nodes.items()}, jobs={})
     used = [name for name, load in packed.nodes.items() if load.tenants]
     for type_ in {packed.nodes[name].node.type: None for name in used}:
         groups = [name for name in used if packed.nodes[name].node.type == type_]
@@ -166,9 +180,8 @@ def _laid_over(packed: Pool, pool: Pool) -> Pool | None:
                     return None
                 result, node = result.started(type_)
                 names[group] = node.name
-    for placed in packed.jobs.values():
-        result = result.with_job(placed.load, tuple(names[name] for name in placed.nodes))
-    return replace(result, jobs={job: result.jobs[job] for job in pool.jobs})
+    loads = {name: packed.nodes[group] for group, name in names.items()}
+    return _with_loads(result, loads, {job: packed.jobs[job] for job in pool.jobs}, names)
 
 
 def _matched(packed: Pool, pool: Pool, groups: Sequence[str], there: Sequence[str]) -> dict[str, str]:

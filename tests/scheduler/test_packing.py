@@ -19,6 +19,21 @@ def test_packing_never_costs_more_and_keeps_the_rules(loads: list[JobLoad], rule
         assert sum(bool(load.tenants) for load in packed.nodes.values()) <= len(pool.nodes)
 
 
+def test_packing_again_keeps_the_cycle_in_which_the_jobs_fit() -> None:
+    """Assigned to one node in another order, the last two would get a cycle of 4.5 s and 4.6 s of work in it."""
+    loads = (
+        job("a", 1.0, 0.5),
+        job("b", 1.5, 0.1875),
+        job("c", 1.0, 0.125, 0.125),
+        job("d", 0.109375, 0.0478515625, 0.05126953125),
+        job("e", 1.0, 0.125, 0.125),
+    )
+    packed = repack(assigned(Pool((SMALL,), Rules(cycle_max=4.0)), *loads))
+
+    check_pool(packed)
+    assert sum(bool(load.tenants) for load in packed.nodes.values()) == 2
+
+
 def placed(*nodes: tuple[JobLoad, ...]) -> Pool:
     """A pool in which each of the nodes has these jobs."""
     pool = Pool((SMALL,))
