@@ -35,6 +35,7 @@ BY_SERVER = (
     "optimize",
     "plan",
     "status",
+    "hosts",
     "logs",
     "scale",
     "migrate",

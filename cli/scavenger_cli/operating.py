@@ -32,8 +32,19 @@ LINES = 20
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
-    for command in (logs, scale, migrate, stop, resume):
+    for command in (logs, hosts, scale, migrate, stop, resume):
         app.command()(command)
+
+
+def hosts(job: RunningJob, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Print where the workers of a running job are, as HOST:SLOTS lines; none for a job that does not run."""
+
+    def command() -> int:
+        from scavenger_cli.commands.hosts import show_hosts
+
+        return show_hosts(job, store_url=store, as_json=output is Output.JSON)
+
+    finish(output, command)
 
 
 def scale(

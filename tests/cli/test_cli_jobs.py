@@ -68,6 +68,38 @@ def test_status_of_a_job_that_has_ended_keeps_all_but_what_is_to_come(scavenger:
     assert "left" not in shown
 
 
+def test_hosts_are_those_of_live_workers_with_how_many_each_has(scavenger: Run, store_url: str) -> None:
+    job_id = make_job(store_url, "digits")
+    assert scavenger("hosts", "digits") == (0, "", "")
+    with Store.open(store_url) as store:
+        store.set_process(job_id, "aggregator-0", role="aggregator", state="training", host="10.0.0.9")
+        for name, state, host in (
+            ("w1", "training", "10.0.0.2"),
+            ("w2", "training", "10.0.0.1"),
+            ("w3", "ready", "10.0.0.2"),
+            ("w4", "lost", "10.0.0.3"),
+            ("w5", "starting", None),
+            ("w6", "leaving", "10.0.0.4"),
+        ):
+            store.set_process(job_id, name, role="worker", state=state, host=host)
+
+    assert scavenger("hosts", "digits") == (0, "10.0.0.1:1\n10.0.0.2:2\n", "")
+    assert json.loads(scavenger("hosts", job_id, "-o", "json")[1])["hosts"] == [
+        {"host": "10.0.0.1", "slots": 1},
+        {"host": "10.0.0.2", "slots": 2},
+    ]
+
+
+def test_a_job_that_has_ended_has_no_hosts(scavenger: Run, store_url: str) -> None:
+    job_id = make_job(store_url, "digits")
+    with Store.open(store_url) as store:
+        store.set_process(job_id, "w1", role="worker", state="training", host="10.0.0.2")
+        store.finish_job(job_id, state="succeeded", report=None, exit_code=0)
+
+    assert scavenger("hosts", job_id) == (0, "", "")
+    assert scavenger("hosts", "absent")[0] == 2
+
+
 def test_the_log_of_events_shows_the_progress(scavenger: Run, store_url: str) -> None:
     make_job(store_url, "digits", state="succeeded")
 

@@ -82,6 +82,7 @@ def jobs(store: Store, world: World, logs: Path) -> dict[str, str]:
     running = world.jobs["ann"]
     store.add_event(running, PROGRESS, str(PROGRESSED), data=PROGRESSED.data(), replacing=True)
     store.submit_operation(running, ScaleTo(3), "ann")
+    store.set_process(running, "w0", role="worker", state="training", host="10.0.0.1")
     (logs / "w0.log").write_text("one\n\x1b[31mtwo\nhalf")
     (logs / "w1.log").write_text("three\n")
 
@@ -154,6 +155,8 @@ READS: tuple[tuple[str, ...], ...] = (
     ("status", "unknown"),
     ("status", "trained", "-f"),
     ("jobs", "queue"),
+    ("hosts", "{running}"),
+    ("hosts", "unknown"),
     ("logs", "{running}", "-n", "1"),
     ("logs", "{running}", "--process", "w0"),
     ("logs", "{running}", "--process", "w9"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "JobStatus",
     "ListedJob",
+    "hosts_document",
+    "hosts_of",
     "job_document",
     "jobs_document",
     "listed",
@@ -28,6 +31,7 @@ __all__ = [
 
 EVENTS_SHOWN = 12
 OPERATIONS_SHOWN = 5
+_LIVE = ("ready", "training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +123,21 @@ def status_document(store_name: str, status: JobStatus) -> dict[str, Any]:
         "operations": [operation_row(operation) for operation in status.operations],
         "events": plain(status.events),
     }
+
+
+def hosts_of(status: JobStatus) -> dict[str, int]:
+    """The hosts of a job's live workers, each with how many there are; empty for a job that does not run."""
+    if status.job.ended or not status.alive:
+        return {}
+    live = Counter(
+        process.host
+        for process in status.processes
+        if process.role == "worker" and process.state in _LIVE and process.host
+    )
+    return dict(sorted(live.items()))
+
+
+def hosts_document(store_name: str, job_id: str, hosts: Mapping[str, int]) -> dict[str, Any]:
+    """The hosts of a job's live workers."""
+    rows = [{"host": host, "slots": slots} for host, slots in hosts.items()]
+    return {"schema_version": SCHEMA_VERSION, "store": store_name, "job_id": job_id, "hosts": rows}
