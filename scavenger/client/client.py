@@ -189,8 +189,8 @@ class Client(Connection):
                 verb, body = "scale", {"aggregators": aggregators}
             case Migrate(workers):
                 verb, body = "migrate", {"workers": None if workers is None else list(workers)}
-            case StopJob(save):
-                verb, body = "stop", {"save": save}
+            case StopJob(save, reason):
+                verb, body = "stop", {"save": save, **({"reason": reason} if reason else {})}
             case _:
                 raise NotSupportedError("the server takes no such operation; ask on its own machine")
         return self.post(f"jobs/{_part(job)}/{verb}", body, key=key or str(uuid.uuid4()))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 __all__ = [
+    "REASON_MAX",
     "Migrate",
     "Operation",
     "ProfileRange",
@@ -27,6 +28,9 @@ __all__ = [
 
 STEPS_MIN = 3
 """Fewest undisturbed steps that give the spread of a profile; as `profile.steps` in the job file."""
+
+REASON_MAX = 200
+"""Longest reason of a stop, characters."""
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -104,13 +108,21 @@ class ProfileRange:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """Stop the job gracefully; with `save`, save the model in its current state."""
+    """Stop the job gracefully; with `save`, save the model in its current state.
+
+    Attributes:
+        reason: Why, in one line, as the job's record will have it; empty: who asked for it.
+    """
 
     save: bool = True
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.save, bool):
             raise ValueError(f"save must be true or false, not {self.save!r}")
+        text = self.reason
+        if not isinstance(text, str) or len(text) > REASON_MAX or not (text.isprintable() or not text):
+            raise ValueError(f"a reason is one line of at most {REASON_MAX} characters")
 
 
 Operation = ScaleTo | ScaleOut | ScaleIn | ScaleAggregators | Migrate | ProfileRange | StopJob
@@ -142,13 +154,15 @@ def describe(operation: Operation) -> str:
             return "migrate every worker" if workers is None else f"migrate {', '.join(workers)}"
         case ProfileRange(least, most, steps):
             return f"profile {least} to {_count(most)}, {steps} steps each"
-        case StopJob(save):
+        case StopJob(save=save):
             return "stop" if save else "stop without saving"
 
 
 def operation_document(operation: Operation) -> dict[str, Any]:
     """Convert an operation to JSON types; `operation_from_document` reads it back."""
     values = {field.name: getattr(operation, field.name) for field in fields(operation)}
+    if isinstance(operation, StopJob) and not operation.reason:
+        del values["reason"]  # as it was before there were any
     return {
         "kind": _NAMES[type(operation)],
         **{name: list(value) if isinstance(value, tuple) else value for name, value in values.items()},

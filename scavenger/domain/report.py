@@ -92,11 +92,16 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """An epoch was evaluated."""
+    """An epoch was evaluated.
+
+    Attributes:
+        cost_usd: What the job had cost by then; None where a `StepDone` tells it.
+    """
 
     record: EpochRecord
     goal_metric: str | None
     target: float | None
+    cost_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

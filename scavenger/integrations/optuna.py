@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from scavenger.domain.report import Event, Observer, StepDone
+from scavenger.domain.report import EpochEnded, Event, Observer, StepDone
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ def objective(
 
 
 class _Spent(Observer):
-    """What a job has cost up to its last step, US dollars."""
+    """What a job has cost up to its last step, US dollars; by a server, up to its last evaluation."""
 
     usd = 0.0
 
     def on_event(self, event: Event) -> None:
         """See `Observer`."""
-        if isinstance(event, StepDone):
+        if isinstance(event, StepDone | EpochEnded) and event.cost_usd is not None:
             self.usd = event.cost_usd
 
 

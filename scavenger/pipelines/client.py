@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,10 +23,12 @@ from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, CurvePoint
 from scavenger.domain.document import report_from_document
-from scavenger.domain.report import Noted, Observer, PhaseChanged
+from scavenger.domain.operation import StopJob
+from scavenger.domain.report import Observer, PhaseChanged
 from scavenger.errors import ConfigurationError, NotFoundError, ScavengerError, StoreError, TransientError
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
+from scavenger.pipelines.handing_over import job_file_of, told
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from scavenger.store.records import JobRecord
 
 __all__ = ["Client"]
+
+log = logging.getLogger(__name__)
 
 _LAST_S = 5.0
 """Longest wait at the end of a job for notifications that are being sent."""
@@ -92,6 +97,7 @@ class Client:
         self._lock = threading.Lock()
         self._warm = WarmServers()
         self._running: dict[int, JobRun] = {}
+        self._there_by: dict[int, str] = {}
         self._submitted: dict[str, tuple[Allowance, ExitStack]] = {}
 
     def __enter__(self) -> Self:
@@ -195,7 +201,7 @@ class Client:
         record = self._source.job(job)
         if isinstance(self._source, StoreSource):
             return self._resumed_here(record, observer)
-        return self.wait(self._source.resume(record, audit=False).id, observer=observer)
+        return self._awaited(self._source.resume(record, audit=False).id, observer)
 
     def study(
         self,
@@ -272,8 +278,8 @@ class Client:
         job_id = self._source.job(key).id if one is None else one.id
         with shown_progress(self._progress, observer) as seen:
             for event in self._source.events(job_id, 0):
-                kind = "warning" if event.level != "info" else "info"
-                seen.on_event(Noted(kind, event.message))
+                for seen_event in told(event):
+                    seen.on_event(seen_event)
             seen.on_event(PhaseChanged("done", ""))
         if job_id in self._submitted:
             allowance, aside = self._submitted.pop(job_id)
@@ -423,7 +429,7 @@ class Client:
             del self._running[thread]
 
     def stop_job(self, thread: int, reason: str, *, save: bool = True) -> None:
-        """Stop the job that a thread of this program runs by this client, in order; none if it runs none.
+        """Stop the job that a thread of this program runs or waits for by this client, in order; none if there is none.
 
         Args:
             thread: As of `threading.get_ident`.
@@ -432,6 +438,13 @@ class Client:
         """
         if (run := self._running.get(thread)) is not None:
             run.request_stop(reason, save=save)
+        elif (job_id := self._there_by.get(thread)) is not None:
+            try:
+                self._source.request(job_id, StopJob(save, reason))
+            except (
+                ScavengerError
+            ) as error:  # it has ended, or does something else: the next evaluation asks again
+                log.info("job %s was not asked to stop: %s", job_id[:8], error)
 
     def running_job(self, thread: int) -> RunningJob | None:
         """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""
@@ -441,33 +454,19 @@ class Client:
     # ---- by a server ---------------------------------------------------------------------------------------
 
     def _there(self, job: Job, observer: Observer | None, *, run: bool = True) -> Run:
-        made = self._handed_over(job, SubmitOptions(run=run))
+        return self._awaited(self._handed_over(job, SubmitOptions(run=run)).id, observer)
+
+    def _awaited(self, job_id: str, observer: Observer | None) -> Run:
+        """Wait for a job of a server, which Ctrl-C and `stop_job` stop."""
+        thread = threading.get_ident()
+        self._there_by[thread] = job_id
         try:
-            return self.wait(made, observer=observer)
+            return self.wait(job_id, observer=observer)
         except KeyboardInterrupt:
-            self._source.cancel(made.id)
+            self._source.cancel(job_id)
             raise
-
-
-@contextmanager
-def job_file_of(job: Job) -> Iterator[Path]:
-    """The job's file, written for as long as the block runs if the job is not of a file: a server reads it once.
-
-    Raises:
-        ConfigurationError: If it cannot be written.
-    """
-    if job.is_file:
-        yield job.path
-        return
-    path = job.path.with_name(f"{job.path.stem}.{os.getpid()}-{threading.get_ident()}.yaml")
-    try:
-        path.write_text(job.to_yaml(), "utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+        finally:
+            del self._there_by[thread]
 
 
 def _url(store: str | None) -> str | None:

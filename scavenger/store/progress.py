@@ -128,10 +128,18 @@ class Progress(Part):
             session.execute(delete(EventRow).where(EventRow.job_id == job_id, EventRow.id <= newest_to_go))
 
     def events(
-        self, job_id: str, *, limit: int = 100, after: int = 0, kind: str | None = None
+        self,
+        job_id: str,
+        *,
+        limit: int = 100,
+        after: int = 0,
+        kind: str | None = None,
+        without: Collection[str] = (),
     ) -> tuple[EventRecord, ...]:
-        """The newest `limit` events of a job, of one kind or of all, with an id above `after`, oldest first."""
+        """The newest `limit` events of a job, of one kind or all but some, with an id above `after`, oldest first."""
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after)
+        if without:
+            query = query.where(EventRow.kind.not_in(without))
         if kind is not None:
             query = query.where(EventRow.kind == kind)
         with self._database.reading() as session:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scavenger.control.documents.costs import all_billed
 from scavenger.control.documents.operations import operation_row
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.progress import PROGRESS, Progress
 
 if TYPE_CHECKING:
@@ -89,7 +90,6 @@ def listed(store: Store, jobs: Sequence[JobRecord], *, progress: bool = True) ->
 
 def status_of(store: Store, job: JobRecord) -> JobStatus:
     """Read what `status` shows of one job."""
-    latest = store.events(job.id, limit=EVENTS_SHOWN + 1)  # one of them may be the progress
     return JobStatus(
         job,
         store.is_alive(job),
@@ -97,7 +97,7 @@ def status_of(store: Store, job: JobRecord) -> JobStatus:
         progress_of(store, job),
         store.processes(job.id),
         store.operations(job.id, limit=OPERATIONS_SHOWN),
-        tuple(event for event in latest if event.kind != PROGRESS)[-EVENTS_SHOWN:],
+        store.events(job.id, limit=EVENTS_SHOWN, without=(PROGRESS, EPOCHS)),
     )
 
 

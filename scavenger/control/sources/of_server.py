@@ -66,7 +66,16 @@ class ServerSource:
     def jobs(
         self, limit: int, *, states: Collection[str] = (), name: str | None = None
     ) -> tuple[ListedJob, ...]:
-        return reading.listed_jobs(self.client.jobs(limit, states=tuple(states), name=name, progress=True))
+        found: list[ListedJob] = []
+        cursor: str | None = None
+        while len(found) < limit:
+            most = min(limit - len(found), PAGE_MAX)
+            page = self.client.jobs(most, states=tuple(states), name=name, progress=True, cursor=cursor)
+            found += reading.listed_jobs(page)
+            cursor = page["next"]
+            if cursor is None:
+                break
+        return tuple(found)
 
     def job(self, key: str) -> JobRecord:
         return reading.job(self._begun(key)["job"])

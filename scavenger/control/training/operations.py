@@ -76,7 +76,8 @@ class OperationHandler:
             return
         if isinstance(self._taken.operation, StopJob):
             # answered with the job's end: until then it saves, and is paid for
-            self._stop(f"stopped by {self._taken.requested_by}", self._taken.operation.save)
+            asked = self._taken.operation
+            self._stop(asked.reason or f"stopped by {self._taken.requested_by}", asked.save)
         elif self.refusing:
             self._answer(self._taken, "refused", self.refusing)
 

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, cast
 from scavenger.control.training.trainer import Trainer
 from scavenger.control.training.writes import Outage, Writes
 from scavenger.domain.document import report_document, without_nonfinite
+from scavenger.domain.epochs import EPOCHS, EpochsToTell, epochs_data
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.progress import PROGRESS, Progress, ProgressTracker
@@ -31,6 +32,7 @@ from scavenger.domain.report import (
 )
 from scavenger.errors import Interrupted, ScavengerError, StoreError, StoreUnavailableError, TransientError
 from scavenger.masking import mask
+from scavenger.presentation.event_words import event_words
 from scavenger.store import Store
 from scavenger.store.record_file import RecordFile
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
@@ -84,7 +86,7 @@ class Recorder(Observer):
         self._copy: RecordFile | None = None
         self._supervisor: JobSupervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
-        self._tracker = ProgressTracker()
+        self._tracker, self._epochs = ProgressTracker(), EpochsToTell()
         if record.predicted is not None:
             self._tracker.predict(record.predicted)
         self._writes = Writes(store.together, clock)
@@ -163,6 +165,7 @@ class Recorder(Observer):
         self._writes.check()
         self._hold_patience()
         reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
+        self._record_epochs(self._epochs.due(self._clock(), trainer.cost_usd))
         if self._ticking:  # what the last one queued still waits
             if self._copy is not None:
                 self._copy.update({"cost_usd": trainer.cost_usd, **reached})
@@ -180,6 +183,8 @@ class Recorder(Observer):
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
         self._tracker.on_event(event)
+        if not self.muted:
+            self._epochs.on_event(event)
         match event:
             case PhaseChanged():
                 changes: dict[str, Any] = {"phase": event.phase, "detail": event.detail}
@@ -227,6 +232,8 @@ class Recorder(Observer):
         self._record_processes()
         self._record_progress(self._tracker.final())
         result = report.result
+        cost_usd = None if result.actual is None else result.actual.cost_usd
+        self._record_epochs(self._epochs.due(self._clock(), cost_usd, last=True))
         changes: dict[str, Any] = {}
         if result.actual is not None:
             changes |= {"actual": result.actual, "cost_usd": result.actual.cost_usd}
@@ -350,6 +357,12 @@ class Recorder(Observer):
                 ),
                 event=True,
             )
+
+    def _record_epochs(self, epochs: tuple[EpochEnded, ...]) -> None:
+        """Record evaluations, for those who follow the job from elsewhere, such as a study by a server."""
+        if epochs:
+            text = event_words(epochs[-1]) or ""
+            self._record_event(EPOCHS, text, data=epochs_data(epochs))
 
     def keep(self, write: Callable[[], object]) -> None:
         """Queue a write; returns at once."""

@@ -12,6 +12,7 @@ from scavenger.control.documents.costs import billed, cost_of
 from scavenger.control.documents.jobs import listed, progress_of
 from scavenger.control.documents.logs import log_folder
 from scavenger.control.training.run_course import CourseReader
+from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.progress import PROGRESS
 from scavenger.errors import ScavengerError
 from scavenger.server.dashboard.job_list import JobLine, job_line
@@ -48,14 +49,13 @@ class Journals:
 
 def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) -> JobSight:
     """Everything that the page of a job shows; the job comes with its report."""
-    events = store.events(job.id, limit=EVENTS_MAX)
     return JobSight(
         job=billed(store, job),
         alive=store.is_alive(job),
         progress=progress_of(store, job),
         processes=store.processes(job.id),
         operations=store.operations(job.id, limit=OPERATIONS_SHOWN),
-        events=tuple(event for event in events if event.kind != PROGRESS),
+        events=store.events(job.id, limit=EVENTS_MAX, without=(PROGRESS, EPOCHS)),
         intents=store.intents(job.id),
         cost=cost_of(store, job, now),
         course=journals.of(job).read(),

@@ -79,7 +79,7 @@ def stop(
             cancelled = context.store.cancel(waiting.id, f"withdrawn by {caller.user.name}")
             if cancelled is not None and cancelled.state == "cancelled":
                 return submission_answer(submitted(cancelled))
-        return _asked(context, caller, job, StopJob(request.save))
+        return _asked(context, caller, job, StopJob(request.save, request.reason))
 
     return once.answer(change)
 
