@@ -32,6 +32,7 @@ __all__ = [
     "CloudSettings",
     "GcpSettings",
     "KubernetesSettings",
+    "NodePool",
     "Settings",
     "faults_of",
     "overridden",
@@ -283,6 +284,35 @@ class GcpSettings(CloudSettings):
         return tuple(sorted(self.labels.items()))
 
 
+_Size = Annotated[float, *_amount(100_000.0, "a number")]
+_PriceLabel = Annotated[
+    str,
+    *text_form(
+        r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?",
+        "the name of a label, such as 'scavenger/usd-per-hour'",
+    ),
+]
+
+
+class NodePool(FrozenModel):
+    """Nodes of a Kubernetes cluster that cost the same, by their labels.
+
+    A pool may have no node now, as an autoscaler leaves it. What its nodes have for pods is then known from here only.
+    """
+
+    labels: _Pairs = Field(description="Labels of its nodes.")
+    usd_per_hour: _Usd = Field(description="What one of its nodes costs in an hour.")
+    cpus: _Size | None = Field(default=None, description="CPUs that a node has for pods.")
+    memory: _Size | None = Field(default=None, description="GiB of memory that a node has for pods.")
+    gpus: _Size | None = Field(default=None, description="GPUs that a node has for pods.")
+
+
+_Pools = Annotated[
+    dict[_Name, NodePool],
+    WithJsonSchema({"type": "object", "additionalProperties": NodePool.model_json_schema()}),
+]
+
+
 class KubernetesSettings(CloudSettings):
     """Settings of pods of a Kubernetes cluster, and what they cost."""
 
@@ -308,6 +338,17 @@ class KubernetesSettings(CloudSettings):
     usd_per_gpu_hour: _Usd | None = Field(default=None, description="What a GPU costs.")
     spot_percent: _Percent | None = Field(
         default=None, description="What pods on nodes with `spot_labels` cost, percent of these prices."
+    )
+    pools: _Pools = Field(
+        default={}, description="Prices of nodes by their labels; they come before all other prices."
+    )
+    price_label: _PriceLabel = Field(
+        default="scavenger/usd-per-hour",
+        description="Label or annotation of nodes with what one costs in an hour, for what has no price here.",
+    )
+    autoscaled: _Flag | None = Field(
+        default=None,
+        description="Whether nodes are added for pods that no node has room for; without it, Scavenger looks.",
     )
 
     def vm_tags(self) -> tuple[tuple[str, str], ...]:
@@ -370,8 +411,11 @@ def _described(details: ErrorDetails, known: type[FrozenModel]) -> tuple[tuple[s
             "notify": Webhook,
         }
         model = tables[str(loc[0])] if known is Settings and len(loc) > 1 else known
+        model = NodePool if "pools" in loc[:-2] else model
         keys = list(model.model_fields)
-        where = f" in {loc[0]}" if len(loc) > 1 else ""
+        where = f" in {'.'.join(map(str, loc[:-1])) if model is NodePool else loc[0]}" if len(loc) > 1 else ""
         hint = did_you_mean(str(loc[-1]), keys) or f"; known are {', '.join(keys)}"
         return loc, f"unknown key {shown(str(loc[-1]))}{where}{hint}"
+    if kind == "missing":
+        return loc[:-1], f"has no {loc[-1]}"
     return loc, f"cannot be {shown(details['input'])}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import time
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,9 +18,13 @@ from hypothesis import strategies as st
 from scavenger.cloud.boot.boot import Join
 from scavenger.cloud.boot.pod import pod_script
 from scavenger.cloud.catalog.types import Wanted
+from scavenger.cloud.kubernetes.nodes import Node, nodes_open
+from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of, gib_of
 from scavenger.cloud.quotas import vms_left
+from scavenger.control.provisioning.admission import admitted
+from scavenger.domain.configuration import Offer
 from scavenger.domain.ranges import Amount
 from scavenger.domain.vm import Quota, VmPackage
 from scavenger.domain.vm_settings import KubernetesSettings
@@ -85,6 +91,114 @@ def test_a_namespaces_quotas_limit_the_pods() -> None:
     found = vms_left("kubernetes", quotas, "2cpu-16gib", 2, spot=False)
     assert found is not None
     assert (found[0], found[1].name) == (3, "all/requests.memory")
+
+
+POOLS = {
+    "plain": {"labels": {"pool": "plain"}, "usd_per_hour": 0.4},
+    "spot": {"labels": {"pool": "spot"}, "usd_per_hour": 0.1, "cpus": 8, "memory": 32},
+}
+
+
+def node(name: str, cpus: int, gib: int, *, price: str = "", **labels: str) -> Node:
+    priced = {"scavenger/usd-per-hour": price} if price else {}
+    return Node(name, {**labels, **priced}, allocatable={"cpu": str(cpus), "memory": f"{gib}Gi"})
+
+
+def of_nodes(*nodes: Node, **settings: Any) -> PodCatalog:
+    found = KubernetesSettings.model_validate(settings)
+    pods = PodSettings(spot_labels=tuple(found.spot_labels.items()))
+    read = functools.partial(nodes_open, nodes, pods)
+    return PodCatalog(found, "tests", today=date(2026, 11, 23), nodes=lambda spot: read(spot=spot))
+
+
+@given(st.integers(1, 16), st.integers(1, 64), st.floats(0.01, 100.0))
+def test_pods_that_fill_a_node_cost_at_least_what_it_costs_and_one_never_more(
+    cpus: int, gib: int, usd: float
+) -> None:
+    shape, priced = PodShape(cpus, gib), node("a", 16, 64, price=repr(usd))
+    each = of_nodes(priced).price("", "", str(shape)).usd_per_hour
+    fit = min(16 // cpus, 64 // gib)
+
+    assert each <= usd * (1 + 1e-9)
+    assert (fit + 1) * each > usd  # so many have no room, and would have paid for more than the node
+    assert each >= usd * max(cpus / 16, gib / 64) * (1 - 1e-9)
+
+
+def test_a_pod_costs_what_it_does_on_the_dearest_node_that_it_may_be_on() -> None:
+    nodes = (
+        node("small", 2, 4, price="9"),
+        node("cheap", 8, 32, price="0.2"),
+        node("dear", 8, 32, price="0.8"),
+    )
+    found = of_nodes(*nodes).price("", "", "4cpu-8gib")
+    assert (found.usd_per_hour, "nodes such as dear" in str(found)) == (pytest.approx(0.4), True)
+
+
+def test_a_price_of_a_pool_comes_before_prices_of_amounts_and_they_before_those_of_nodes() -> None:
+    nodes = (node("a", 8, 32, price="5", pool="plain"), node("b", 8, 32, price="5"))
+    by_amount = {"usd_per_cpu_hour": 0.001, "usd_per_gib_hour": 0.001}
+
+    assert of_nodes(nodes[0], pools=POOLS).price("", "", "4cpu-8gib").usd_per_hour == pytest.approx(0.2)
+    assert of_nodes(nodes[1], **by_amount).price("", "", "4cpu-8gib").usd_per_hour == pytest.approx(0.012)
+    both = of_nodes(*nodes, pools=POOLS, **by_amount)
+    assert both.price("", "", "4cpu-8gib").usd_per_hour == pytest.approx(0.2)
+    assert "pool plain in the settings" in str(both.price("", "", "4cpu-8gib"))
+
+
+def test_nodes_that_the_cloud_may_take_back_have_prices_of_their_own_also_while_there_is_none() -> None:
+    found = of_nodes(node("a", 8, 32, pool="plain"), pools=POOLS, spot_labels={"pool": "spot"})
+    prices = [found.price("", "", "4cpu-8gib", spot=spot).usd_per_hour for spot in (False, True)]
+    assert prices == pytest.approx([0.2, 0.05])
+
+
+@pytest.mark.parametrize("price", ["0", "-1", "nan", "inf", "cheap", "2000"])
+def test_what_is_no_price_on_a_node_is_refused_with_the_node(price: str) -> None:
+    with pytest.raises(ConfigurationError, match="of node a is no price: write US dollars above 0"):
+        of_nodes(node("a", 8, 32, price=price)).price("", "", "4cpu-8gib")
+
+
+def test_one_node_without_a_price_leaves_the_price_unknown() -> None:
+    nodes = (node("a", 8, 32, price="0.4"), node("b", 8, 32))
+    with pytest.raises(ConfigurationError, match="or label nodes with scavenger/usd-per-hour"):
+        of_nodes(*nodes).price("", "", "4cpu-8gib")
+    with pytest.raises(ConfigurationError, match="no node that the job's pods may be on has room"):
+        of_nodes(*nodes).price("", "", "64cpu-8gib")
+
+
+def test_a_pod_is_on_no_node_whose_taint_it_does_not_tolerate_or_that_may_be_taken_back() -> None:
+    tainted = Node("a", taints=(("dedicated", "team", "NoSchedule"),))
+    ill = Node("b", taints=(("node.kubernetes.io/not-ready", "", "NoExecute"),))
+    spot = Node("c", labels={"spot": "true", "more": "yes"})
+    tolerant = PodSettings(tolerations=({"key": "dedicated", "operator": "Equal", "value": "team"},))
+    taking = PodSettings(spot_labels=(("spot", "true"),))
+
+    assert nodes_open([tainted, ill], PodSettings(), spot=False) == (ill,)
+    assert nodes_open([tainted, ill], tolerant, spot=False) == (tainted, ill)
+    assert nodes_open([ill, spot], taking, spot=False) == (ill,)
+    assert nodes_open([ill, spot], taking, spot=True) == (spot,)
+
+
+def offer(vm: str, *, spot: bool = False) -> Offer:
+    return Offer("kubernetes", "tests", vm, 0.1, "", 2, 2**32, spot=spot)
+
+
+def test_sizes_that_are_refused_are_left_out_and_spot_nodes_are_no_must_unless_they_are() -> None:
+    said = {("2cpu-4gib", True): "no spot node", ("64cpu-4gib", False): "too large"}
+
+    def refusal(vm: str, spot: bool) -> str:
+        return said.get((vm, spot), "")
+
+    small, large = offer("2cpu-4gib", spot=True), offer("64cpu-4gib")
+    assert admitted((small, large), "2cpu-4gib", refusal, spot="auto") == (
+        (small,),
+        ("64cpu-4gib is left out: too large",),
+    )
+    for offers, aggregator, why in (
+        ((small, large), "", "no spot node"),
+        ((small,), "64cpu-4gib", "aggregators"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            admitted(offers, aggregator, refusal, spot="always")
 
 
 def _run(tmp_path: Path, agent: str, *, life_s: float = 60.0) -> subprocess.Popen[str]:

@@ -66,6 +66,18 @@ def test_every_setting_reaches_the_launch() -> None:
             "config.toml:2:1: aws.vpc must be the id of a VPC such as 'vpc-0a1b2c3d', not 'main'",
         ),
         ("[aws]\nsubnet = 'x'\n", "config.toml:2:1: unknown key 'subnet' in aws; did you mean 'subnets'?"),
+        (
+            "[kubernetes.pools.big]\nlabels = {pool = 'big'}\nusd_per_hour = 'much'\n",
+            "config.toml:3:1: kubernetes.pools.big.usd_per_hour must be US dollars above 0 and at most 1000",
+        ),
+        (
+            "[kubernetes.pools.big]\nlabels = {pool = 'big'}\n",
+            "config.toml:1:2: kubernetes.pools.big has no usd_per_hour",
+        ),
+        (
+            "[kubernetes.pools.big]\nlabels = {pool = 'big'}\nusd = 1.0\nusd_per_hour = 1.0\n",
+            "config.toml:3:1: unknown key 'usd' in kubernetes.pools.big",
+        ),
         ("[azure]\n", "config.toml:1:2: unknown key 'azure'; known are aws, gcp"),
         (
             "[aws]\nsubnets = [\n 'subnet-0a1b2c3d',\n 'x']",

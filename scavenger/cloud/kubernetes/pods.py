@@ -80,6 +80,7 @@ class PodSettings:
         tolerations: Taints that they tolerate, as the API has them.
         pull_secret: Secret by which the image is pulled; empty for none.
         owner: Reference to the object with whose end all pods end, as the API has it; None if there is none.
+        autoscaled: Whether nodes are added for pods that no node has room for; None if nobody has said.
     """
 
     namespace: str = "default"
@@ -90,6 +91,7 @@ class PodSettings:
     tolerations: tuple[Mapping[str, str], ...] = ()
     pull_secret: str = ""
     owner: Mapping[str, str] | None = None
+    autoscaled: bool | None = None
 
     @classmethod
     def of(cls, settings: KubernetesSettings, *, owner: Mapping[str, str] | None = None) -> PodSettings:
@@ -108,6 +110,7 @@ class PodSettings:
             ),
             pull_secret=settings.pull_secret,
             owner=owner,
+            autoscaled=settings.autoscaled,
         )
 
 
@@ -200,6 +203,7 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
         "enableServiceLinks": False,
         **placed(settings),
         "nodeSelector": selected,
+        **_affinity(settings, spot=request.spot),
         "securityContext": dict(POD_SECURITY),
         "containers": [_container(image, shape)],
         "volumes": [
@@ -229,6 +233,18 @@ def placed(settings: PodSettings) -> dict[str, Any]:
     spec |= {"serviceAccountName": settings.service_account} if settings.service_account else {}
     spec |= {"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}
     return spec
+
+
+def _affinity(settings: PodSettings, *, spot: bool) -> dict[str, Any]:
+    """Keeps a pod that must not be interrupted from the nodes that the cloud may take back."""
+    if spot or not settings.spot_labels:
+        return {}
+    others = [
+        {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]}
+        for key, value in settings.spot_labels
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": others}}
+    return {"affinity": {"nodeAffinity": required}}
 
 
 def _container(image: str, shape: PodShape) -> dict[str, Any]:

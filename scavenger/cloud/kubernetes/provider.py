@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
+from uuid import uuid4
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from scavenger.cloud.base import CONSOLE_CHARACTERS
+from scavenger.cloud.kubernetes.autoscaling import has_autoscaler, is_growing
 from scavenger.cloud.kubernetes.errors import is_reason, translated_errors
+from scavenger.cloud.kubernetes.nodes import Node, node_of, nodes_open
 from scavenger.cloud.kubernetes.pods import (
     CONTAINER,
     LAUNCHED,
@@ -34,8 +37,22 @@ from scavenger.cloud.kubernetes.pods import (
     seen_of,
 )
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of
-from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
-from scavenger.errors import CloudUnavailableError, ConfigurationError, GoneError, StockOutError
+from scavenger.domain.vm import (
+    DEFAULT_SETTINGS,
+    LaunchTemplate,
+    Quota,
+    VmRequest,
+    VmSeen,
+    VmSettings,
+    VmTags,
+)
+from scavenger.errors import (
+    CloudUnavailableError,
+    ConfigurationError,
+    GoneError,
+    QuotaError,
+    StockOutError,
+)
 
 __all__ = ["KubernetesProvider"]
 
@@ -47,6 +64,16 @@ _CONSOLE_LINES = 2_000
 _TIMEOUT_S = (5.0, 20.0)
 _QUOTAS = ("pods", "requests.cpu", "limits.cpu", "cpu", "requests.memory", "limits.memory", "memory")
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+_NO_TRIAL = "does not support dry run"
+"""What the API server says of an admission webhook that can only be asked for real."""
+
+
+def no_room(vm: str) -> str:
+    """What is said of a size that no node could hold."""
+    return (
+        f"no node of the cluster that such pods may be on has room for {vm!r}, even if it were empty; if nodes are "
+        "added for pods, say so as kubernetes.autoscaled in the settings"
+    )
 
 
 class KubernetesProvider:
@@ -82,39 +109,87 @@ class KubernetesProvider:
         self.region = context or "cluster"
 
     @cached_property
-    def _core(self) -> Any:
+    def api(self) -> Any:
+        """The client of the cluster's API.
+
+        Raises:
+            ConfigException: If there is no such context.
+        """
         file = self._environment.get("KUBECONFIG") or None
         if not self._context and file is None and self._environment.get(_IN_CLUSTER):
             inside = client.Configuration()
             config.load_incluster_config(client_configuration=inside)
-            return client.CoreV1Api(client.ApiClient(inside))
-        return client.CoreV1Api(config.new_client_from_config(file, context=self._context or None))
+            return client.ApiClient(inside)
+        return config.new_client_from_config(file, context=self._context or None)
+
+    @cached_property
+    def _core(self) -> Any:
+        return client.CoreV1Api(self.api)
 
     def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """See `Provider.zones`: those of the nodes that could hold such a pod; the context, where nodes have none."""
         shape = PodShape.parse(vm)
-        with translated_errors("looking for nodes", region=self.region):
-            nodes = list(self._pages(self._core.list_node, **self._node_selector))
-        if not nodes:
+        nodes = [node for spot in (False, True) for node in self.nodes(spot=spot)]
+        if not nodes and not self.autoscaled():
             labels = ", ".join("=".join(pair) for pair in self.settings.node_labels) or "none"
             raise ConfigurationError(
                 f"the cluster has no node for such pods (labels that are asked for: {labels})"
             )
-        able = [node for node in nodes if shape.fits(node.status.allocatable or {})]
-        if not able:
-            raise ConfigurationError(f"no node of the cluster has room for {vm!r}, even if it were empty")
-        return tuple(sorted({(node.metadata.labels or {}).get(ZONE_LABEL) or self.region for node in able}))
+        able = [node for node in nodes if shape.fits(node.allocatable)]
+        if not able and not self.autoscaled():
+            raise ConfigurationError(no_room(vm))
+        return tuple(sorted({node.labels.get(ZONE_LABEL) or self.region for node in able})) or (self.region,)
 
-    @property
-    def _node_selector(self) -> dict[str, str]:
+    def nodes(self, *, spot: bool) -> tuple[Node, ...]:
+        """The nodes on which the job's pods may be, by labels and taints.
+
+        Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: As all calls.
+        """
         wanted = ",".join(f"{key}={value}" for key, value in self.settings.node_labels)
-        return {"label_selector": wanted} if wanted else {}
+        with translated_errors("looking for nodes", region=self.region):
+            listed = list(self._pages(self._core.list_node, **({"label_selector": wanted} if wanted else {})))
+        return nodes_open((node_of(node) for node in listed), self.settings, spot=spot)
+
+    def autoscaled(self) -> bool:
+        """Whether nodes are added for pods that no node has room for, by the settings or as the cluster tells."""
+        if self.settings.autoscaled is None:
+            with translated_errors("looking for an autoscaler", region=self.region):
+                return has_autoscaler(self._core)
+        return self.settings.autoscaled
+
+    def refusal(self, vm: str, *, spot: bool) -> str:
+        """Why no pod of a size can be started, whatever else runs; empty if one can, or that is not known.
+
+        The API server is asked to admit one without keeping it, so limits of the namespace, rules of security and the
+        cluster's own admission are asked in one. Quotas are not counted here.
+
+        Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: As all calls.
+        """
+        shape, trial = PodShape.parse(vm), LaunchTemplate(3600.0, image=self.settings.image or "none")
+        tags = VmTags("scavenger-trial", str(uuid4()), "trial", 0, 0)
+        request = VmRequest(tags, vm, self.region, spot, trial)
+        try:
+            with translated_errors(f"a pod of {vm}", region=self.region):
+                self._core.create_namespaced_pod(
+                    self.settings.namespace,
+                    pod_of(request, self.settings, secret_uid=str(uuid4()), in_zone=False),
+                    dry_run="All",
+                    _request_timeout=_TIMEOUT_S,
+                )
+        except QuotaError:
+            pass
+        except ConfigurationError as error:
+            return "" if _NO_TRIAL in str(error) else str(error)
+        fitting = [node for node in self.nodes(spot=spot) if shape.fits(dict(node.allocatable))]
+        return "" if fitting or self.autoscaled() else no_room(vm)
 
     def launch(self, request: VmRequest) -> VmSeen:
         """See `Provider.launch`: returns when a node has room for the pod, or is being added for it."""
         name, doing = pod_name(request.tags.token), f"starting a pod of {request.vm}"
         body = secret_of(request, self.settings)
-        if request.zone not in self.zones(request.vm):
+        if request.zone not in (self.region, *self.zones(request.vm)):
             raise ConfigurationError(f"no node that could hold {request.vm} is in the zone {request.zone!r}")
         in_zone = request.zone != self.region
         with translated_errors(doing, region=self.region):
@@ -163,14 +238,13 @@ class KubernetesProvider:
                     raise GoneError(f"{doing}: {name} was deleted")
 
     def _grows(self, pod: Any) -> bool | None:
-        """Whether the cluster's autoscaler adds a node for a pod; None if there is none, or it has not looked yet."""
+        """See `is_growing`."""
         events = self._core.list_namespaced_event(
             self.settings.namespace,
             field_selector=f"involvedObject.uid={pod.metadata.uid}",
             _request_timeout=_TIMEOUT_S,
         )
-        reasons = {event.reason for event in events.items}
-        return True if "TriggeredScaleUp" in reasons else False if "NotTriggerScaleUp" in reasons else None
+        return is_growing({event.reason for event in events.items})
 
     def _taken_back(self, pod: Any) -> bool:
         """Delete a pod that has no node; returns False if it has one by now."""

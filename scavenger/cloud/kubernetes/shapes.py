@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scavenger.errors import ConfigurationError
@@ -70,7 +71,7 @@ class PodShape:
         gpus = {GPU_RESOURCE: str(self.gpus)} if self.gpus else {}
         return {"cpu": str(self.cpus), "memory": f"{self.memory_gib * 1024:.0f}Mi", **gpus}
 
-    def fits(self, allocatable: dict[str, str]) -> bool:
+    def fits(self, allocatable: Mapping[str, str]) -> bool:
         """Whether a node that has this for pods could hold one, if it held nothing else."""
         return (
             cpus_of(allocatable.get("cpu", "0")) >= self.cpus

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
@@ -22,6 +22,7 @@ from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.quotas import vms_left
+from scavenger.control.provisioning.admission import admitted
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, recorded_leader
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
@@ -50,6 +51,9 @@ from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.values import Manifest
 from scavenger.train.transport.sockets import is_own
+
+if TYPE_CHECKING:
+    from scavenger.cloud.kubernetes.provider import KubernetesProvider
 
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
 
@@ -179,7 +183,12 @@ class CloudResources:
                 f"under [kubernetes] in {settings_path(self._environment)}, or write never",
                 key="spot",
             )
-        return PodCatalog(settings, self._job.infra.region, today=date.today())
+        return PodCatalog(
+            settings,
+            self._job.infra.region,
+            today=date.today(),
+            nodes=lambda spot: cast("KubernetesProvider", self.provider).nodes(spot=spot),
+        )
 
     @property
     def rents_aggregators(self) -> bool:
@@ -320,13 +329,14 @@ class CloudResources:
             QuotaError: If no configuration is left.
             CloudError: If the cloud does not report its quotas.
         """
-        space, quotas = self.space, self._answer(self.provider.quotas)
+        space, refused = self._admitted()
+        quotas = self._answer(self.provider.quotas)
         capacities = {offer: self._capacity(offer, quotas) for offer in space.offers}
         known = [room for room in capacities.values() if room is not None]
         # the space is a product: a type that would limit all cluster sizes is removed instead
         most = min(space.workers[-1], max((workers for workers, _ in known), default=space.workers[-1]))
         most = space.workers[-1] if len(known) < len(capacities) else most
-        notes = []
+        notes = list(refused)
         for offer, room in capacities.items():
             if room is not None and room[0] < space.workers[-1]:
                 workers, quota = room
@@ -337,10 +347,29 @@ class CloudResources:
                 )
         if most < space.workers[0]:
             _, quota = known[0]
-            raise QuotaError(notes[0], quota=quota.name, region=quota.region)
+            raise QuotaError(notes[len(refused)], quota=quota.name, region=quota.region)
         offers = tuple(offer for offer, room in capacities.items() if room is None or room[0] >= most)
         sizes = tuple(k for k in space.workers if k <= most)
         return replace(space, offers=offers, workers=sizes), tuple(notes)
+
+    def _admitted(self) -> tuple[SearchSpace, tuple[str, ...]]:
+        """Remove sizes of pods that the cluster takes under no circumstances; returns a note for each.
+
+        Raises:
+            ConfigurationError: If none is left, or it does not take the aggregators'.
+            CloudError: If the cloud does not answer.
+        """
+        space = self.space
+        if self.provider.name != "kubernetes":
+            return space, ()
+        cluster = cast("KubernetesProvider", self.provider)
+        offers, notes = admitted(
+            space.offers,
+            self.aggregators.vm if self._aggregator_vms else "",
+            lambda vm, spot: self._answer(lambda: cluster.refusal(vm, spot=spot)),
+            spot=self._job.spot,
+        )
+        return replace(space, offers=offers), notes
 
     def _capacity(self, offer: Offer, quotas: tuple[Quota, ...]) -> tuple[int, Quota] | None:
         """Number of workers on a VM type that the quotas allow, and the limiting quota; None if no quota applies."""
