@@ -201,9 +201,8 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
         "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **placed(settings),
+        **placed(settings, spot=request.spot),
         "nodeSelector": selected,
-        **_affinity(settings, spot=request.spot),
         "securityContext": dict(POD_SECURITY),
         "containers": [_container(image, shape)],
         "volumes": [
@@ -224,12 +223,13 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
     }
 
 
-def placed(settings: PodSettings) -> dict[str, Any]:
+def placed(settings: PodSettings, *, spot: bool = False) -> dict[str, Any]:
     """What settings say of where a pod may be, and as whom, as a part of its specification."""
     spec: dict[str, Any] = {
         "nodeSelector": dict(settings.node_labels),
         "tolerations": [dict(one) for one in settings.tolerations],
     }
+    spec |= _affinity(settings, spot=spot)
     spec |= {"serviceAccountName": settings.service_account} if settings.service_account else {}
     spec |= {"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}
     return spec
