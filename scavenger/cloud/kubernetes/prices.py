@@ -19,11 +19,13 @@ from scavenger.domain.cost import Price
 from scavenger.domain.vm_settings import KubernetesSettings, NodePool
 from scavenger.errors import ConfigurationError
 
-__all__ = ["NodesOf", "PodCatalog"]
+__all__ = ["DEFAULT_SIZE", "NodesOf", "PodCatalog"]
 
 _GIB_PER_CPU = 2
 """Memory of a pod for which the job file asks for none."""
 _CPUS = 4
+DEFAULT_SIZE = str(PodShape(_CPUS, _CPUS * _GIB_PER_CPU))
+"""Of pods for which the job file asks for nothing."""
 _BY_AMOUNT = "prices of a CPU, a GiB and a GPU in the settings"
 _NODE_USD_MAX = 1000.0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -36,6 +36,7 @@ from scavenger.cloud.kubernetes.pods import (
     secret_of,
     seen_of,
 )
+from scavenger.cloud.kubernetes.rights import RENT_RIGHTS, Right, missing_rights
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of
 from scavenger.domain.vm import (
     DEFAULT_SETTINGS,
@@ -125,6 +126,27 @@ class KubernetesProvider:
     @cached_property
     def _core(self) -> Any:
         return client.CoreV1Api(self.api)
+
+    def identity(self) -> str:
+        """The cluster's address and version, if it knows who asks.
+
+        Raises:
+            ConfigurationError: If there is no such context.
+            CredentialsError, CloudUnavailableError: If it does not know who asks, or does not answer.
+        """
+        with translated_errors("asking the cluster", region=self.region):
+            version = client.VersionApi(self.api).get_code(_request_timeout=_TIMEOUT_S).git_version
+            missing_rights(self.api, RENT_RIGHTS[:1], namespace=self.settings.namespace)
+            return f"{self.region} at {self.api.configuration.host}, {version}"
+
+    def lacks(self, rights: Iterable[Right]) -> tuple[Right, ...]:
+        """The rights that are missing.
+
+        Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: As all calls.
+        """
+        with translated_errors("asking for rights", region=self.region):
+            return missing_rights(self.api, rights, namespace=self.settings.namespace)
 
     def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """See `Provider.zones`: those of the nodes that could hold such a pod; the context, where nodes have none."""

@@ -21,6 +21,7 @@ from scavenger.control.provisioning.cloud_resources import (
     IMAGE_VARIABLE,
     address_of,
 )
+from scavenger.control.provisioning.cluster_inspection import inspect_cluster
 from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import INSPECTIONS, open_provider
 from scavenger.control.settings import settings_of
@@ -54,7 +55,10 @@ def inspect_infra(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
         infra: As in a job file; for this machine and for clouds that are not supported there is nothing to check.
         environment: Environment variables, which may set the address, the image and the package.
     """
-    yield from _cloud_checks(infra, environment)
+    if infra.provider == "kubernetes":
+        yield from inspect_cluster(infra, environment)
+    else:
+        yield from _cloud_checks(infra, environment)
     yield _leader(infra, environment) or _address(environment)
     yield _package(environment)
 
@@ -63,14 +67,6 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
     try:
         settings = settings_of(infra, environment)
         provider = open_provider(infra.provider, infra.region, environment, settings)
-        if infra.provider not in INSPECTIONS:
-            yield Check(
-                "cloud",
-                "warn",
-                str(infra),
-                "doctor checks aws and gcp; a first job tells what is missing here",
-            )
-            return
         inspection = INSPECTIONS[infra.provider](provider)
     except NotSupportedError as error:
         yield Check("cloud", "fail", str(error))

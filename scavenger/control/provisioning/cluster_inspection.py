@@ -1,0 +1,179 @@
+"""Checks everything that a job on pods needs of a cluster, one line each; starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from typing import TYPE_CHECKING, cast
+
+from scavenger.cloud.kubernetes.prices import DEFAULT_SIZE, PodCatalog
+from scavenger.cloud.kubernetes.shapes import PodShape
+from scavenger.cloud.quotas import vms_left
+from scavenger.control.provisioning.cloud_resources import IMAGE_VARIABLE
+from scavenger.control.provisioning.providers import open_provider
+from scavenger.control.settings import settings_of, settings_path
+from scavenger.domain.check import Check
+from scavenger.domain.infra import Infra
+from scavenger.domain.vm_settings import KubernetesSettings
+from scavenger.errors import (
+    CloudError,
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    JobFileError,
+    ScavengerError,
+    ThrottledError,
+)
+from scavenger.presentation.formatting import plural
+
+if TYPE_CHECKING:
+    from scavenger.cloud.kubernetes.provider import KubernetesProvider
+    from scavenger.cloud.kubernetes.rights import Right
+
+__all__ = ["inspect_cluster"]
+
+_RIGHTS = "kubectl apply -k deploy/kubernetes makes accounts that have them (docs/kubernetes.md)"
+
+
+def inspect_cluster(infra: Infra, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Check context, version, rights, namespace, prices, nodes, quotas and image; ends where nothing more can be asked.
+
+    Args:
+        infra: `kubernetes` or `kubernetes/CONTEXT`.
+        environment: Environment variables, which may name the kubeconfig, the settings file and the image.
+    """
+    try:
+        settings = settings_of(infra, environment)
+        assert isinstance(settings, KubernetesSettings)
+        provider = cast(
+            "KubernetesProvider", open_provider(infra.provider, infra.region, environment, settings)
+        )
+    except JobFileError as error:
+        yield Check("settings", "fail", str(error))
+        return
+    except ScavengerError as error:
+        yield Check("cluster", "fail", str(error))
+        return
+    reached = _reached(provider)
+    yield reached
+    if reached.status != "ok":
+        return
+    inspection = _Inspection(infra, provider, settings, settings_path(environment))
+    yield from (inspection.rights(), inspection.namespace())
+    yield from inspection.of_sizes()
+    yield _image(environment, settings)
+
+
+def _reached(provider: KubernetesProvider) -> Check:
+    try:
+        return Check("cluster", "ok", provider.identity())
+    except ConfigurationError as error:
+        return Check("cluster", "fail", str(error))
+    except CredentialsError as error:
+        return Check("cluster", "fail", str(error), "log in again, as the kubeconfig's cluster wants it")
+    except CloudError as error:
+        return Check(
+            "cluster", "fail", str(error), "see whether `kubectl version` answers; a VPN may be down"
+        )
+
+
+def _image(environment: Mapping[str, str], settings: KubernetesSettings) -> Check:
+    image = environment.get(IMAGE_VARIABLE) or settings.image
+    if not image:
+        fix = f"name one as kubernetes.image in the settings, or in {IMAGE_VARIABLE}"
+        return Check("image", "fail", "no container image is named", fix)
+    return Check("image", "ok", f"{image}; whether nodes can pull it shows with the first pod")
+
+
+class _Inspection:
+    """The checks of a cluster that answers."""
+
+    def __init__(
+        self, infra: Infra, provider: KubernetesProvider, settings: KubernetesSettings, path: object
+    ) -> None:
+        self._infra, self._provider, self._settings, self._path = infra, provider, settings, path
+
+    def rights(self) -> Check:
+        from scavenger.cloud.kubernetes.rights import RENT_RIGHTS
+
+        lacking: tuple[Right, ...] = ()
+
+        def ask() -> str:
+            nonlocal lacking
+            lacking = self._provider.lacks(RENT_RIGHTS)
+            return "all that jobs need"
+
+        found = _asked("permissions", ask)
+        if lacking:
+            return Check("permissions", "fail", f"no right to {', '.join(map(str, lacking))}", _RIGHTS)
+        return found
+
+    def namespace(self) -> Check:
+        """Whether a pod of the smallest size would be admitted, which tells of the namespace, too."""
+        name = self._settings.namespace
+
+        def ask() -> str:
+            why = self._provider.refusal("1cpu-1gib", spot=False)
+            if "namespaces" in why:
+                raise ConfigurationError(why)
+            return f"{name}, admits pods" if not why else f"{name}, refuses pods of 1cpu-1gib: {why}"
+
+        return _asked("namespace", ask, f"kubectl create namespace {name}")
+
+    def of_sizes(self) -> Iterator[Check]:
+        """Prices, nodes and quotas, for the size that a job has by default."""
+        provider, region, vm = self._provider, self._infra.region, DEFAULT_SIZE
+        catalog = PodCatalog(
+            self._settings, region, today=date.today(), nodes=lambda spot: provider.nodes(spot=spot)
+        )
+        priced = _asked(
+            "prices",
+            lambda: (
+                f"${catalog.price(provider.name, region, vm).usd_per_hour:.4f} an hour for {vm} "
+                f"({catalog.price(provider.name, region, vm)})"
+            ),
+            f"see Prices in docs/kubernetes.md; the settings are {self._path}",
+        )
+        yield priced
+        yield _asked(
+            "nodes", lambda: self._nodes(vm), "add a node, or name other ones by kubernetes.node_labels"
+        )
+        yield self._quotas(vm)
+
+    def _nodes(self, vm: str) -> str:
+        nodes, shape = self._provider.nodes(spot=False), PodShape.parse(vm)
+        able = [node for node in nodes if shape.fits(node.allocatable)]
+        if not able and not self._provider.autoscaled():
+            raise ConfigurationError(
+                f"none of {plural(len(nodes), 'node')} that pods may be on has room for {vm}, even if it were empty"
+            )
+        added = "" if able else "; nodes are added for pods, of a size that is not known"
+        return f"{len(able)} of {plural(len(nodes), 'node')} that pods may be on could hold {vm}{added}"
+
+    def _quotas(self, vm: str) -> Check:
+        try:
+            quotas = self._provider.quotas()
+        except ScavengerError as error:
+            return Check("quotas", "warn", f"not known: {error}")
+        found = vms_left(self._provider.name, quotas, vm, PodShape.parse(vm).cpus, spot=False)
+        if found is None:
+            return Check("quotas", "ok", f"no quota limits pods in {self._settings.namespace}")
+        count, quota = found
+        about = (
+            f"room for {plural(count, 'pod')} of {vm} ({quota.name}: {quota.used:g} of {quota.limit:g} used)"
+        )
+        if count < 2:  # the aggregators' pod and one worker
+            return Check(
+                "quotas", "fail", about, "a job needs two pods: end others, or have the ResourceQuota raised"
+            )
+        return Check("quotas", "ok", about)
+
+
+def _asked(name: str, find: Callable[[], str], fix: str = "") -> Check:
+    try:
+        return Check(name, "ok", find())
+    except (ThrottledError, CloudUnavailableError) as error:
+        return Check(name, "warn", str(error), "try again later")
+    except ScavengerError as error:
+        return Check(name, "fail", str(error), fix)
