@@ -132,9 +132,17 @@ class RunSpec(FrozenModel):
         description="Longest time for the command to save a checkpoint and end when it is asked to.",
     )
 
-    @field_validator("command")
+    setup: str | None = Field(
+        default=None,
+        description="A program and its arguments that prepare each rented VM, once, before the command begins there.",
+        examples=["pip install -r requirements.txt"],
+    )
+
+    @field_validator("command", "setup")
     @classmethod
-    def _check_command(cls, value: str) -> str:
+    def _check_command(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         if len(value) > _COMMAND_MAX:
             raise fault(f"must be shorter than {_COMMAND_MAX} characters, not {len(value)}")
         try:
@@ -177,6 +185,11 @@ class RunSpec(FrozenModel):
             if name not in known:
                 hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
                 raise fault(f"has the unknown placeholder {{{name}}}{hint}", "run")
+        for word in _words(self.setup or ""):
+            for name in placeholders_of(word):
+                if name not in params:
+                    hint = did_you_mean(name, tuple(params)) or "; only params have a value there"
+                    raise fault(f"has the placeholder {{{name}}}{hint}", "run", "setup")
         for name in params:
             if name in PLACEHOLDERS:
                 words = f"is a placeholder of every command ({PLACEHOLDERS[name]}); choose another name"

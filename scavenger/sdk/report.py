@@ -16,6 +16,7 @@ processes see the same numbers before they reach them, so they end at the same s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -76,6 +77,7 @@ class Report:
         folder = environ.get(FOLDER)
         self._folder = None if folder is None else Path(folder)
         self._first = int(environ.get("RANK") or 0) == 0
+        self._every_rank = every_rank
         self._save = save if self._first or every_rank else None if save is None else _nothing
         self._samples = int(environ.get("SCAVENGER_GLOBAL_BATCH_SIZE") or 0)
         kept = environ.get("SCAVENGER_CHECKPOINT_DIR", "")
@@ -88,7 +90,7 @@ class Report:
         self._seen: tuple[int, int] = (0, 0)
         self._request: dict[str, Any] = {}
         self._gradient: list[Any] = []
-        self._write("begin", samples_per_epoch=samples_per_epoch)
+        self._write("begin", samples_per_epoch=samples_per_epoch, every_rank=every_rank or None)
 
     def _begun(self, environ: Mapping[str, str]) -> tuple[int, int]:
         """Steps and epochs of the checkpoint: as they were kept with it, else as the job knows them."""
@@ -186,15 +188,13 @@ class Report:
 
     def checkpoint(self, path: str | os.PathLike[str] = "") -> None:
         """Report that a checkpoint of the present step is written, from which the program can go on."""
+        if self._folder is not None and self._first and self._counts is not None:
+            # without them, the job knows the numbers, too, unless it is killed at this moment
+            with contextlib.suppress(OSError):
+                part = self._counts.with_suffix(".part")
+                part.write_text(json.dumps({"steps": self.steps, "epochs": self.epochs}))
+                part.replace(self._counts)
         self._write("checkpoint", step=self.steps, epoch=self.epochs, path=os.fspath(path))
-        if self._folder is None or not self._first or self._counts is None:
-            return
-        try:
-            part = self._counts.with_suffix(".part")
-            part.write_text(json.dumps({"steps": self.steps, "epochs": self.epochs}))
-            part.replace(self._counts)
-        except OSError:
-            return  # the job knows the numbers, too, unless it is killed at this moment
 
     def _obey(self) -> None:
         if self._save is None or not (self.saving or self.ending):
@@ -231,7 +231,7 @@ class Report:
 
     def _write(self, kind: str, **values: Any) -> None:
         """Append a line; a full disk must not end the training."""
-        if self._folder is None or not self._first:
+        if self._folder is None or not (self._first or (self._every_rank and kind == "checkpoint")):
             return
         try:
             if self._file is None:

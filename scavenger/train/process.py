@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from scavenger import logs
+from scavenger.errors import TrainingCodeError
 from scavenger.masking import mask
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure, describe_limit
@@ -86,7 +87,7 @@ def main() -> int:
         sys.stderr.write(mask(traceback.format_exc()))
         limit = describe_limit(error)
         kind, message = ("limit", limit) if limit else ("internal", f"{type(error).__name__}: {error}")
-        if config.role in ("loop", "worker"):
+        if config.role in ("loop", "worker") or isinstance(error, TrainingCodeError):
             kind, message = describe_failure(error, config.job_dir)
         message = mask(message)
         if config.role == "coordinator":

@@ -56,6 +56,10 @@ _MEET = (
     "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads the job, "
     "by its machine's network"
 )
+_AMONG_THEMSELVES = (
+    "no VM is rented for aggregators: the processes of a command exchange gradients among themselves, and what that "
+    "traffic costs between zones is not counted"
+)
 
 DRAIN_MARGIN = 2.0
 """Factor on the time to save at the speed of a slow disk, since VMs send the model over the network."""
@@ -220,7 +224,10 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> Prepare
             check_writable(Path(at), "checkpoint.path")
     if job.infra.provider != "local":
         refreshed = refresh_if_old(job)
-        rented = RentedVms(job, CloudResources(job, aggregators=not loop), refreshed, meets_at_leader=loop)
+        alone = loop or job.run is not None
+        resources = CloudResources(job, aggregators=not alone, meets_at_leader=loop)
+        notes = refreshed if job.run is None else (*refreshed, _AMONG_THEMSELVES)
+        rented = RentedVms(job, resources, notes, meets_at_leader=loop)
         return PreparedJob(job, job_file, folder, rented)
     if (gpus := gpus_of(job)) is None:
         return PreparedJob(job, job_file, folder, ThisMachine(job, warm=warm))

@@ -125,8 +125,9 @@ class CloudResources:
 
     Args:
         environment: Environment variables, which may set the address, prices and the image.
-        aggregators: Whether the job rents VMs for aggregators. A loop of the user's own has none: its workers hold the
-            weights, and exchange gradients with the process that leads the job.
+        aggregators: Whether the job rents VMs for aggregators. A loop and a command have none: their
+            workers hold the weights.
+        meets_at_leader: Whether workers exchange gradients with the process that leads the job, as those of a loop do.
 
     Attributes:
         settings: Settings of the job's VMs.
@@ -140,12 +141,17 @@ class CloudResources:
     """
 
     def __init__(
-        self, job: JobSpec, environment: Mapping[str, str] = os.environ, *, aggregators: bool = True
+        self,
+        job: JobSpec,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        aggregators: bool = True,
+        meets_at_leader: bool = False,
     ) -> None:
         self._job, self._environment = job, environment
         own = aggregators and job.aggregation != "shared"
         self._aggregator_vms = job.elastic.aggregator_vms if own else 0
-        self._meets_at_leader = not aggregators
+        self._meets_at_leader = meets_at_leader
         self.pause: Callable[[float], None] = time.sleep
         self.warn: Callable[[str], None] = lambda message: None
         self.settings = settings_of(job.infra, environment)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import uuid
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from scavenger.errors import ConfigurationError
 from scavenger.sdk.report import COUNTS
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
-from scavenger.train.checkpoints.files import local_path
+from scavenger.train.checkpoints.files import local_path, open_files
+from scavenger.train.command.stored_folder import OBJECT, Listing, StoredFile, StoredFolder, checked, size_of
 
 __all__ = ["CommandCheckpoint", "CommandCheckpoints", "Kept"]
 
 _FOLDER = "command"
+_STORED = "command-files"
+_KEEP = 2
+"""Checkpoints on record whose files are kept; as many as the store of records keeps."""
+
+
+_Files = dict[str, StoredFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +38,15 @@ class CommandCheckpoint:
         step: The last step that it includes.
         epoch: The epoch in progress.
         samples: Samples of it so far.
-        path: Where it is, if the command has told.
+        path: Where it is, if the command has told; in its folder if that is carried.
+        files: The folder as it was stored; None if it is the same folder everywhere, and not carried.
     """
 
     step: int
     epoch: int
     samples: int
     path: str = ""
+    files: Listing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +67,23 @@ class CommandCheckpoints:
         command: The command, as the job file has it.
 
     Attributes:
-        folder: The command's own folder, `{checkpoint_dir}`.
+        folder: The command's own folder, `{checkpoint_dir}`; of a carried one, where the last state is put.
+        storage: URL under which files of a carried folder are stored.
     """
 
     def __init__(self, url: str, command: str) -> None:
-        self._store = CheckpointStore(url)
+        self._store = CheckpointStore(url, keep=_KEEP)
         self._fingerprint = hashlib.sha256(f"command {command}".encode()).hexdigest()
         local = local_path(url)
         self.folder = (
             f"{url.rstrip('/')}/{_FOLDER}" if local is None else str(Path(local).resolve() / _FOLDER)
         )
+        self.storage = (
+            f"{url.rstrip('/')}/{_STORED}" if local is None else str(Path(local).resolve() / _STORED)
+        )
         self._local = local is not None
+        self._kept: list[set[str]] = []
+        self._seen: set[str] = set()
 
     def make_folder(self) -> None:
         """Make the command's folder, if it is one of this machine.
@@ -120,9 +138,12 @@ class CommandCheckpoints:
                     "launched": kept.launched,
                     "samples_per_epoch": kept.samples_per_epoch,
                     "path": checkpoint.path,
+                    **({} if checkpoint.files is None else {"files": msgspec.to_builtins(checkpoint.files)}),
                 },
             )
         )
+        if checkpoint.files is not None:
+            return size_of(checkpoint.files)
         path = Path(checkpoint.path)
         return path.stat().st_size if checkpoint.path and path.is_file() else 0
 
@@ -140,5 +161,64 @@ class CommandCheckpoints:
         if manifest.fingerprint != self._fingerprint:
             raise ConfigurationError(f"the checkpoint of step {manifest.step} is of another command")
         state = manifest.state
-        held = CommandCheckpoint(manifest.step, manifest.epoch, manifest.consumed, state["path"])
+        files = None if "files" not in state else checked(msgspec.convert(state["files"], _Files))
+        held = CommandCheckpoint(manifest.step, manifest.epoch, manifest.consumed, state["path"], files)
         return Kept(held, manifest.view, state["launched"], state["samples_per_epoch"])
+
+    # ---- a carried folder ----------------------------------------------------------------------------------
+
+    def carry(self, held: Listing | None) -> str:
+        """Prepare to have the folder carried; returns the URL under which its files are stored.
+
+        Removes what an attempt that was killed has stored, and recorded in no checkpoint; nobody stores anything now.
+
+        Args:
+            held: The state that the job begins with.
+
+        Raises:
+            ConfigurationError: If the place cannot be read.
+        """
+        files, names = open_files(self.storage), _objects(held or {})
+        try:
+            for name in set(files.folders()) - names:
+                files.remove(name, OBJECT)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.storage}: {error.strerror or error}", key="checkpoint.path"
+            ) from error
+        self._seen, self._kept = set(names), [names]
+        return self.storage
+
+    def fetch(self, files: Listing, work_dir: Path) -> None:
+        """Put a state of the carried folder into one of this machine: `folder`, or one of the job's outputs.
+
+        Raises:
+            OSError, DamagedError: If that fails.
+        """
+        if not self._local:
+            self.folder = str(work_dir / _FOLDER)
+        StoredFolder(Path(self.folder), open_files(self.storage)).fetch(files)
+        self._local = True
+
+    def seen(self, files: Listing) -> None:
+        """Note what a worker has stored."""
+        self._seen |= _objects(files)
+
+    def tidy_up(self, newest: Listing, wanted: Collection[str]) -> None:
+        """Remove objects that no checkpoint on record names any more.
+
+        Args:
+            newest: Of the checkpoint that was just recorded.
+            wanted: Objects that a later checkpoint may name again.
+        """
+        self._kept = [*self._kept, _objects(newest)][-_KEEP:]
+        keep = set(wanted).union(*self._kept)
+        files = open_files(self.storage)
+        for name in sorted(self._seen - keep):
+            with contextlib.suppress(OSError):  # the next one tries again
+                files.remove(name, OBJECT)
+                self._seen.discard(name)
+
+
+def _objects(files: Mapping[str, StoredFile]) -> set[str]:
+    return {file.stored for file in files.values() if file.stored}

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,14 +19,20 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import zmq
 
+from scavenger.errors import ScavengerError, TrainingCodeError
 from scavenger.sdk.report import FOLDER
+from scavenger.train.checkpoints.format import DamagedError
+from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.command import messages as cm
+from scavenger.train.command.carrier import Carrier
 from scavenger.train.command.output import LogPatterns, Reports
 from scavenger.train.engines.tree_use import tree_use
 from scavenger.train.transport.heartbeat import Heartbeat
@@ -52,11 +59,19 @@ class Host:
         socket: The connection to the hub.
         job_dir: The folder that the program runs in.
         folder: A private folder for the reports.
+        carrier: Carries the folder of checkpoints, where it is not the same on all machines.
+        arrived: What the host tells when it is ready; the port is replaced.
     """
 
-    def __init__(self, socket: Dealer, job_dir: Path, folder: Path) -> None:
+    def __init__(
+        self, socket: Dealer, job_dir: Path, folder: Path, carrier: Carrier, arrived: cm.Arrived
+    ) -> None:
         self._socket, self._job_dir, self._folder = socket, job_dir, folder
+        self._carrier, self._arrived = carrier, arrived
         self._attempt = 0
+        self._order: cm.Run | None = None
+        self._status: int | None = None
+        self._asked = False
         self._child: subprocess.Popen[bytes] | None = None
         self._reports: Reports | None = None
         self._lines: deque[cm.Record] = deque()
@@ -66,7 +81,7 @@ class Host:
 
     def run(self) -> None:
         """Serve until the host is ordered to leave."""
-        self._send(cm.Arrived(_free_port()))
+        self._arrive()
         while True:
             if self._socket.socket.poll(_LOOK_MS):
                 message = cm.decode(self._socket.socket.recv_multipart()[0])
@@ -76,6 +91,9 @@ class Host:
                     return
                 self._handle(message)
             self._look()
+
+    def _arrive(self) -> None:
+        self._send(msgspec.structs.replace(self._arrived, port=_free_port()))
 
     def status(self) -> Beat:
         """The state for heartbeats."""
@@ -87,9 +105,15 @@ class Host:
                 self._start(message)
             case cm.Ask() if message.attempt == self._attempt and self._child is not None:
                 self._ask(message)
+            case cm.SetUp():
+                self._set_up(message.words)
+            case cm.End() if message.attempt == self._attempt and self._order is not None:
+                self._order = None  # it was not started yet
+                self._end(-signal.SIGTERM)
             case cm.End() if message.attempt == self._attempt and self._child is not None:
                 if message.grace_s > 0:
                     _signal(self._child.pid, signal.SIGTERM)
+                self._asked = message.store
                 self._kill_at = min(self._kill_at, time.monotonic() + message.grace_s)
             case _:
                 pass
@@ -97,13 +121,17 @@ class Host:
     def _start(self, order: cm.Run) -> None:
         self._kill()
         self._attempt, self._kill_at, self.view = order.attempt, float("inf"), order.attempt
+        self._order, self._status, self._asked = order, None, False
+        self._carrier.begin(order)
+
+    def _begin(self, order: cm.Run) -> None:
+        """Start the program, whose folder is there."""
+        self._order = None
         folder = self._folder / f"attempt-{order.attempt}"
         folder.mkdir(mode=0o700)
         self._reports = Reports(folder)
         self._lines.clear()
-        env = {name: value for name, value in os.environ.items() if name not in order.without} | order.env
-        # programs that are named without a path are those beside this Python, as torchrun
-        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+        env = _environment(order.without) | order.env
         env[FOLDER] = str(folder)
         log.info("attempt %d: %s", order.attempt, " ".join(order.words))
         try:
@@ -117,8 +145,7 @@ class Host:
                 start_new_session=True,
             )
         except OSError as error:
-            why = f"could not start {order.words[0]!r}: {error.strerror or error}"
-            self._send(cm.Ended(order.attempt, 127, why, _free_port()))
+            self._end(127, f"could not start {order.words[0]!r}: {error.strerror or error}")
             return
         if order.log:
             patterns = LogPatterns(order.log, order.metric)
@@ -154,8 +181,12 @@ class Host:
 
     def _look(self) -> None:
         """Carry what the program has told, and see whether it has ended."""
+        if self._order is not None:
+            self._look_at_folder(self._order)
         child = self._child
         if child is None:
+            if self._status is not None and self._carrier.look():
+                self._end(self._status)
             return
         if time.monotonic() >= self._kill_at:
             _signal(child.pid, signal.SIGKILL)
@@ -170,13 +201,44 @@ class Host:
             self._measure_at = time.monotonic() + _MEASURE_S
             self._send(cm.Used(tree_use(os.getpid()).memory_bytes))
         if ended:
-            self._child = None
-            self._send(cm.Ended(self._attempt, child.returncode, "", _free_port()))
+            self._child, self._status = None, child.returncode
+            self._carrier.end(store=child.returncode == 0 or (self._asked and child.returncode != -9))
+        self._carrier.look()
+
+    def _look_at_folder(self, order: cm.Run) -> None:
+        """Start the program once its folder is there."""
+        try:
+            if self._carrier.ready():
+                self._begin(order)
+        except (OSError, ValueError, ScavengerError, DamagedError) as error:
+            self._order = None
+            self._end(1, f"has no checkpoint to go on from: {error}")
+
+    def _end(self, status: int, cause: str = "") -> None:
+        self._status = None
+        self._send(cm.Ended(self._attempt, status, cause[:2000], _free_port()))
+
+    def _set_up(self, words: tuple[str, ...]) -> None:
+        """Run a command that prepares this machine, to its end."""
+        log.info("preparing: %s", " ".join(words))
+        sys.stdout.flush()
+        try:
+            done = subprocess.run(
+                words, cwd=self._job_dir, env=_environment(()), stdin=subprocess.DEVNULL, check=False
+            )
+        except OSError as error:
+            raise TrainingCodeError(
+                f"run.setup: could not start {words[0]!r}: {error.strerror or error}"
+            ) from error
+        if done.returncode:
+            raise TrainingCodeError(f"run.setup: {words[0]} ended with status {done.returncode}")
+        self._arrive()
 
     def _report(self) -> None:
         found = [self._lines.popleft() for _ in range(len(self._lines))]
         found += [] if self._reports is None else self._reports.read()
         self.step = max((record.step or 0 for record in found), default=self.step)
+        self._carrier.told(found)
         for at in range(0, len(found), _RECORDS_MAX):
             self._send(cm.Records(self._attempt, tuple(found[at : at + _RECORDS_MAX])))
 
@@ -186,6 +248,7 @@ class Host:
             self._child.wait()
             _end_rest(self._child.pid)
             self._child = None
+        self._order = self._status = None
 
     def _send(self, message: cm.CommandMessage) -> None:
         self._socket.socket.send(cm.encode(message))
@@ -194,14 +257,30 @@ class Host:
 def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Dealer) -> None:
     """Run the host in this process until it is ordered to leave."""
     _adopt_orphans()
+    elsewhere = VARIABLE in os.environ
+    job_dir = Path(config.job_dir)
+    # on a VM, beside the job's folder, which its agent removes at its end
+    checkpoints = job_dir.parent / f"checkpoints-{config.name}"
+    arrived = cm.Arrived(1, str(checkpoints) if elsewhere else "", config.threads)
     with tempfile.TemporaryDirectory(prefix="command-") as folder:
-        host = Host(socket, Path(config.job_dir), Path(folder))
+        carrier = Carrier(checkpoints, lambda message: socket.socket.send(cm.encode(message)))
+        host = Host(socket, job_dir, Path(folder), carrier, arrived)
         heartbeat = Heartbeat(context, config, host.status)
         heartbeat.start()
         try:
             host.run()
         finally:
             heartbeat.close()
+            carrier.close()
+            if elsewhere:
+                shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _environment(without: Collection[str]) -> dict[str, str]:
+    """The environment of a program: its machine's, where programs beside this Python come first, as torchrun."""
+    env = {name: value for name, value in os.environ.items() if name not in (*without, VARIABLE)}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    return env
 
 
 def _signal(group: int, number: signal.Signals) -> None:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from scavenger.elastic.membership import worker_name
 from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import MessageError
@@ -32,14 +34,16 @@ class Hosts:
         clock: Monotonic seconds.
 
     Attributes:
-        ports: A free port on each host that has arrived.
+        arrived: What each host has told of itself; its port is always the newest.
         memory_bytes: The peak memory of each, with what its process has started.
     """
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
         self.registry = ProcessRegistry(processes.engine, clock)
-        self.ports: dict[str, int] = {}
+        self.arrived: dict[str, cm.Arrived] = {}
+        self._placed_s: dict[str, float] = {}
+        self._set_up: set[str] = set()
         self.memory_bytes: dict[str, int] = {}
 
     @classmethod
@@ -70,8 +74,18 @@ class Hosts:
         return self._first + len(self.registry.workers)
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether hosts run on other machines than this one."""
+        return self.engine.socket_dir is None
+
+    @property
     def starting(self) -> tuple[str, ...]:
-        """Hosts that have not arrived, and that nothing has requested to end."""
+        """Hosts that run and have not arrived, and that nothing has requested to end."""
+        return tuple(name for name in self._staying(Status.STARTING) if self._placed(name))
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Hosts that have not arrived, and that nothing has requested to end; some may have no machine yet."""
         return self._staying(Status.STARTING)
 
     @property
@@ -82,9 +96,15 @@ class Hosts:
     def _staying(self, status: Status) -> tuple[str, ...]:
         return tuple(e.name for e in self.registry.workers if e.status is status and e.stays)
 
+    def _placed(self, worker: str) -> bool:
+        """Whether a host has a machine; one that is forked on this machine gets its process id later."""
+        if worker not in self._placed_s and (not self.elsewhere or self.engine.pid(worker)):
+            self._placed_s[worker] = self._clock() if self.elsewhere else self.registry[worker].launched_s
+        return worker in self._placed_s
+
     def age_s(self, worker: str) -> float:
-        """Seconds since a host's launch."""
-        return self._clock() - self.registry[worker].launched_s
+        """Seconds since a host's process was started; 0 while it waits for a machine."""
+        return self._clock() - self._placed_s[worker] if self._placed(worker) else 0.0
 
     # ---- messages ------------------------------------------------------------------------------------------
 
@@ -119,11 +139,27 @@ class Hosts:
         self.registry.launched(name, Role.WORKER, vm=vm)
         return name
 
-    def arrive(self, worker: str, port: int) -> None:
+    def set_up(self, worker: str, words: tuple[str, ...]) -> bool:
+        """Have a host prepare its machine, after which it arrives again; False if that is done, or it is this one."""
+        if not self.elsewhere or worker in self._set_up:
+            return False
+        self._set_up.add(worker)
+        self.send(worker, cm.SetUp(words))
+        return True
+
+    def arrive(self, worker: str, arrived: cm.Arrived) -> None:
         """Note that a host has arrived."""
         entry = self.registry[worker]
         entry.status = Status.READY if entry.status is Status.STARTING else entry.status
-        entry.was_ready, self.ports[worker] = True, port
+        entry.was_ready, self.arrived[worker] = True, arrived
+
+    def next_port(self, worker: str, port: int) -> None:
+        """Note another port that is free on a host."""
+        self.arrived[worker] = msgspec.structs.replace(self.arrived[worker], port=port)
+
+    def address(self, worker: str) -> tuple[str, int]:
+        """Where the processes of a group find the one of a host."""
+        return self.engine.host(worker), self.arrived[worker].port
 
     def leave(self, worker: str, reason: str) -> bool:
         """Order a host to end; returns False if that was done before."""

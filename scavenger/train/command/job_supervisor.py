@@ -10,16 +10,19 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.elastic import recovery
 from scavenger.errors import ModelNotSavedError, ScavengerError
+from scavenger.train.checkpoints.format import DamagedError
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import Progress
-from scavenger.train.command.run import CommandRun, Target
+from scavenger.train.command.run import CommandRun, Place, Target
 from scavenger.train.command.source import CommandSource
+from scavenger.train.command.stored_folder import Listing
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
@@ -103,7 +106,6 @@ class CommandJobSupervisor(WithoutAggregators):
             TransientError: If the checkpoints cannot be read.
         """
         checkpoints = CommandCheckpoints(checkpoint.url, source.run.command)
-        checkpoints.make_folder()
         kept = None if restore is None else checkpoints.latest()
         begun = CommandCheckpoint(0, 0, 0) if kept is None else kept.checkpoint
         hosts = Hosts.open(
@@ -113,15 +115,26 @@ class CommandJobSupervisor(WithoutAggregators):
             engine=engine or ProcessEngine,
             clock=clock,
         )
-        run = CommandRun(
-            hosts,
-            source,
-            Progress(begun.step, begun.epoch, begun.samples),
-            checkpoint_dir=checkpoints.folder,
-            kept=kept,
-            timeouts=timeouts,
-            clock=clock,
-        )
+        try:
+            storage = checkpoints.carry(begun.files) if hosts.elsewhere else ""
+            if not storage:
+                checkpoints.make_folder()
+            run = CommandRun(
+                hosts,
+                replace(source, carry_every_s=checkpoint.every_s or 0.0),
+                Progress(begun.step, begun.epoch, begun.samples),
+                place=Place(
+                    checkpoints.folder,
+                    hosts.engine.reachable(storage) if storage else "",
+                    checkpoints.seen,
+                ),
+                kept=kept,
+                timeouts=timeouts,
+                clock=clock,
+            )
+        except BaseException:
+            hosts.close()
+            raise
         return cls(run, source, checkpoints, checkpoint, first_batch=first_batch, clock=clock)
 
     @property
@@ -188,11 +201,15 @@ class CommandJobSupervisor(WithoutAggregators):
         """
         self.keep_state(best=best, within_s=within_s)
         held = self._run.held
+        if held is not None and held.files is not None:
+            self._fetch(held.files, path)
         if self._checkpoints.empty and not (held is not None and held.path):
             raise ModelNotSavedError(
                 f"{self._checkpoints.folder}: the command has saved nothing in {{checkpoint_dir}}"
             )
         target = held.path if held is not None and held.path else self._checkpoints.folder
+        if held is not None and held.files is not None:
+            target = str(Path(self._checkpoints.folder) / held.path)
         if not os.path.isabs(target) and "://" not in target:
             target = str(self._source.folder / target)
         part = partial_model(path)
@@ -202,6 +219,17 @@ class CommandJobSupervisor(WithoutAggregators):
             part.replace(path)
         except OSError as error:
             raise ModelNotSavedError(f"{path}: {error.strerror or error}") from error
+
+    def _fetch(self, files: Listing, path: Path) -> None:
+        """Put the carried folder, as it is held, beside the other outputs of the job.
+
+        Raises:
+            ModelNotSavedError: If there is no room for it, or it cannot be read.
+        """
+        try:
+            self._checkpoints.fetch(files, path.parent)
+        except (OSError, DamagedError, ValueError) as error:
+            raise ModelNotSavedError(f"{self._checkpoints.folder}: {error}") from error
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
         """Have the command save and end, and record its checkpoint."""
@@ -277,6 +305,8 @@ class CommandJobSupervisor(WithoutAggregators):
                 date = datetime.now(UTC)
                 kept = Kept(saved, run.view, run.hosts.launched, run.samples_per_epoch or 0)
                 size = self._checkpoints.record(kept, now=date)
+                if saved.files is not None:
+                    self._checkpoints.tidy_up(saved.files, self._named)
                 self._events.append(m.CheckpointWritten(saved.step, saved.epoch, took_s, size))
                 if self.manifest is not None and size:
                     self.manifest = self._source.manifest(self.manifest.dataset_size, checkpoint_bytes=size)
@@ -288,6 +318,15 @@ class CommandJobSupervisor(WithoutAggregators):
         soon = bool(plan.every_steps) and step - self._recorded_step >= plan.every_steps
         if soon or now - self._saved_at_s >= (plan.every_s or math.inf):
             run.save()
+
+    @property
+    def _named(self) -> set[str]:
+        """Objects that a checkpoint to come may name."""
+        attempt, held = self._run.attempt, self._run.held
+        names = set() if attempt is None else attempt.states.objects
+        return names | (
+            set() if held is None or held.files is None else {f.stored for f in held.files.values()}
+        )
 
     def _look_at_files(self) -> None:
         """A command that does not tell of checkpoints has saved one if it ended as asked, and its files are new."""

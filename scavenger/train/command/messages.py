@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from scavenger.errors import MessageError
+from scavenger.train.command.stored_folder import StoredFile
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = [
     "Arrived",
     "Ask",
+    "Carrying",
     "CommandMessage",
     "End",
     "Ended",
@@ -20,6 +22,8 @@ __all__ = [
     "Record",
     "Records",
     "Run",
+    "SetUp",
+    "Stored",
     "Used",
     "decode",
     "encode",
@@ -40,6 +44,7 @@ class Record(msgspec.Struct, frozen=True):
         samples: Samples of the step.
         norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.
         successive: Squared norm of the gradient, and its product with that of the step before, if there was one.
+        every_rank: Whether every process saves a part of a checkpoint.
     """
 
     kind: Literal["begin", "step", "epoch", "checkpoint"]
@@ -53,6 +58,7 @@ class Record(msgspec.Struct, frozen=True):
     successive: tuple[float, ...] = ()
     compute_s: float | None = None
     samples_per_epoch: _Count | None = None
+    every_rank: bool = False
     path: str = ""
 
 
@@ -64,9 +70,17 @@ class _Message(msgspec.Struct, frozen=True, tag_field="command", tag=True, forbi
 
 
 class Arrived(_Message, frozen=True):
-    """A host is ready to run the command. `port` is free there, for the processes to find each other."""
+    """A host is ready to run the command.
+
+    Attributes:
+        port: A free port there, for the processes to find each other.
+        folder: The folder of checkpoints there, if it has to be carried.
+        threads: Threads that the process may compute with.
+    """
 
     port: _Port
+    folder: str = ""
+    threads: _Count = 0
 
 
 class Records(_Message, frozen=True):
@@ -91,6 +105,29 @@ class Ended(_Message, frozen=True):
     port: _Port
 
 
+class Stored(_Message, frozen=True):
+    """The folder of checkpoints of a host, as it was stored.
+
+    Attributes:
+        number: How many checkpoints the program had told of in the attempt.
+        last: Whether the process has ended.
+        files: The whole folder; empty if it could not be stored.
+        problem: Why not, for users.
+    """
+
+    attempt: int
+    number: _Count
+    last: bool
+    files: dict[str, StoredFile]
+    problem: str = ""
+
+
+class Carrying(_Message, frozen=True):
+    """The folder of checkpoints of a host is being carried, and that goes on."""
+
+    attempt: int
+
+
 class Used(_Message, frozen=True):
     """The private memory of a host with everything that its process has started."""
 
@@ -98,6 +135,12 @@ class Used(_Message, frozen=True):
 
 
 # ---- to hosts ----------------------------------------------------------------------------------------------
+
+
+class SetUp(_Message, frozen=True):
+    """Order to run a command that prepares the machine; the host tells again that it has arrived when it is over."""
+
+    words: tuple[str, ...]
 
 
 class Run(_Message, frozen=True):
@@ -109,6 +152,10 @@ class Run(_Message, frozen=True):
         without: Variables of the host that the program must not see.
         log: Log patterns; empty if the program reports by itself.
         metric: The name of the metric that the group `metric` stands for.
+        storage: URL of the storage from which and to which the folder of checkpoints is carried; empty if it is the
+            same folder everywhere.
+        files: What is in that folder when the program begins.
+        carry_every_s: How often it is stored if the program does not report by itself.
     """
 
     attempt: int
@@ -117,6 +164,9 @@ class Run(_Message, frozen=True):
     without: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
     metric: str = ""
+    storage: str = ""
+    files: dict[str, StoredFile] = {}
+    carry_every_s: float = 0.0
 
 
 class Ask(_Message, frozen=True):
@@ -130,10 +180,14 @@ class Ask(_Message, frozen=True):
 
 
 class End(_Message, frozen=True):
-    """Order to end the process: SIGTERM, and SIGKILL `grace_s` later; at once if that is 0."""
+    """Order to end the process: SIGTERM, and SIGKILL `grace_s` later; at once if that is 0.
+
+    `store`: whether what it leaves counts as its checkpoint, since it was asked to save.
+    """
 
     attempt: int
     grace_s: float
+    store: bool = False
 
 
 class Leave(_Message, frozen=True):
@@ -142,7 +196,7 @@ class Leave(_Message, frozen=True):
     reason: str
 
 
-CommandMessage = Arrived | Records | Ended | Used | Run | Ask | End | Leave
+CommandMessage = Arrived | Records | Ended | Stored | Carrying | Used | SetUp | Run | Ask | End | Leave
 _command: Codec[CommandMessage] = Codec(CommandMessage)
 _process: Codec[Beat | Failed] = Codec(Beat | Failed)
 encode = _command.encode

@@ -5,6 +5,7 @@ The table shows what follows; an attempt is one start of the group::
     phase      event                                           what follows
     waiting    K hosts are ready, or no more are to come       the group is started: RUNNING
     running    other (K, B) wanted, and no host starts         asked to save and end: ENDING
+               the cloud takes a host back                     reported; its owner asks for another group
                a process fails, hangs, or its host is lost     Lost; the others are ended: ENDING
                all processes have ended with status 0          the command is over
                a checkpoint is due                             asked to save
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -27,12 +28,14 @@ from scavenger.train.command.checkpoints import CommandCheckpoint, Kept
 from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import Group, Progress
 from scavenger.train.command.source import CommandSource
+from scavenger.train.command.stored_folder import Listing, checked
+from scavenger.train.command.whole import WholeStates
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import Timeouts
 from scavenger.train.supervisor.events import Event, Started
 from scavenger.train.transport import messages as m
 
-__all__ = ["Attempt", "CommandRun", "Target"]
+__all__ = ["Attempt", "CommandRun", "Place", "Target"]
 
 _SHORT_S = 3.0
 """How long processes may take to end that have nothing to save, or cannot, since another one of the group is gone."""
@@ -42,6 +45,23 @@ _MARGIN_S = 0.5
 """How long a request may take to reach all processes; a step that they agree on is no sooner."""
 _SILENT_S = 600.0
 """How long a command may tell nothing, besides the limit on a step: it may evaluate, or save."""
+_NO_MACHINE_S = 20.0
+"""How long the group waits for a host that has no machine yet; then it trains with fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the command's checkpoints are.
+
+    Attributes:
+        folder: Its own folder, if that is the same on all machines.
+        storage: URL under which hosts store it, if each has one of its own; else empty.
+        seen: Called with what a host has stored.
+    """
+
+    folder: str
+    storage: str = ""
+    seen: Callable[[Listing], None] = lambda files: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +88,7 @@ class Attempt:
         until_s: When its processes are killed.
         cause: Why it failed; empty otherwise.
         saved: Whether it has reported a checkpoint.
+        states: Which states of its folder are whole, if that is carried.
     """
 
     group: Group
@@ -75,6 +96,7 @@ class Attempt:
     began_s: float
     heard_s: float
     request: cm.Ask
+    states: WholeStates
     reporting: bool = False
     ended: dict[str, int] = field(default_factory=dict)
     ending: bool = False
@@ -95,7 +117,7 @@ class CommandRun:
         hosts: The hosts.
         source: The command.
         progress: What it has done.
-        checkpoint_dir: The command's own folder.
+        place: Where its checkpoints are.
         kept: The checkpoint that it begins with; None for a new job.
         clock: Monotonic seconds.
 
@@ -115,13 +137,13 @@ class CommandRun:
         source: CommandSource,
         progress: Progress,
         *,
-        checkpoint_dir: str,
+        place: Place,
         kept: Kept | None,
         timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
         self.hosts, self.progress, self._source = hosts, progress, source
-        self._checkpoint_dir, self._timeouts, self._clock = checkpoint_dir, timeouts, clock
+        self._place, self._timeouts, self._clock = place, timeouts, clock
         self.view = 0 if kept is None else kept.view
         self.held = None if kept is None else kept.checkpoint
         self.target: Target | None = None
@@ -163,6 +185,7 @@ class CommandRun:
         for name, cause, refused in self.hosts.ended():
             self._host_ended(name, cause, refused=refused)
         self.hosts.tidy_up()
+        self._events += self.hosts.engine.preemption_notices()
         self._look(self._clock())
         events, self._events = self._events, []
         return events
@@ -196,7 +219,7 @@ class CommandRun:
             attempt.until_s += min(10 * steps_s, self._timeouts.step_s)
             self.ask(end_at=soon)
         else:
-            self._signal(grace_s)
+            self._signal(grace_s, store=True)
 
     def stop_after_epoch(self, epoch: int) -> None:
         """Have the group end that waits at the end of an epoch, or has gone on."""
@@ -218,10 +241,10 @@ class CommandRun:
         step_s = self.progress.step_time_s
         return self.progress.step + 2 + (math.ceil(_MARGIN_S / step_s) if step_s > 0 else 100)
 
-    def _signal(self, grace_s: float) -> None:
+    def _signal(self, grace_s: float, *, store: bool = False) -> None:
         assert self.attempt is not None
         for name in self.attempt.left:
-            self.hosts.send(name, cm.End(self.attempt.group.view, grace_s))
+            self.hosts.send(name, cm.End(self.attempt.group.view, grace_s, store))
 
     # ---- what hosts say ------------------------------------------------------------------------------------
 
@@ -230,9 +253,8 @@ class CommandRun:
         match message:
             case m.Failed():
                 raise error_of(message.kind, message.message, process=name, log=self.hosts.engine.log(name))
-            case cm.Arrived() if name in self.hosts.starting:
-                self.hosts.arrive(name, message.port)
-                self._events.append(Started(name, self.hosts.age_s(name)))
+            case cm.Arrived() if name in self.hosts.awaited:
+                self._arrived(name, message)
             case cm.Records() if attempt is not None and message.attempt == attempt.group.view:
                 attempt.heard_s = self._clock()
                 for record in message.records:
@@ -241,30 +263,72 @@ class CommandRun:
                 self.hosts.memory_bytes[name] = max(
                     self.hosts.memory_bytes.get(name, 0), message.memory_bytes
                 )
+            case cm.Carrying() if attempt is not None and message.attempt == attempt.group.view:
+                attempt.heard_s = now = self._clock()
+                attempt.until_s = max(attempt.until_s, now + self._source.run.grace)
+            case cm.Stored() if attempt is not None and message.attempt == attempt.group.view:
+                self._stored(attempt, name, message)
             case cm.Ended() if attempt is not None and message.attempt == attempt.group.view:
-                self.hosts.ports[name] = message.port
+                self.hosts.next_port(name, message.port)
                 self._process_ended(attempt, name, message.status, message.cause)
             case _:
                 pass
+
+    def _arrived(self, name: str, arrived: cm.Arrived) -> None:
+        """Have a host prepare its machine, if it has one of its own, and note it when that is done."""
+        if self._source.run.setup and self.hosts.set_up(name, self._source.setup_words):
+            return
+        self.hosts.arrive(name, arrived)
+        self._events.append(Started(name, self.hosts.age_s(name)))
+
+    def _stored(self, attempt: Attempt, name: str, message: cm.Stored) -> None:
+        """A host has stored its folder, or could not."""
+        try:
+            files = checked(message.files)
+        except ValueError as error:
+            self._lost(name, f"sent what is no folder: {error}")
+            return
+        if message.problem:
+            self._events.append(m.CheckpointFailed(self.progress.step, f"{name}: {message.problem}"))
+            return
+        self._place.seen(files)
+        if whole := attempt.states.stored(name, message.number, files, self._now, last=message.last):
+            self.held, took_s = whole
+            self.saved = self.held, took_s
+
+    @property
+    def _now(self) -> CommandCheckpoint:
+        """What a command that tells of no checkpoint is at."""
+        progress = self.progress
+        return CommandCheckpoint(progress.step, progress.epoch, progress.samples)
 
     def _record(self, attempt: Attempt, name: str, record: cm.Record) -> None:
         if name != attempt.group.members[0]:
             return
         if record.kind == "begin":
-            attempt.reporting = True
+            attempt.reporting, attempt.states.every_rank = True, record.every_rank
             self._describe(record)
         elif record.kind == "checkpoint":
             attempt.saved = True
-            self.checkpointed(record.path, self.progress.saved_for_s(record))
+            self._told_of_checkpoint(attempt, record)
         events = self.progress.take(record, self._clock())
         if record.kind == "epoch" and not events and record.epoch is not None:
             self.ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
         self._events += events
 
+    def _told_of_checkpoint(self, attempt: Attempt, record: cm.Record) -> None:
+        """Note a checkpoint; it counts once it is stored, if its folder is carried."""
+        took_s, path = self.progress.saved_for_s(record), record.path
+        if not self._place.storage:
+            self.checkpointed(path, took_s)
+            return
+        folder = self.hosts.arrived[attempt.group.members[0]].folder
+        path = path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
+        attempt.states.told(replace(self._now, path=path), took_s)
+
     def checkpointed(self, path: str, took_s: float) -> None:
         """Note that the command has saved a checkpoint of its newest step."""
-        progress = self.progress
-        self.held = CommandCheckpoint(progress.step, progress.epoch, progress.samples, path)
+        self.held = replace(self._now, path=path)
         self.saved = self.held, took_s
 
     def _describe(self, record: cm.Record) -> None:
@@ -321,6 +385,8 @@ class CommandRun:
 
     def _look(self, now: float) -> None:
         attempt = self.attempt
+        if self.hosts.engine.in_doubt:  # silence is the network's, and nothing is given up for it
+            return
         for name in self.hosts.starting:
             if self.hosts.age_s(name) > self._timeouts.start_s:
                 self.hosts.expel(name, "did not start in time")
@@ -374,7 +440,8 @@ class CommandRun:
             return
         if self.hosts.starting:
             self._idle_since_s = now
-        if len(ready) < target.workers and now - self._idle_since_s < _MISSING_S:
+        missing_s = _NO_MACHINE_S if self.hosts.awaited else _MISSING_S
+        if len(ready) < target.workers and now - self._idle_since_s < missing_s:
             return
         self.view += 1
         members = ready[: min(target.workers, target.global_batch_size)]
@@ -382,16 +449,30 @@ class CommandRun:
             self.view, members, target.global_batch_size, target.lr_scale, target.reason, self._cause
         )
         self.progress.begin(group)
-        self.attempt = Attempt(group, target, now, now, cm.Ask(self.view))
-        engine = self.hosts.engine
-        addresses = [(engine.host(name), self.hosts.ports[name]) for name in members]
+        begun = (self.held.files if self.held is not None else None) or {}
+        states = WholeStates(members, begun)
+        self.attempt = Attempt(group, target, now, now, cm.Ask(self.view), states)
+        addresses = [self.hosts.address(name) for name in members]
         for rank, name in enumerate(members):
-            self.hosts.send(name, self._source.order(group, rank, addresses, self._checkpoint_dir, self.held))
+            arrived = self.hosts.arrived[name]
+            folder = arrived.folder if self._place.storage else self._place.folder
+            order = self._source.order(
+                group,
+                rank,
+                addresses,
+                folder,
+                self.held,
+                threads=arrived.threads,
+                storage=self._place.storage,
+            )
+            self.hosts.send(name, order)
 
     def _ended(self, attempt: Attempt, now: float) -> None:
         """All processes of the group have ended."""
         self.attempt, self._cause, self._idle_since_s = None, attempt.cause, now
-        if attempt.ending and not attempt.cause and not attempt.saved and self.progress.stepped:
+        if self._place.storage:
+            self._left_behind(attempt)
+        elif attempt.ending and not attempt.cause and not attempt.saved and self.progress.stepped:
             self.quiet_end = attempt
         if attempt.ending or any(attempt.ended.values()):
             return
@@ -404,3 +485,10 @@ class CommandRun:
                 f"run: the command has ended by itself in epoch {progress.epoch + 1} of {last + 1}, before the goal "
                 "was reached; give it {epochs}, and have it go on from {checkpoint_dir}"
             )
+
+    def _left_behind(self, attempt: Attempt) -> None:
+        """What the processes of a carried folder have left there is a checkpoint, if none of them failed."""
+        held = (self.held.files if self.held is not None else None) or {}
+        left = None if attempt.cause or not self.progress.stepped else attempt.states.ended(self._now, held)
+        if left is not None:
+            self.held, self.saved = left, (left, 0.0)

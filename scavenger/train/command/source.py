@@ -34,6 +34,7 @@ class CommandSource:
         metric: `goal.metric`; empty if there is none.
         params: The job's params, which are placeholders, too.
         environ: The environment of the user's command.
+        carry_every_s: How often the folder of a command that does not report is stored, where it is carried.
     """
 
     run: RunSpec
@@ -45,6 +46,7 @@ class CommandSource:
     metric: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: own_environment())
+    carry_every_s: float = 0.0
 
     def order(
         self,
@@ -53,12 +55,18 @@ class CommandSource:
         addresses: Sequence[tuple[str, int]],
         checkpoint_dir: str,
         held: CommandCheckpoint | None,
+        *,
+        threads: int = 0,
+        storage: str = "",
     ) -> cm.Run:
         """The order that starts one process of a group.
 
         Args:
             addresses: Host and free port of each, in the order of the members.
+            checkpoint_dir: The folder of checkpoints, on the machine of the process.
             held: The checkpoint that the command goes on from, as far as it is known.
+            threads: Threads of the process, if that is known.
+            storage: Where a carried folder is stored; empty if it is not carried.
         """
         batch, workers = group.global_batch_size, len(group.members)
         local = batch // workers + (rank < batch % workers)
@@ -70,7 +78,7 @@ class CommandSource:
             "checkpoint_dir": checkpoint_dir,
             "epochs": self.epochs,
             "seed": self.seed,
-            "threads": self.threads,
+            "threads": threads or self.threads,
             "lr_scale": f"{group.lr_scale:g}",
             "master": "{}:{}".format(*addresses[0]),
         }
@@ -83,7 +91,23 @@ class CommandSource:
         }
         without = tuple(name for name in _OWN if name not in self.environ)
         words = fill(self.run.command, {**self.params, **values})
-        return cm.Run(group.view, words, env, without, self.run.log or (), self.metric)
+        files = dict(held.files or {}) if held is not None and storage else {}
+        return cm.Run(
+            group.view,
+            words,
+            env,
+            without,
+            self.run.log or (),
+            self.metric,
+            storage,
+            files,
+            self.carry_every_s if storage else 0.0,
+        )
+
+    @property
+    def setup_words(self) -> tuple[str, ...]:
+        """The command that prepares a machine, and its arguments."""
+        return fill(self.run.setup or "", self.params)
 
     def manifest(self, samples: int, *, checkpoint_bytes: int = 0) -> Manifest:
         """Describe the command as a model is described; stored models are of the same command and the same files."""

@@ -56,6 +56,8 @@ _BACKLOG_MAX = 2000
 """Unacknowledged messages to a VM that sends requests: far more than its file operations can cause."""
 _PACKAGES_MAX = 10
 """How often one VM may fetch the package: its boot script tries six times."""
+_WITH_FILES = ("aggregator", "command")
+"""Roles whose processes use the folders that the leader shares: they write checkpoints."""
 _TURN_MAX = 1000
 """Largest number of messages received from all VMs before the leader sends."""
 
@@ -311,6 +313,8 @@ class AgentServer:
                 return 0
             self._launches += 1
             session.launches[self._launches] = config.name
+            if config.role in _WITH_FILES:
+                session.with_files.add(self._launches)
             sha256 = self._archive.sha256 if folder else ""
             session.link.channel.put(m.Start(self._launches, config, env, sha256, command))
             return self._launches
@@ -336,7 +340,7 @@ class AgentServer:
                 self._sessions[intent].link.channel.put(message)
 
     def share(self, folder: str) -> None:
-        """Share a folder of this machine, given by absolute path, with aggregators for checkpoints; thread-safe."""
+        """Share a folder of this machine, given by absolute path, for checkpoints; thread-safe."""
         self._files.share(folder)
 
     def take_events(self) -> list[tuple[int, ProcessEvent]]:
@@ -516,7 +520,7 @@ class AgentServer:
     def _may_have_files(self, intent: str, launch: int) -> bool:
         with self._lock:
             session = self._sessions.get(intent)
-            return session is not None and session.spec.role == "aggregator" and launch in session.launches
+            return session is not None and launch in session.launches and launch in session.with_files
 
     def _answer(self, intent: str, number: int, body: bytes) -> None:
         with self._lock:

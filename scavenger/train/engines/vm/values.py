@@ -183,6 +183,7 @@ class AgentSession:
         ending: Why the agent ends; empty if it does not.
         shut_out: Whether it broke the protocol, so that the leader ignores it.
         launches: Names of its processes by launch number.
+        with_files: Launch numbers of those that may use the folders that the leader shares.
         package_bytes: How much of the package was sent to its VM, in all attempts.
     """
 
@@ -195,6 +196,7 @@ class AgentSession:
     renewals: Renewals = field(default_factory=Renewals)
     unread: Unread = field(default_factory=Unread)
     launches: dict[int, str] = field(default_factory=dict)
+    with_files: set[int] = field(default_factory=set)
     package_bytes: int = 0
 
     def status_at(self, now: float) -> AgentStatus:

@@ -1,0 +1,150 @@
+"""A command on rented VMs: searched over two sizes, a VM is killed, checkpoints are carried, and the bill is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_jobs import CloudJob, assert_nothing_left, eventually, paid_usd
+from rented import Rented
+
+from scavenger.store import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(420)]
+
+MakeJob = Callable[..., CloudJob]
+EPOCHS, STEPS = 40, 20
+PROGRAM = '''
+import json, os, socket, struct, sys, time
+from scavenger.sdk.report import scavenger_report
+
+batch, folder, epochs = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+assert open("prepared").read() == "yes"
+
+def meet():
+    """The first process listens at the master's address, and the others connect."""
+    if rank == 0:
+        server = socket.create_server(master)
+        return [server.accept()[0] for _ in range(world - 1)]
+    while True:
+        try:
+            return [socket.create_connection(master)]
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+
+others = meet()
+
+def receive(one):
+    data = b""
+    while len(data) < 8:
+        more = one.recv(8 - len(data))
+        if not more:
+            sys.exit(5)
+        data += more
+    return struct.unpack("d", data)[0]
+
+def total(value):
+    """The sum over all processes."""
+    if rank == 0:
+        value += sum(receive(one) for one in others)
+        for one in others:
+            one.sendall(struct.pack("d", value))
+        return value
+    others[0].sendall(struct.pack("d", value))
+    return receive(others[0])
+
+path = os.path.join(folder, "state.json")
+state = json.load(open(path)) if os.path.exists(path) else {"epoch": 0, "done": 0, "samples": 0, "error": 10.0}
+
+def save():
+    """Each process writes a part; the state is the first one's."""
+    with open(os.path.join(folder, f"part-{rank}.bin"), "wb") as file:
+        file.write(struct.pack("d", state["error"]) * 20000)
+    if rank == 0:
+        with open(path + ".new", "w") as file:
+            json.dump(state, file)
+        os.replace(path + ".new", path)
+    return path
+
+with scavenger_report(save=save, every_rank=True, samples_per_epoch=640) as report:
+    while state["epoch"] < epochs:
+        while state["done"] < 640:
+            time.sleep(0.001 * batch)
+            samples = int(total(batch))
+            state["done"] += samples
+            state["samples"] += samples
+            state["error"] *= 0.99
+            report.step(loss=state["error"])
+        state["epoch"], state["done"] = state["epoch"] + 1, 0
+        report.epoch(val_error=state["error"])
+'''
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp"], indirect=True)
+def test_a_command_trains_on_vms_through_the_loss_of_one_and_is_billed(
+    cloud: Rented, make_job: MakeJob
+) -> None:
+    job = _job(make_job)
+    driver = job.start()
+    try:
+        first, second = eventually(lambda: _both(job), driver)
+        eventually(lambda: _checkpoint(job), driver)
+        cloud.machine(second.id).kill()
+        eventually(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
+        outcome = job.ended(driver)
+    finally:
+        driver.kill()
+
+    assert outcome.code in (0, 4), outcome.stderr
+    report = outcome.report
+    assert report["job"]["state"] in ("succeeded", "target_missed")
+    journal = [json.loads(line) for line in Path(report["measurements_path"]).read_text().splitlines()]
+    assert {line["configuration"]["workers"] for line in journal if line["kind"] == "measurement"} == {1, 2}
+    # each step counts once, and the program's own count of samples is the job's: nothing was repeated or left out in it
+    assert report["steps"] == STEPS * EPOCHS
+    state = json.loads(Path(report["model_path"]).read_text())
+    assert (state["epoch"], state["samples"]) == (EPOCHS, 640 * EPOCHS)
+    assert state["error"] == pytest.approx(10.0 * 0.99 ** (STEPS * EPOCHS))
+    parts = [Path(report["model_path"]).resolve().with_name(f"part-{rank}.bin") for rank in range(2)]
+    assert parts[0].read_bytes() == parts[1].read_bytes()
+    stored = list(job.folder.glob("saved/*/command-files/*"))
+    assert 0 < len(stored) <= 2 * 4  # the files of two checkpoints, no more
+    assert len(cloud.vms()) >= 3
+    vms = job.ask("cost", outcome.job_id).report["job"]["vms"]
+    assert sum(one["usd"] for one in vms) == pytest.approx(paid_usd(job), rel=0.1)
+    assert_nothing_left(job)
+
+
+def _job(make_job: MakeJob) -> CloudJob:
+    job = make_job(
+        search={"workers": [1, 2], "batch_size": [32], "strategy": "full"},
+        goal={"metric": "val_error", "target": 1e-9, "max_epochs": EPOCHS, "epochs_hint": 10},
+        checkpoint={"path": "./saved", "every_steps": 40},
+        objective="time",
+        profile={"steps": 5},
+        elastic={"policy": "fixed"},
+    )
+    spec = json.loads(job.file.read_text())
+    del spec["train"]
+    spec["run"] = {
+        "command": "python program.py {local_batch_size} {checkpoint_dir} {epochs}",
+        "setup": "python -c \"open('prepared', 'w').write('yes')\"",
+    }
+    job.file.write_text(json.dumps(spec))
+    (job.folder / "program.py").write_text(PROGRAM)
+    return job
+
+
+def _both(job: CloudJob) -> list[Any]:
+    vms = job.workers_vms() if job.phase() == "running" else []
+    return vms if len(vms) == 2 else []
+
+
+def _checkpoint(job: CloudJob) -> bool:
+    with Store.open(job.store) as store:
+        return store.running_jobs(job.file)[0].checkpoint is not None
