@@ -47,7 +47,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,kubernetes,optuna,keras-tuner,ray-tune,compare,mlflow,tensorboard,docs,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,kubernetes,operator,optuna,keras-tuner,ray-tune,compare,mlflow,tensorboard,docs,dev]'
 	@touch $@
 
 format: install-dev  ## put the code into its standard form

@@ -19,6 +19,7 @@ from scavenger_cli import (
     beginning,
     catalog,
     clearing,
+    clustering,
     costing,
     imaging,
     leading,
@@ -324,6 +325,7 @@ beginning.register(app)
 operating.register(app)
 serving.register(app)
 clearing.register(app)
+clustering.register(app)
 imaging.register(app)
 costing.register(app)
 

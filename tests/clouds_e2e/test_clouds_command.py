@@ -113,7 +113,9 @@ def test_a_command_trains_on_vms_through_the_loss_of_one_and_is_billed(
     parts = [Path(report["model_path"]).resolve().with_name(f"part-{rank}.bin") for rank in range(2)]
     assert parts[0].read_bytes() == parts[1].read_bytes()
     stored = list(job.folder.glob("saved/*/command-files/*"))
-    assert 0 < len(stored) <= 4 * 4  # of two checkpoints, and what the next could have named: not of all twenty
+    assert (
+        0 < len(stored) <= 4 * 4
+    )  # of two checkpoints, and what the next could have named: not of all twenty
     assert len(cloud.vms()) >= 3
     vms = job.ask("cost", outcome.job_id).report["job"]["vms"]
     assert sum(one["usd"] for one in vms) == pytest.approx(paid_usd(job), rel=0.1)

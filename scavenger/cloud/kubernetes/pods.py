@@ -17,12 +17,14 @@ from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.domain.vm import VmRequest, VmSeen, VmState, VmTags
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
+from scavenger.policy.provisioning.slots import aggregator_index
 
 __all__ = [
     "CONTAINER",
     "CONTAINER_SECURITY",
     "LAUNCHED",
     "POD_SECURITY",
+    "ROLE_LABEL",
     "PodSettings",
     "owner_selector",
     "placed",
@@ -37,6 +39,8 @@ CONTAINER = "scavenger"
 """Name of the container in each pod."""
 LAUNCHED = "scavenger/launched"
 """Annotation of a secret whose pod there is, or was."""
+ROLE_LABEL = "scavenger/role"
+"""Label of each pod: whether it is of a worker, an aggregator or a leader."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 _OWNER, _TOKEN, _JOB, _SLOT, _GENERATION = (
@@ -143,6 +147,7 @@ def labels_of(request: VmRequest) -> dict[str, str]:
         _TOKEN: tags.token,
         _JOB: tags.job_id,
         _SLOT: str(tags.slot),
+        ROLE_LABEL: "worker" if aggregator_index(tags.slot) is None else "aggregator",
         _GENERATION: str(tags.generation),
         _SHAPE: request.vm,
         _SPOT: str(request.spot).lower(),

@@ -184,6 +184,7 @@ def _build(
         batch=workflow.batch_at,
         stop=lambda reason, save: running.stop_as_asked(reason, save),
         measured=recorder.measured,
+        folder=attempt.work_dir,
     )
     if not options.run:
         operations.refusing = "this is a plan, which ends with the choice; it can only be stopped"

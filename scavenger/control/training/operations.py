@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
@@ -24,9 +25,16 @@ from scavenger.errors import ScavengerError
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord, Verdict
 
-__all__ = ["OperationHandler"]
+__all__ = ["OperationHandler", "knock"]
 
+ASKED = "asked"
+"""File in the job's folder that is written when an operation was requested, so that the job looks at once."""
 NOT_YET = "the search is under way; try again once the job runs at its choice"
+
+
+def knock(folder: Path) -> None:
+    """Have the job of a folder on this machine look for operations at once; without this, it looks once a second."""
+    (folder / ASKED).write_bytes(b"")
 
 
 class OperationHandler:
@@ -39,6 +47,7 @@ class OperationHandler:
         batch: The global batch size for a number of workers.
         stop: Ends the job, given the reason and whether to save its model.
         measured: Receives each measurement of a profile.
+        folder: Of the job, for `knock`; None if nobody knocks.
 
     Attributes:
         refusing: Why operations on the job's size are refused now; empty if they are accepted.
@@ -54,18 +63,33 @@ class OperationHandler:
         batch: Callable[[int], int],
         stop: Callable[[str, bool], None],
         measured: Callable[[Measurement], None],
+        folder: Path | None = None,
     ) -> None:
         self._store, self._job_id, self._keep = store, job_id, keep
         self._min, self._max = workers
         self._batch, self._stop, self._measured = batch, stop, measured
         self._taken: OperationRecord | None = None
         self._looking = False
+        self._asked = None if folder is None else folder / ASKED
+        self._asked_ns = 0
         self.refusing = NOT_YET
 
     @property
     def waiting(self) -> bool:
         """Whether an operation is waiting to be carried out."""
         return self._taken is not None and not isinstance(self._taken.operation, StopJob)
+
+    def heard(self) -> bool:
+        """Look for an operation if somebody has knocked; returns whether one is waiting."""
+        if self._asked is not None:
+            try:
+                asked_ns = self._asked.stat().st_mtime_ns
+            except OSError:
+                asked_ns = 0
+            if asked_ns > self._asked_ns:
+                self._asked_ns = asked_ns
+                self.look()
+        return self.waiting
 
     def look(self) -> None:
         """Take the next requested operation, if there is one; a stop takes effect at once."""

@@ -67,7 +67,7 @@ class PolicyLoop:
         operations.refusing = ""
         try:
             while not trainer.finished:
-                trainer.until(lambda: operations.waiting or self.due)
+                trainer.until(lambda: operations.heard() or self.due)
                 if trainer.finished:
                     break
                 operations.carry_out(trainer)

@@ -1,0 +1,1 @@
+"""Jobs as custom resources of Kubernetes: the operator, and the leader of each job."""

@@ -1,0 +1,389 @@
+"""Leads one ElasticJob from within its cluster: `python -m scavenger.control.cluster.leading`, in the leader's pod.
+
+It serves a store whose only job is this one, and watches the ElasticJob itself: what others change in `spec` reaches
+the job without the operator, and what the job comes to is in `status`. All that it must remember is in the store, in
+the job's folder and in the ElasticJob, so that it can be killed at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scavenger import logs
+from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, api_client
+from scavenger.control.cluster.reporting import report_of_job
+from scavenger.control.job_file.load import load_job
+from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.service.server import Server, run
+from scavenger.control.service.submitting import new_submission, resubmission
+from scavenger.control.training.operations import NOT_YET, knock
+from scavenger.domain.elastic_job import (
+    CODE_VARIABLE,
+    DOCUMENT_VARIABLE,
+    JOB_VARIABLE,
+    REMOVE,
+    REMOVED,
+    STORE_VARIABLE,
+    ElasticJobSpec,
+    read_spec,
+    worker_selector,
+)
+from scavenger.domain.progress import Progress
+from scavenger.domain.submission import Submission
+from scavenger.errors import CloudError, ConfigurationError, ScavengerError, TransientError
+from scavenger.policy.elastic_jobs import ENDED, SUSPENDED, Training, next_operation
+from scavenger.private_files import make_private_folder, private_opener
+from scavenger.store import Store
+from scavenger.store.records import JobRecord, OperationRecord
+
+__all__ = ["Leader", "lead", "main"]
+
+log = logging.getLogger("scavenger.control.cluster.leading")  # this module may be `__main__`
+
+LOOK_S = 0.5
+PODS_S = 1.0
+"""Interval between two looks for pods that are named to go."""
+REPORT_S = 2.0
+"""Shortest time between two reports that differ in the step only."""
+SETTLED_S = 15.0
+"""So long after an operation, the number of workers in effect is what the job has come to."""
+_ENDING_S = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which ElasticJob is led."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def read(cls, text: str) -> Key:
+        """Read `NAMESPACE/NAME/UID`.
+
+        Raises:
+            ConfigurationError: It is none.
+        """
+        parts = text.split("/")
+        if len(parts) != 3 or not all(parts):
+            raise ConfigurationError(f"{JOB_VARIABLE} must be NAMESPACE/NAME/UID, not {text!r}")
+        return cls(*parts)
+
+
+class Leader:
+    """Follows one ElasticJob, with the job of a store.
+
+    Args:
+        store: Has this job, and no other one.
+        cluster: The API server.
+        key: Which ElasticJob.
+        folder: Of the job: the job file, with the training code beside it.
+        clock: Monotonic seconds.
+
+    Attributes:
+        over: Whether nothing is left to do: the job has ended and that is reported, or its ElasticJob is gone.
+        leaving: Whether the pod is being ended: the job is stopped in order, to go on in another pod.
+        stopped: Whether it has stopped, and that is reported.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        key: Key,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._cluster, self._key, self._folder = store, cluster, key, folder
+        self._clock = clock
+        self.over = self.leaving = self.stopped = False
+        self._seen: Json | None = None
+        self._told: Json = {}
+        self._told_at = self._pods_at = -REPORT_S
+        self._operation: OperationRecord | None = None
+        self._operation_at = -SETTLED_S
+        self._target: int | None = None
+        self._pods: list[Json] = []
+
+    def see(self, job: Json | None) -> None:
+        """Take in the present version of the ElasticJob; None if it is gone. Safe in other threads."""
+        self._seen = job if job is None or job["metadata"]["uid"] == self._key.uid else None
+        self.over = self.over or self._seen is None
+
+    def round(self) -> None:
+        """Bring the job to what its ElasticJob says, and tell what it has come to.
+
+        Raises:
+            ScavengerError: The store or the API server cannot be used; the next round does what was left.
+        """
+        job = self._seen
+        if job is None:
+            return
+        spec = read_spec(job["spec"])
+        one = self._submission(spec)
+        record = self._store.job(one.id) if one is not None and self._store.has_job(one.id) else None
+        if one is not None:
+            one = self._held(one, record, spec)
+        if one is not None and record is not None and one.state == "running" and record.state == "running":
+            self._ask(job, spec, record)
+        self._report(one, record, spec)
+        self.stopped = self.leaving and (one is None or not one.is_open)
+
+    def fail(self, error: ScavengerError) -> None:
+        """Tell that the job cannot be led."""
+        told = {"state": "failed", "detail": str(error), "replicas": 0}
+        self._cluster.patch_job(self._key.namespace, self._key.name, {"status": told}, status=True)
+
+    # ---- whether it runs ------------------------------------------------------------------------------------
+
+    def _submission(self, spec: ElasticJobSpec) -> Submission | None:
+        """The job's submission; None as long as it is not to begin."""
+        found = self._store.submissions(1)
+        if found or spec.suspend or self.leaving:
+            return found[0] if found else None
+        path = self._folder / "job.yaml"
+        prepared = prepare_job(load_job(path), path)
+        return self._store.submit(new_submission(prepared, idempotency_key=self._key.uid))
+
+    def _held(self, one: Submission, record: JobRecord | None, spec: ElasticJobSpec) -> Submission:
+        """Stop the job, or let it go on."""
+        wait = spec.suspend or self.leaving
+        if wait and one.is_open and not one.cancelling:
+            reason = "suspended" if spec.suspend else "its leader's pod is ended"
+            return self._store.cancel(one.id, reason) or one
+        ended = record is not None and record.state in ENDED
+        if wait or one.is_open or ended:
+            return one
+        if record is None:  # it was withdrawn before it began
+            again = new_submission(
+                prepare_job(load_job(self._folder / "job.yaml"), self._folder / "job.yaml")
+            )
+            return self._store.submit_again(one.id, again)
+        return self._store.submit_again(one.id, resubmission(record, one, rents=True, audit=one.job.audit))
+
+    # ---- workers --------------------------------------------------------------------------------------------
+
+    def _ask(self, job: Json, spec: ElasticJobSpec, record: JobRecord) -> None:
+        """Ask the job for as many workers as it is to have, and to let go of those that are named."""
+        now = self._clock()
+        told = self._store.events(record.id, limit=1, kind="progress")
+        there = Progress.read(told[0].data).configuration.workers if told else None
+        if self._operation is not None:
+            self._operation = self._store.operation(self._operation.id)
+        last = self._operation
+        busy = last is not None and not last.ended
+        if not busy and now - self._operation_at > SETTLED_S:
+            self._target = there
+        if self._target is None:
+            return
+        self._look_for_removals(job, now)
+        replicas, leaving = _wanted(self._seen or job)
+        refused = _refused(last)
+        training = Training(
+            self._workers(record.id), self._target, busy, refused, refused_s=now - self._operation_at
+        )
+        operation = next_operation(training, replicas=replicas, leaving=leaving)
+        if operation is None:
+            return
+        try:
+            self._operation = self._store.submit_operation(record.id, operation, "its ElasticJob")
+        except (TransientError, ConfigurationError) as error:  # somebody else has asked; or it has just ended
+            log.info("%s", error)
+            return
+        self._operation_at = now
+        self._target = getattr(operation, "workers", self._target - len(getattr(operation, "remove", ())))
+        knock(Path(record.job_file).parent / str(record.spec.get("output") or ".scavenger") / record.id)
+
+    def _workers(self, job_id: str) -> dict[str, str]:
+        """The workers that train, each with its pod's name."""
+        names = {
+            str((pod.get("status") or {}).get("podIP")): str(pod["metadata"]["name"]) for pod in self._pods
+        }
+        return {
+            one.process: names.get(one.host or "", "")
+            for one in self._store.processes(job_id)
+            if (one.role, one.state) == ("worker", "training")
+        }
+
+    def _look_for_removals(self, job: Json, now: float) -> None:
+        """Have one worker less for each pod that is named to go: in one write with the pod's name, so only once."""
+        if now - self._pods_at < PODS_S:
+            return
+        self._pods_at = now
+        self._pods = self._cluster.pods(worker_selector(self._key.name))
+        meta = job["metadata"]
+        removed = _removed(job)
+        there = {str(pod["metadata"]["name"]) for pod in self._pods}
+        named = sorted(
+            str(pod["metadata"]["name"])
+            for pod in self._pods
+            if (pod["metadata"].get("annotations") or {}).get(REMOVE) == "true"
+            and pod["metadata"]["name"] not in removed
+            and not pod["metadata"].get("deletionTimestamp")
+        )
+        replicas = job["spec"].get("replicas")
+        if not named or (replicas is not None and replicas <= len(named)):
+            return
+        kept = [name for name in removed if name in there]
+        changes: Json = {
+            "metadata": {
+                "resourceVersion": meta["resourceVersion"],
+                "annotations": {REMOVED: ",".join([*kept, *named])},
+            }
+        }
+        if replicas is not None:
+            changes["spec"] = {"replicas": replicas - len(named)}
+        self.see(self._cluster.patch_job(self._key.namespace, self._key.name, changes))
+
+    # ---- what it tells --------------------------------------------------------------------------------------
+
+    def _report(self, one: Submission | None, record: JobRecord | None, spec: ElasticJobSpec) -> None:
+        last = self._operation
+        waits = one is None or not one.is_open
+        ended = record is not None and record.state in ENDED
+        told = report_of_job(self._store, one, record)
+        if waits and not ended and (spec.suspend or self.leaving):
+            told |= {"state": SUSPENDED, "replicas": 0}
+        replicas, _ = _wanted(self._seen or {"spec": {}, "metadata": {}})
+        told |= {
+            "selector": worker_selector(self._key.name),
+            "wanted": replicas,
+            "refused": last.message if last is not None and replicas == _refused(last) else "",
+        }
+        told = {key: None if value == "" else value for key, value in told.items()}  # null takes a key away
+        changed = {key: value for key, value in told.items() if self._told.get(key, None) != value}
+        slow = set(changed) <= {"step", "detail", "actual"}
+        if not changed or (slow and self._clock() - self._told_at < REPORT_S):
+            self.over = self.over or (ended and waits)
+            return
+        answer = self._cluster.patch_job(
+            self._key.namespace, self._key.name, {"status": changed}, status=True
+        )
+        self._told, self._told_at = {**self._told, **changed}, self._clock()
+        if answer is None:
+            self.see(None)
+        self.over = self.over or (ended and waits)
+
+
+def _wanted(job: Json) -> tuple[int | None, tuple[str, ...]]:
+    return job["spec"].get("replicas"), _removed(job)
+
+
+def _removed(job: Json) -> tuple[str, ...]:
+    names = (job["metadata"].get("annotations") or {}).get(REMOVED) or ""
+    return tuple(name for name in names.split(",") if name)
+
+
+def _refused(last: OperationRecord | None) -> int | None:
+    """The number of workers that the job was asked for last, and did not come to."""
+    if last is None or last.state not in ("refused", "failed") or last.message == NOT_YET:
+        return None
+    return getattr(last.operation, "workers", None)
+
+
+# ---- the program -----------------------------------------------------------------------------------------------
+
+
+def prepare_folder(folder: Path, *, document: str, code: str) -> Path:
+    """Lay out the leader's folder, unless that was done; returns the job's, with the job file and the code.
+
+    A job keeps what it was begun with, so nothing of it is written a second time.
+    """
+    job, fresh = folder / "job", folder / "job.new"
+    if (job / "job.yaml").is_file():
+        return job
+    shutil.rmtree(fresh, ignore_errors=True)
+    if code:
+        shutil.copytree(code, fresh, ignore=shutil.ignore_patterns("..*"), symlinks=False)
+    else:
+        fresh.mkdir(parents=True)
+    with open(fresh / "job.yaml", "w", opener=private_opener) as file:
+        file.write(document)
+    os.replace(fresh, job)
+    return job
+
+
+def lead(environment: Mapping[str, str], folder: Path, leaving: threading.Event) -> None:
+    """Lead until the job has ended, or the pod is ended.
+
+    Raises:
+        ScavengerError: It cannot be led.
+    """
+    key = Key.read(environment.get(JOB_VARIABLE, ""))
+    cluster = Cluster(api_client(environment), key.namespace)
+    job = prepare_folder(
+        folder, document=environment.get(DOCUMENT_VARIABLE, "{}"), code=environment.get(CODE_VARIABLE, "")
+    )
+    make_private_folder(folder / "store")
+    url = environment.get(STORE_VARIABLE) or f"sqlite:///{folder / 'store' / 'scavenger.db'}"
+    with Store.open(url) as store:
+        leader, wake, over = Leader(store, cluster, key, job), threading.Event(), threading.Event()
+        server = threading.Thread(target=run, args=(Server(store), over), name="server")
+
+        def seen(job: Json | None) -> None:
+            leader.see(job)
+            wake.set()
+
+        watch = threading.Thread(
+            target=cluster.watch_job, args=(key.namespace, key.name, seen), name="watch", daemon=True
+        )
+        server.start()
+        watch.start()
+        try:
+            _follow(leader, wake, leaving, server.is_alive)
+        finally:
+            over.set()
+            server.join()
+
+
+def _follow(
+    leader: Leader, wake: threading.Event, leaving: threading.Event, serves: Callable[[], bool]
+) -> None:
+    """One round after the other; when the pod is ended, until the job has stopped."""
+    until: float | None = None
+    while not leader.over and serves():
+        if leaving.is_set() and until is None:
+            leader.leaving, until = True, time.monotonic() + _ENDING_S
+        if until is not None and (time.monotonic() > until or leader.stopped):
+            return
+        try:
+            leader.round()
+        except CloudError as error:
+            log.warning("%s", error)
+        except ScavengerError as error:
+            if not error.retryable:
+                log.error("%s", error)
+                leader.fail(error)
+                return
+            log.warning("%s", error)
+        wake.wait(LOOK_S)
+        wake.clear()
+
+
+def main() -> int:
+    """Lead the ElasticJob that the environment names; returns the exit status."""
+    leaving = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: leaving.set())
+    logs.set_up("leader", logs.read_settings())
+    try:
+        lead(os.environ, Path.cwd(), leaving)
+    except ScavengerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

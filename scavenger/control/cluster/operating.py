@@ -1,0 +1,335 @@
+"""The operator's hands: reads what there is, asks `scavenger.policy.elastic_jobs`, and carries out what it decides.
+
+Jobs wait in a queue by name; each is looked at by one thread at a time, with all that is known of it then.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, leader_why
+from scavenger.cloud.kubernetes.leader import LeaderPod, Mounted, leader_pod
+from scavenger.cloud.kubernetes.pods import PodSettings
+from scavenger.cloud.kubernetes.shapes import PodShape
+from scavenger.control.job_file.load import job_of
+from scavenger.control.provisioning.providers import POD_OWNER
+from scavenger.domain.elastic_job import (
+    CODE_VARIABLE,
+    DOCUMENT_VARIABLE,
+    JOB_LABEL,
+    JOB_VARIABLE,
+    LEADER,
+    ROLE_LABEL,
+    STORE_VARIABLE,
+    WORKER,
+    ElasticJobSpec,
+    job_document,
+    leader_name,
+    owner_of,
+    read_spec,
+)
+from scavenger.domain.vm_settings import KubernetesSettings
+from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.policy.elastic_jobs import (
+    JobSeen,
+    KeepAvailable,
+    LeaderSeen,
+    RemoveLeader,
+    StartLeader,
+    Told,
+    decide,
+)
+
+__all__ = ["LEADER_ACCOUNT", "LEADER_COMMAND", "Installation", "Operator", "leader_of"]
+
+log = logging.getLogger(__name__)
+
+LEADER_ACCOUNT = "scavenger-leader"
+"""Service account of leaders that name none."""
+LEADER_COMMAND = ("python3", "-P", "-m", "scavenger.control.cluster.leading")
+COMPONENT = "scavenger-operator"
+_CODE_FOLDER = "/run/scavenger-code"
+_FIRST_S, _LAST_S = 1.0, 30.0
+_THREADS = 4
+
+Place = tuple[str, str]
+"""Namespace and name of an ElasticJob."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What all jobs of an operator share.
+
+    Attributes:
+        settings: Of their pods, with prices: `[kubernetes]` of the settings file.
+        leader_account: Service account of leaders.
+    """
+
+    settings: KubernetesSettings = field(default_factory=KubernetesSettings)
+    leader_account: str = LEADER_ACCOUNT
+
+    @functools.cached_property
+    def infra(self) -> Json:
+        """As defaults for `spec.job.infra`."""
+        return self.settings.model_dump(mode="json", exclude_unset=True, exclude={"namespace"})
+
+
+def read_job(job: Json, installation: Installation) -> tuple[ElasticJobSpec, Json]:
+    """The specification of an ElasticJob, and its job file.
+
+    Raises:
+        ValueError, ConfigurationError: It is none; one line with the key and what to write.
+    """
+    meta = job["metadata"]
+    spec = read_spec(job["spec"])
+    job_of({"version": 1, "name": meta["name"], **spec.job, "infra": "kubernetes"})
+    document = job_document(meta["name"], spec, namespace=meta["namespace"], defaults=installation.infra)
+    job_of(document)
+    return spec, document
+
+
+def leader_of(job: Json, installation: Installation) -> Json:
+    """The body of the leader's pod; equal ElasticJobs give an equal one.
+
+    Raises:
+        ValueError, ConfigurationError: The specification is none, or no image is named.
+    """
+    meta = job["metadata"]
+    spec, document = read_job(job, installation)
+    owner = owner_of(job)
+    code, mounted = spec.code.path or _CODE_FOLDER, tuple[Mounted, ...]()
+    if spec.code.config_map is not None:
+        mounted = (Mounted(_CODE_FOLDER, "config map", spec.code.config_map),)
+    if spec.code.claim is not None:
+        mounted = (Mounted(_CODE_FOLDER, "claim", spec.code.claim),)
+    secret = spec.store.secret
+    leader = LeaderPod(
+        name=leader_name(meta["uid"]),
+        command=LEADER_COMMAND,
+        image=spec.image or "",
+        service_account=spec.leader.service_account or installation.leader_account,
+        labels={JOB_LABEL: meta["name"], ROLE_LABEL: LEADER},
+        owner={**owner, "controller": True},
+        variables={
+            JOB_VARIABLE: f"{meta['namespace']}/{meta['name']}/{meta['uid']}",
+            DOCUMENT_VARIABLE: json.dumps(document, sort_keys=True),
+            CODE_VARIABLE: code,
+            POD_OWNER: msgspec.json.encode(owner).decode(),
+        },
+        secrets={} if secret is None else {STORE_VARIABLE: (secret, "url")},
+        mounted=mounted,
+        claim=spec.store.claim or "",
+        shape=PodShape(spec.leader.cpus, spec.leader.memory),
+    )
+    settings = replace(PodSettings.of(installation.settings), namespace=meta["namespace"])
+    return leader_pod(leader, settings)
+
+
+class Operator:
+    """Keeps the ElasticJobs of a cluster, or of a namespace, as they should be.
+
+    Args:
+        cluster: The API server.
+        installation: What all jobs share.
+        acts: Whether this operator may act now.
+        clock: Monotonic seconds.
+        looked: Told how long each look at a job has taken since it became due, seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        installation: Installation,
+        *,
+        acts: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        looked: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._cluster, self._installation, self._acts = cluster, installation, acts
+        self._clock, self._looked = clock, looked
+        self._jobs: dict[Place, Json] = {}
+        self._leaders: dict[Place, Json] = {}
+        self._available: dict[str, int] = {}
+        self._faults: dict[str, tuple[int, str, bool]] = {}
+        self._failures: dict[Place, int] = {}
+        self._lock = threading.Lock()
+        self._due: dict[Place, float] = {}
+        self._queues: list[queue.SimpleQueue[Place | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
+
+    # ---- what is known --------------------------------------------------------------------------------------
+
+    def note_job(self, job: Json, *, deleted: bool = False) -> None:
+        """Take in the present version of an ElasticJob, or that it is gone."""
+        meta = job["metadata"]
+        place = (str(meta["namespace"]), str(meta["name"]))
+        with self._lock:
+            if deleted:
+                self._jobs.pop(place, None)
+                self._available.pop(meta["uid"], None)
+                self._faults.pop(meta["uid"], None)
+                return
+            self._jobs[place] = job
+        self.enqueue(place)
+
+    def note_leader(self, pod: Json, *, deleted: bool = False) -> None:
+        """Take in the present version of a leader's pod, or that it is gone."""
+        meta = pod["metadata"]
+        place = (str(meta["namespace"]), str((meta.get("labels") or {}).get(JOB_LABEL)))
+        with self._lock:
+            if deleted:
+                known = self._leaders.get(place)
+                if known is not None and known["metadata"]["uid"] == meta["uid"]:
+                    del self._leaders[place]
+            else:
+                self._leaders[place] = pod
+        self.enqueue(place)
+
+    def list_again(self) -> None:
+        """Read all that there is, in place of what is known: an event may have been lost.
+
+        Raises:
+            ScavengerError: The API server cannot be used.
+        """
+        jobs, _ = self._cluster.jobs()
+        pods, _ = self._cluster.leaders()
+        with self._lock:
+            self._jobs = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in jobs}
+            self._leaders = {
+                (one["metadata"]["namespace"], one["metadata"]["labels"][JOB_LABEL]): one for one in pods
+            }
+            places = list(self._jobs)
+        for place in places:
+            self.enqueue(place)
+
+    # ---- the queue ------------------------------------------------------------------------------------------
+
+    def enqueue(self, place: Place) -> None:
+        """Have a job looked at; once, however often this is called before."""
+        with self._lock:
+            if place in self._due:
+                return
+            self._due[place] = self._clock()
+        self._queues[hash(place) % _THREADS].put(place)
+
+    def start(self) -> None:
+        """Begin to look at jobs."""
+        for one in self._queues:
+            threading.Thread(target=self._work, args=(one,), name="operator", daemon=True).start()
+
+    def close(self) -> None:
+        """Look at no more jobs."""
+        for one in self._queues:
+            one.put(None)
+
+    def _work(self, jobs: queue.SimpleQueue[Place | None]) -> None:
+        while (place := jobs.get()) is not None:
+            with self._lock:
+                due_s = self._due.pop(place)
+            if not self._acts():
+                continue
+            try:
+                self.look(place)
+                self._failures.pop(place, None)
+                self._looked(self._clock() - due_s)
+            except ScavengerError as error:
+                self._again(place, str(error))
+            except Exception:
+                log.exception("internal fault")
+                self._again(place, "internal fault")
+
+    def _again(self, place: Place, why: str) -> None:
+        count = self._failures[place] = self._failures.get(place, 0) + 1
+        pause_s = min(_LAST_S, _FIRST_S * 2 ** (count - 1))
+        log.warning("%s/%s: %s; again in %g s", *place, why, pause_s)
+        timer = threading.Timer(pause_s, self.enqueue, (place,))
+        timer.daemon = True
+        timer.start()
+
+    # ---- one look -------------------------------------------------------------------------------------------
+
+    def look(self, place: Place) -> None:
+        """Bring one job nearer to what it should be.
+
+        Raises:
+            ScavengerError: Something could not be done; it is done by the next look.
+        """
+        with self._lock:
+            job, pod = self._jobs.get(place), self._leaders.get(place)
+        if job is None:
+            return
+        meta = job["metadata"]
+        if pod is not None and pod["metadata"]["name"] != leader_name(meta["uid"]):
+            pod = None  # of an earlier ElasticJob of this name, with which it ends
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        decision = decide(self._seen(job), _leader_seen(pod), self._available.get(meta["uid"]), now=now)
+        trouble: ScavengerError | None = None
+        for action in decision.actions:
+            try:
+                self._do(action, job, place)
+            except ScavengerError as error:
+                trouble = error
+        status, told = dict(decision.status), list(decision.told)
+        if trouble is not None and not trouble.retryable:
+            told.append(Told("NotAllowed", str(trouble), warning=True))
+            status["message"] = str(trouble)
+            if job.get("status", {}).get("message") == status["message"]:
+                del status["message"]
+        for one in told:
+            self._cluster.tell(job, one.reason, one.message, warning=one.warning, by=COMPONENT)
+        if status:
+            self._cluster.patch_job(*place, {"status": status}, status=True)
+        if trouble is not None:
+            raise trouble
+
+    def _do(self, action: StartLeader | RemoveLeader | KeepAvailable, job: Json, place: Place) -> None:
+        uid = job["metadata"]["uid"]
+        match action:
+            case StartLeader():
+                self._cluster.create_pod(leader_of(job, self._installation))
+            case RemoveLeader(pod_uid):
+                self._cluster.delete_pod(place[0], leader_name(uid), pod_uid)
+            case KeepAvailable(workers):
+                labels = {JOB_LABEL: place[1], ROLE_LABEL: WORKER}
+                self._cluster.keep_available(place[0], leader_name(uid), labels, owner_of(job), workers)
+                self._available[uid] = workers
+
+    def _seen(self, job: Json) -> JobSeen:
+        meta = job["metadata"]
+        generation = int(meta.get("generation") or 0)
+        known = self._faults.get(meta["uid"])
+        if known is None or known[0] != generation:
+            fault, kept = "", False
+            try:
+                leader_of(job, self._installation)
+                kept = read_spec(job["spec"]).is_kept
+            except (ValueError, ConfigurationError) as error:
+                fault = str(error)
+            known = self._faults[meta["uid"]] = (generation, fault, kept)
+        return JobSeen(
+            generation=generation,
+            fault=known[1],
+            suspend=job["spec"].get("suspend") is True,
+            kept=known[2],
+            deleting=bool(meta.get("deletionTimestamp")),
+            status=job.get("status") or {},
+        )
+
+
+def _leader_seen(pod: Mapping[str, Any] | None) -> LeaderSeen | None:
+    if pod is None:
+        return None
+    meta = pod["metadata"]
+    phase: Any = (pod.get("status") or {}).get("phase") or "Pending"
+    why = "" if phase == "Running" and not meta.get("deletionTimestamp") else leader_why(dict(pod))
+    return LeaderSeen(meta["uid"], phase, bool(meta.get("deletionTimestamp")), why)

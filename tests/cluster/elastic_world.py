@@ -1,0 +1,344 @@
+"""Pods of ElasticJobs on this machine: leaders as processes of it, workers as machines (`pod_machines.py`).
+
+A leader's container is a process namespace of its own, so that all of it ends with it, as a container does. What its
+pod says of its environment, its files and its volumes holds; a persistent volume claim is a folder that stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from machines import ROOT, Machines
+from pod_machines import MachineRunner
+from ruamel.yaml import YAML
+
+from scavenger.domain.elastic_job import GROUP, JOB_LABEL, KIND, PLURAL, ROLE_LABEL, VERSION
+from tests.cluster.control_plane import ControlPlane
+
+__all__ = ["ElasticWorld", "PodRunner", "account", "until"]
+
+DEPLOY = ROOT / "deploy" / "kubernetes"
+
+
+def account(namespace: str, name: str) -> tuple[str, str]:
+    """User and group of a service account."""
+    return f"system:serviceaccount:{namespace}:{name}", "system:serviceaccounts"
+
+
+class PodRunner:
+    """Runs leaders as processes and workers as machines; see `kubelet.Runner`.
+
+    Args:
+        machines: Where workers run.
+        folder: For volumes.
+        environment: Further variables of leaders.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, machines: Machines, folder: Path, environment: dict[str, str] | None = None
+    ) -> None:
+        self._plane, self._address, self._folder = plane, machines.address, folder
+        self._workers = MachineRunner(machines)
+        self._environment = environment or {}
+        self._core: client.CoreV1Api = plane.core()
+
+    def start(self, pod: Any, read: Callable[[str], dict[str, str]]) -> Any:
+        (container,) = pod.spec.containers
+        if any(one.name == "boot" for one in container.volume_mounts):
+            return self._workers.start(pod, read)
+        namespace = pod.metadata.namespace
+        folder = Path(tempfile.mkdtemp(prefix=f"{pod.metadata.name}-", dir=self._folder))
+        places = {
+            one.mount_path: self._volume(pod, one.name, folder, read) for one in container.volume_mounts
+        }
+
+        def there(text: str) -> str:
+            """A path in the container as a path here."""
+            for path, place in places.items():
+                if text == path or text.startswith(f"{path}/"):
+                    return str(place) + text.removeprefix(path)
+            return text
+
+        variables = {}
+        for one in container.env:
+            if one.value_from is None:
+                variables[one.name] = there(one.value or "")
+            elif one.value_from.field_ref is not None:
+                variables[one.name] = self._address
+            else:
+                ref = one.value_from.secret_key_ref
+                variables[one.name] = read(ref.name)[ref.key]
+        user = account(namespace, pod.spec.service_account_name)
+        variables["KUBECONFIG"] = str(self._plane.kubeconfig(*user))
+        command = [sys.executable if word == "python3" else word for word in container.command]
+        return _Leader(
+            self._address, command, {**variables, **self._environment}, Path(there("/work")), folder
+        )
+
+    def _volume(self, pod: Any, name: str, folder: Path, read: Callable[[str], dict[str, str]]) -> Path:
+        (volume,) = (one for one in pod.spec.volumes if one.name == name)
+        if volume.persistent_volume_claim is not None:
+            kept = (
+                self._folder / f"claim-{pod.metadata.namespace}-{volume.persistent_volume_claim.claim_name}"
+            )
+            kept.mkdir(exist_ok=True)
+            return kept
+        place = folder / name
+        place.mkdir()
+        files: dict[str, str] = {}
+        if volume.config_map is not None:
+            found = self._core.read_namespaced_config_map(volume.config_map.name, pod.metadata.namespace)
+            files = dict(found.data or {}) | {
+                key: base64.b64decode(text).decode() for key, text in (found.binary_data or {}).items()
+            }
+        elif volume.secret is not None:
+            files = read(volume.secret.secret_name)
+        for key, text in files.items():
+            (place / key).write_text(text)
+        return place
+
+
+class _Leader:
+    """See `kubelet.Running`."""
+
+    def __init__(
+        self, address: str, command: list[str], variables: dict[str, str], work: Path, folder: Path
+    ) -> None:
+        self.address, self._folder = address, folder
+        self._log = folder / "log"
+        settings = {f"XDG_{kind}_HOME": str(work / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command],
+                cwd=work,
+                env={
+                    **os.environ,
+                    **settings,
+                    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+                    **variables,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def ended(self) -> int | None:
+        status = self._process.poll()
+        return None if status is None else status & 0xFF
+
+    def stop(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children():
+                child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder / "work", ignore_errors=True)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+class ElasticWorld:
+    """A namespace with the custom resource, its rights, and an operator that can be killed and started again.
+
+    Args:
+        plane: The control plane.
+        folder: For files of the operator.
+        prices: Of `[kubernetes]` in its settings file.
+    """
+
+    def __init__(self, plane: ControlPlane, folder: Path, namespace: str) -> None:
+        self.plane, self.folder, self.namespace = plane, folder, namespace
+        self.core: client.CoreV1Api = plane.core()
+        self.objects = client.CustomObjectsApi(self.core.api_client)
+        self._operators: list[subprocess.Popen[bytes]] = []
+        self._install()
+
+    def _install(self) -> None:
+        api = self.core.api_client
+        definition = YAML(typ="safe").load((DEPLOY / "crd.yaml").read_text())
+        extensions = client.ApiextensionsV1Api(api)
+        name = definition["metadata"]["name"]
+        with contextlib.suppress(ApiException):
+            extensions.create_custom_resource_definition(definition)
+
+        def established() -> bool:
+            found = extensions.read_custom_resource_definition(name).status.conditions or ()
+            return any((one.type, one.status) == ("Established", "True") for one in found)
+
+        until(established)
+        self.core.create_namespace({"metadata": {"name": self.namespace}})
+        rights = client.RbacAuthorizationV1Api(api)
+        for role in YAML(typ="safe").load_all((DEPLOY / "rights.yaml").read_text()):
+            with contextlib.suppress(ApiException):
+                rights.create_cluster_role(role)
+        until(lambda: self.core.read_namespaced_service_account("default", self.namespace))
+        for one in ("scavenger-operator", "scavenger-leader"):
+            self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": one}})
+        subject = {"kind": "ServiceAccount", "name": "scavenger-leader", "namespace": self.namespace}
+        self._bind(rights, "scavenger-nodes", subject, everywhere=True)
+        self._bind(rights, "scavenger-leader", subject, everywhere=False)
+        self._bind(rights, "scavenger-operator", {**subject, "name": "scavenger-operator"}, everywhere=True)
+
+    def _bind(self, rights: Any, role: str, subject: dict[str, str], *, everywhere: bool) -> None:
+        body = {
+            "metadata": {"name": f"{role}-{self.namespace}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [subject],
+        }
+        if everywhere:
+            rights.create_cluster_role_binding(body)
+        else:
+            rights.create_namespaced_role_binding(self.namespace, body)
+
+    # ---- the operator ---------------------------------------------------------------------------------------
+
+    def start_operator(self) -> subprocess.Popen[bytes]:
+        """One more operator, as its service account."""
+        settings = self.folder / "config.toml"
+        settings.write_text(
+            '[kubernetes]\nimage = "scavenger:tests"\nusd_per_cpu_hour = 0.03\nusd_per_gib_hour = 0.004\n'
+        )
+        file = self.plane.kubeconfig(*account(self.namespace, "scavenger-operator"))
+        with (self.folder / f"operator-{len(self._operators)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "scavenger_cli", "operator", "run"),
+                    *("--namespace", self.namespace),
+                ],
+                env={
+                    **os.environ,
+                    "KUBECONFIG": str(file),
+                    "SCAVENGER_CONFIG": str(settings),
+                    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._operators.append(process)
+        return process
+
+    def operator_log(self) -> str:
+        """What all operators have written."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("operator-*.log")))
+
+    def close(self) -> None:
+        """End the operators."""
+        for one in self._operators:
+            one.kill()
+            one.wait()
+
+    # ---- ElasticJobs ----------------------------------------------------------------------------------------
+
+    _PLACE = (GROUP, VERSION)
+
+    def add_code(self, name: str, *files: Path) -> None:
+        """A config map with the training code."""
+        body = {"metadata": {"name": name}, "data": {path.name: path.read_text() for path in files}}
+        self.core.create_namespaced_config_map(self.namespace, body)
+
+    def add_claim(self, name: str) -> None:
+        """A persistent volume claim, bound to a volume: the tests' controllers bind none."""
+        size, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
+        volume = f"{self.namespace}-{name}"
+        self.core.create_persistent_volume(
+            {
+                "metadata": {"name": volume},
+                "spec": {
+                    "capacity": size,
+                    "accessModes": modes,
+                    "hostPath": {"path": "/nowhere"},
+                    "claimRef": {"namespace": self.namespace, "name": name},
+                },
+            }
+        )
+        bound = {"pv.kubernetes.io/bind-completed": "yes"}
+        self.core.create_namespaced_persistent_volume_claim(
+            self.namespace,
+            {
+                "metadata": {"name": name, "annotations": bound},
+                "spec": {"accessModes": modes, "resources": {"requests": size}, "volumeName": volume},
+            },
+        )
+
+    def add(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """An ElasticJob."""
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        found: dict[str, Any] = self.objects.create_namespaced_custom_object(
+            *self._PLACE, self.namespace, PLURAL, body
+        )
+        return found
+
+    def job(self, name: str) -> dict[str, Any]:
+        """An ElasticJob as it is."""
+        found: dict[str, Any] = self.objects.get_namespaced_custom_object(
+            *self._PLACE, self.namespace, PLURAL, name
+        )
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Its status."""
+        return dict(self.job(name).get("status") or {})
+
+    def change(self, name: str, **spec: Any) -> None:
+        """Change keys of `spec`."""
+        self.objects.patch_namespaced_custom_object(
+            *self._PLACE, self.namespace, PLURAL, name, {"spec": spec}
+        )
+
+    def scale(self, name: str, replicas: int) -> None:
+        """As `kubectl scale` does."""
+        self.objects.patch_namespaced_custom_object_scale(
+            *self._PLACE, self.namespace, PLURAL, name, {"spec": {"replicas": replicas}}
+        )
+
+    def delete(self, name: str) -> None:
+        """Delete an ElasticJob, and in the background what belongs to it."""
+        self.objects.delete_namespaced_custom_object(*self._PLACE, self.namespace, PLURAL, name)
+
+    def pods(self, role: str, *, name: str = "") -> list[Any]:
+        """Pods of a role that have not ended."""
+        labels = f"{ROLE_LABEL}={role}" + (f",{JOB_LABEL}={name}" if name else "")
+        found = self.core.list_namespaced_pod(self.namespace, label_selector=labels).items
+        return [pod for pod in found if pod.status.phase in ("Pending", "Running")]
+
+    def events(self) -> list[tuple[str, str]]:
+        """Reasons and messages of events of ElasticJobs."""
+        found = self.core.list_namespaced_event(self.namespace).items
+        return [(one.reason, one.message) for one in found if one.involved_object.kind == KIND]
+
+
+def until(ask: Callable[[], Any], within_s: float = 60.0, *, what: str = "") -> Any:
+    """Wait for something true; what the API server refuses meanwhile does not count."""
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(ApiException):
+            if found := ask():
+                return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it did not happen within {within_s:g} s: {what}")
+        time.sleep(0.05)

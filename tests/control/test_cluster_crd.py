@@ -1,0 +1,117 @@
+"""The definition of ElasticJob, and the job that one stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from scavenger.control.cluster.crd import crd, crd_yaml
+from scavenger.control.cluster.operating import Installation, leader_of, read_job
+from scavenger.domain.job import JobSpec
+from scavenger.domain.vm_settings import KubernetesSettings
+from scavenger.errors import ConfigurationError
+
+FILE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "crd.yaml"
+SETTINGS = KubernetesSettings(image="image", usd_per_cpu_hour=0.03, usd_per_gib_hour=0.004, labels={"a": "b"})
+INSTALLATION = Installation(SETTINGS)
+JOB: dict[str, Any] = {"train": "train:job", "goal": {"max_epochs": 3}, "resources": {"cpus": 2, "memory": 4}}
+
+
+def elastic_job(**spec: Any) -> dict[str, Any]:
+    meta = {"name": "digits", "namespace": "training", "uid": "u-1", "generation": 1}
+    return {"metadata": meta, "spec": {"job": JOB, "code": {"path": "/code"}, **spec}}
+
+
+def test_the_file_is_what_the_command_prints_and_yaml_reads_it_as_the_definition() -> None:
+    assert FILE.read_text() == crd_yaml(), "run: scavenger operator crd > deploy/kubernetes/crd.yaml"
+    assert YAML(typ="safe").load(FILE.read_text()) == crd()
+
+
+def test_the_definition_is_structural() -> None:
+    """The rules of the API server, so that they are known without one."""
+
+    def check(schema: dict[str, Any], at: str, *, whole: bool) -> None:
+        assert not {"$ref", "$defs", "default", "uniqueItems", "const", "examples"} & schema.keys(), at
+        free = schema.get("x-kubernetes-preserve-unknown-fields", False)
+        assert (("type" in schema) or free) == whole or not whole, at
+        if not whole:
+            assert (
+                not {"type", "properties", "items", "additionalProperties", "description"} & schema.keys()
+            ), at
+        for key, one in schema.get("properties", {}).items():
+            check(one, f"{at}.{key}", whole=True)
+        if "items" in schema:
+            check(schema["items"], f"{at}[]", whole=True)
+        for junctor in ("allOf", "anyOf", "oneOf"):
+            for one in schema.get(junctor, ()):
+                check(one, f"{at}/{junctor}", whole=False)
+
+    check(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", whole=True)
+
+
+def test_every_key_of_a_job_file_is_in_it_but_those_that_a_cluster_decides() -> None:
+    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    keys = set(schema["properties"]["spec"]["properties"]["job"]["properties"])
+
+    assert set(JobSpec.model_fields) - keys == {"leader", "engine", "aggregation"}
+
+
+def test_replicas_are_the_only_size_that_is_searched_and_no_policy_changes_them() -> None:
+    _, document = read_job(elastic_job(replicas=6), INSTALLATION)
+    job = JobSpec.model_validate(document)
+
+    assert job.worker_counts == (6,)
+    assert job.elastic_range == (1, 6)
+    assert job.elastic.policy == "fixed"
+
+
+def test_without_replicas_the_job_file_says_what_is_searched() -> None:
+    _, document = read_job(elastic_job(job={**JOB, "search": {"workers": "2..5"}}), INSTALLATION)
+    job = JobSpec.model_validate(document)
+
+    assert job.worker_counts == (2, 3, 4, 5)
+    assert job.elastic.policy == "model"
+    assert job.checkpoint is not None
+
+
+def test_the_jobs_own_settings_of_pods_stand_before_those_of_the_operator() -> None:
+    job = {**JOB, "infra": {"usd_per_cpu_hour": 0.5, "labels": {"c": "d"}}}
+    _, document = read_job(elastic_job(job=job, image="mine"), INSTALLATION)
+
+    assert document["infra"] == {
+        "at": "kubernetes",
+        "namespace": "training",
+        "image": "mine",
+        "usd_per_cpu_hour": 0.5,
+        "usd_per_gib_hour": 0.004,
+        "labels": {"a": "b", "c": "d", "scavenger.dev/elasticjob": "digits"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"job": {**JOB, "infra": "aws/us-east-1"}}, "spec.job.infra: an ElasticJob runs in its cluster"),
+        ({"job": {**JOB, "sarch": {}}}, "unknown key"),
+        ({"job": {**JOB, "goal": {"max_epochs": 0}}}, "goal.max_epochs must be at least 1"),
+        ({"code": {"path": "/a", "claim": "b"}}, "exactly one of: path, configMap, claim"),
+        ({"replicas": 0}, "spec.replicas: "),
+        ({"replicas": 6, "job": {**JOB, "elastic": {"max": 4}}}, "elastic"),
+    ],
+)
+def test_what_is_no_job_is_one_line_with_its_place(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, ConfigurationError), match=words) as raised:
+        read_job(elastic_job(**spec), INSTALLATION)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_leaders_pod_is_of_its_elastic_job_and_ends_with_it() -> None:
+    first, again = (leader_of(elastic_job(), INSTALLATION) for _ in range(2))
+    (owner,) = first["metadata"]["ownerReferences"]
+
+    assert first == again
+    assert first["metadata"]["name"] == "scavenger-u-1"
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", "u-1", True)
