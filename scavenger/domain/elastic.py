@@ -10,7 +10,15 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, mod
 from scavenger.domain.forms import Duration, FrozenModel, did_you_mean, fault, shown
 from scavenger.domain.ranges import BATCH_MAX, WORKERS_MAX
 
-__all__ = ["BatchScaling", "ElasticSpec", "FailuresSpec", "LrScaling", "ScalingPolicy", "StragglerSpec"]
+__all__ = [
+    "AGGREGATORS_MAX",
+    "BatchScaling",
+    "ElasticSpec",
+    "FailuresSpec",
+    "LrScaling",
+    "ScalingPolicy",
+    "StragglerSpec",
+]
 
 ScalingPolicy = Literal["model", "throughput", "utility", "fixed"]
 BatchScaling = Literal["strong", "weak"]
@@ -156,11 +164,10 @@ class ElasticSpec(FrozenModel):
         le=AGGREGATORS_MAX,
         description="Processes that share the master copy of the weights, by size.",
     )
-    aggregator_vms: int = Field(
-        default=1,
-        ge=1,
-        le=AGGREGATORS_MAX,
-        description="VMs that the aggregators are spread over, each at the price of an aggregator VM; only on a cloud.",
+    aggregator_vms: Annotated[int, Field(ge=1, le=AGGREGATORS_MAX)] | Literal["auto"] = Field(
+        default="auto",
+        description="VMs that the aggregators are spread over, each at the price of an aggregator VM; only on a cloud. "
+        "auto: as many as earlier runs of the job show to be worth their price, else 1.",
     )
     move_buckets: bool | None = Field(
         default=None,
@@ -175,7 +182,7 @@ class ElasticSpec(FrozenModel):
             raise fault(f"must be at least min ({self.min}), not {self.max}", "max")
         if self.batch_max is not None and self.batch != "weak":
             raise fault("is for batch: weak alone; with strong the global batch never changes", "batch_max")
-        if self.aggregator_vms > self.aggregators:
+        if self.known_aggregator_vms > self.aggregators:
             raise fault(
                 f"must be at most aggregators ({self.aggregators}), not {self.aggregator_vms}: each has one or more",
                 "aggregator_vms",
@@ -185,7 +192,12 @@ class ElasticSpec(FrozenModel):
     @property
     def moves_buckets(self) -> bool:
         """Whether buckets move between aggregators by what steps wait for them."""
-        return self.aggregator_vms > 1 if self.move_buckets is None else self.move_buckets
+        return self.known_aggregator_vms > 1 if self.move_buckets is None else self.move_buckets
+
+    @property
+    def known_aggregator_vms(self) -> int:
+        """Number of aggregator VMs; 1 as long as it is to be chosen."""
+        return 1 if self.aggregator_vms == "auto" else self.aggregator_vms
 
     @property
     def replacing(self) -> StragglerSpec | None:

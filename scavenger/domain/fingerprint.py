@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-__all__ = ["Fingerprint"]
+__all__ = ["Fingerprint", "hardware_of_vms", "place_of_hardware"]
+
+_SEVERAL = re.compile(r"(?P<place>.*) with (?P<vms>\d+) aggregator VMs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,14 @@ class Fingerprint:
     goal: str
     vm: str
     hardware: str
+
+
+def hardware_of_vms(place: str, aggregator_vms: int) -> str:
+    """Text for `Fingerprint.hardware` of VMs: several aggregator VMs are hardware of their own, since steps differ."""
+    return f"{place} with {aggregator_vms} aggregator VMs" if aggregator_vms > 1 else place
+
+
+def place_of_hardware(hardware: str) -> tuple[str, int]:
+    """Place and number of aggregator VMs, of what `hardware_of_vms` returned."""
+    found = _SEVERAL.fullmatch(hardware)
+    return (hardware, 1) if found is None else (found["place"], int(found["vms"]))

@@ -430,7 +430,7 @@ class JobSpec(FrozenModel):
                 "elastic",
                 "policy",
             )
-        if self.elastic.aggregator_vms > 1 and self.infra.provider == "local":
+        if self.elastic.known_aggregator_vms > 1 and self.infra.provider == "local":
             raise fault(
                 "is for VMs of a cloud; on this machine, set aggregators alone", "elastic", "aggregator_vms"
             )

@@ -43,6 +43,7 @@ __all__ = [
     "OWN_BYTES",
     "WAITING_GRADIENTS",
     "AggregatorVms",
+    "ModelSize",
     "held_models",
     "optimizer_copies",
     "vms_for_bandwidth",
@@ -142,6 +143,42 @@ def vms_for_bandwidth(
     if vm_bytes_per_s is None:
         return None
     return max(1, math.ceil(2.0 * workers * weights_bytes / (vm_bytes_per_s * step_time_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a model asks of aggregator VMs, as once recorded; it does not depend on where it is trained.
+
+    Attributes:
+        weights_bytes: M.
+        copies: o.
+        shares: Largest share of the model on one of 1, 2, ... VMs, s; it cannot fall below that of a tensor that is not
+            divided, and is 1 with an optimizer that needs all gradients at once.
+    """
+
+    weights_bytes: float
+    copies: int
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not (self.weights_bytes > 0.0 and self.copies >= 0 and self.shares):
+            raise ValueError("a model has weights, and shares for one VM at least")
+        if not all(0.0 < share <= 1.0 for share in self.shares):
+            raise ValueError(f"a share is above 0 and at most 1, not {self.shares}")
+
+    def share(self, vms: int) -> float:
+        """s with n VMs; with more than was recorded, the last one."""
+        return self.shares[min(vms, len(self.shares)) - 1]
+
+    def vms_for_memory(self, vm_bytes: float) -> int | None:
+        """Least number of VMs that hold the model with these shares; None if no recorded number does.
+
+        Args:
+            vm_bytes: W.
+        """
+        held = held_models(self.copies) * self.weights_bytes
+        counts = range(1, len(self.shares) + 1)
+        return next((n for n in counts if held * self.share(n) <= vm_bytes - OWN_BYTES), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

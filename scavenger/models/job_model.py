@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -245,6 +245,16 @@ class JobModel:
     def knows(self, offer: Offer) -> bool:
         """Whether steps were measured on this VM type; otherwise step times are scaled by processor count."""
         return any(vm.vm == offer.vm for vm in self.vms)
+
+    def with_share(self, before: float, now: float, note: str) -> JobModel:
+        """The models of the same job with another share of the model on the fullest aggregator VM.
+
+        Args:
+            before, now: See `ParallelModel.with_share`.
+            note: For the user.
+        """
+        vms = tuple(replace(vm, parallel=vm.parallel.with_share(before, now)) for vm in self.vms)
+        return replace(self, vms=vms, notes=(note, *self.notes))
 
     def local_batch_max(self, offer: Offer) -> int | None:
         """The largest local batch that fits into a worker's part of a VM's memory; None where no limit is known."""

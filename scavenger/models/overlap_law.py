@@ -2,8 +2,10 @@
 
 =========  ==================================================================================================
 n, w       machines, ceil(K / workers per node); workers on each, at most K
+n'         `Load.served` of n: n itself, under the load of the measurements
 C          computing of the slowest worker, (a0 + a1 x) K^σ: the slowest of K is slower than the average one
-Y          synchronisation: l (1 + β (w - 2)) c^κ on one machine, r (1 + β (n - 2)) w^ω c^κ between, 0 at K = 1
+Y          synchronisation: l (1 + β (w - 2)) c^κ on one machine, r (1 + β (n' - 2)) w^ω c^κ between, in
+           proportion to n' below 2; 0 at K = 1
 φ, p       share of C that synchronisation may hide behind; how sharply the longer of the two hides the other
 =========  ==================================================================================================
 
@@ -27,7 +29,7 @@ import numpy as np
 from pydantic import Field
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.step_laws import STEP_TIME_MIN_S
+from scavenger.models.step_laws import AS_MEASURED, STEP_TIME_MIN_S, Load
 from scavenger.models.types import Finite, Positive
 
 __all__ = ["BELIEFS", "COEFFICIENTS", "Beliefs", "OverlapLaw", "Prior", "overlap_prior"]
@@ -90,6 +92,7 @@ class OverlapLaw:
     free: tuple[bool, ...] = (True,) * SIZE
     """Which unknowns the points determine; the others are held at their prior."""
     kind: Literal["overlap"] = "overlap"
+    load: Load = AS_MEASURED
 
     def __post_init__(self) -> None:
         if len(self.free) != SIZE:
@@ -148,14 +151,17 @@ class OverlapLaw:
         nodes = np.ceil(workers / per_node)
         log_workers, log_contention, log_per_node = np.log(workers), np.log(contention), np.log(per_node)
         remote, local = nodes > 1.0, (nodes <= 1.0) & (workers > 1.0)
-        log_pairs = np.log(np.maximum(np.where(remote, nodes, per_node), 2.0) / 2.0)
+        shared = self.load.served(nodes)
+        log_pairs = np.log(np.maximum(np.where(remote, shared, per_node), 2.0) / 2.0)
         bent = self.bending if abs(self.bending) > STRAIGHT_MIN else math.copysign(STRAIGHT_MIN, self.bending)
         further = np.expm1(bent * log_pairs) / bent
         grown = 1.0 + self.growth * further
         log_sync = (
             np.where(
                 remote,
-                math.log(self.sync_remote_s) + self.sharing * log_per_node,
+                math.log(self.sync_remote_s)
+                + self.sharing * log_per_node
+                + np.log(np.minimum(shared, 2.0) / 2.0),
                 math.log(self.sync_local_s),
             )
             + np.log(grown)

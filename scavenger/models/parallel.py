@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -41,7 +41,7 @@ from scavenger.models.overlap_fit import (
     undetermined,
 )
 from scavenger.models.overlap_law import BELIEFS, Beliefs, OverlapLaw, Prior
-from scavenger.models.step_laws import LinearLaw, StepLaw, StepTimes, fit_linear, join
+from scavenger.models.step_laws import AS_MEASURED, LinearLaw, Load, StepLaw, StepTimes, fit_linear, join
 from scavenger.models.types import Count, Finite, Positive
 
 __all__ = [
@@ -81,6 +81,16 @@ RIDGE = 0.01
 """Prior of the linear law's coefficients against the information of the points: a direction that these cannot see
 is wide rather than infinite."""
 
+LOAD_DOUBT = 0.5
+"""Error of what another number of aggregator VMs is predicted to change in ln τ, as a share of it: at 90 % the interval
+reaches from nearly nothing to nearly twice as much."""
+
+LOAD_LOG_SD = 0.1
+"""Error that each factor e in what those VMs carry adds: less than beyond the profiled K, as K' is mostly within it."""
+
+UNVARIED_LOAD_DOUBT = 1.0
+"""The same where K was never varied, so that nothing shows what synchronisation owes to the aggregators' VMs."""
+
 LOG_TIME_MAX = 300.0
 """Of a time in seconds, that its exponential stays a number."""
 
@@ -101,6 +111,7 @@ class ParallelModel:
         workers_min, workers_max, work_min, work_max: Profiled range of K and of x.
         scatter: Other residual deviations, relative to `residual_log_sd`.
         workers_per_node: Default of `predict`: the most workers that any profiled machine held.
+        measured_load: The load under which `measured` was measured.
     """
 
     law: Annotated[LinearLaw | OverlapLaw, Field(discriminator="kind")]
@@ -114,6 +125,7 @@ class ParallelModel:
     notes: tuple[str, ...] = ()
     scatter: Scatter = NO_SCATTER
     workers_per_node: Count = 1
+    measured_load: Load = AS_MEASURED
 
     def __post_init__(self) -> None:
         size = len(self.law.free)
@@ -130,7 +142,7 @@ class ParallelModel:
         """Step time, seconds, and the standard deviation of its logarithm; all arrays of shape `(n,)`."""
         places = self._places(workers, global_batch_size, contention, workers_per_node)
         log_time, log_sd = self._predict(places)
-        for seen in self.measured:
+        for seen in self.measured if self.of_measured_load else ():
             here = self._is(seen, workers, global_batch_size) & (
                 places.workers_per_node == seen.workers_per_node
             )
@@ -169,7 +181,7 @@ class ParallelModel:
         """
         places = self._places(workers, global_batch_size, contention, workers_per_node)
         _, own = self.predict(workers, global_batch_size, contention, workers_per_node)
-        kriging = Kriging(self.law, self.measured, self.residual_log_sd, self.scatter)
+        kriging = self._kriging()
         covariance = np.array(self.covariance) * self.residual_log_sd**2
         shared = kriging.covariance_between(places, places.part(one, one + 1), covariance)[:, 0]
         measured = self.is_measured(workers, global_batch_size)
@@ -183,7 +195,7 @@ class ParallelModel:
     def is_measured(self, workers: IntArray, global_batch_size: IntArray) -> BoolArray:
         """Which configurations were profiled, shape `(n,)`."""
         hit = np.zeros(len(workers), dtype=np.bool_)
-        for seen in self.measured:
+        for seen in self.measured if self.of_measured_load else ():
             hit |= self._is(seen, workers, global_batch_size)
         return hit
 
@@ -204,10 +216,40 @@ class ParallelModel:
             np.broadcast_to(np.asarray(per_node, dtype=np.float64), count.shape),
         )
 
+    @property
+    def of_measured_load(self) -> bool:
+        """Whether the law is told of the load under which its points were measured."""
+        return self.law.load == self.measured_load
+
+    def with_share(self, before: float, now: float) -> ParallelModel:
+        """The model of the same job with another share of the model on the fullest aggregator VM.
+
+        Nothing was measured there: what was, tells by how much further workers make synchronisation longer, and so what
+        it owes to the VMs that serve them.
+
+        Args:
+            before: Share with which its steps were measured, in (0, 1].
+            now: The other one.
+        """
+        return replace(self, law=replace(self.law, load=self.law.load.changed(before, now)))
+
+    def _kriging(self) -> Kriging:
+        """Of the points, under the load of their own."""
+        law = replace(self.law, load=self.measured_load)
+        return Kriging(law, self.measured, self.residual_log_sd, self.scatter)
+
     def _predict(self, places: Places) -> tuple[FloatArray, FloatArray]:
-        kriging = Kriging(self.law, self.measured, self.residual_log_sd, self.scatter)
+        kriging = self._kriging()
         covariance = np.array(self.covariance) * self.residual_log_sd**2
         log_time, variance = kriging.predict(places, covariance)
+        if not self.of_measured_load:
+            other, _ = self.law.evaluate(*places)
+            own, _ = replace(self.law, load=self.measured_load).evaluate(*places)
+            shift = np.log(other) - np.log(own)
+            doubt = LOAD_DOUBT if self.workers_max > self.workers_min else UNVARIED_LOAD_DOUBT
+            carried = np.log(self.law.load.served(places.workers) / self.measured_load.served(places.workers))
+            log_time = log_time + shift
+            variance = variance + (doubt * shift) ** 2 + (LOAD_LOG_SD * carried) ** 2
         variance += extrapolation_variance(
             places, (self.workers_min, self.workers_max), (self.work_min, self.work_max)
         )

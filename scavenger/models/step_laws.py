@@ -11,9 +11,18 @@ import numpy as np
 from scipy.optimize import nnls
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.types import NotNegative
+from scavenger.models.types import NotNegative, Positive
 
-__all__ = ["STEP_TIME_MIN_S", "LinearLaw", "StepLaw", "StepTimes", "fit_linear", "join"]
+__all__ = [
+    "AS_MEASURED",
+    "STEP_TIME_MIN_S",
+    "LinearLaw",
+    "Load",
+    "StepLaw",
+    "StepTimes",
+    "fit_linear",
+    "join",
+]
 
 StepLaw = Literal["linear", "overlap"]
 
@@ -64,8 +73,40 @@ def join(times: Sequence[StepTimes]) -> tuple[FloatArray, FloatArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """By how much less the aggregators' VMs have to carry than when a law was fitted.
+
+    Of K workers the fullest VM, which holds a share s of the model, carries K s models each way, and the link of a
+    worker 1: synchronisation waits for the longer of the two. With another share s', K workers wait as long as K' did::
+
+        K' = max(K s' / s, min(K, 1 / s))
+
+    Attributes:
+        ratio: s' / s.
+        least: 1 / s.
+    """
+
+    ratio: Positive = 1.0
+    least: Positive = 1.0
+
+    def served(self, count: FloatArray) -> FloatArray:
+        """K' of K workers, or of so many machines with workers, shape `(n,)`."""
+        return np.asarray(np.maximum(self.ratio * count, np.minimum(count, self.least)))
+
+    def changed(self, before: float, now: float) -> Load:
+        """With the share `now` instead of `before`."""
+        return Load(self.ratio * now / before, self.least if self != AS_MEASURED else 1.0 / before)
+
+
+AS_MEASURED = Load()
+
+
+@dataclass(frozen=True, slots=True)
 class LinearLaw:
-    """τ = (a0 + a1 x) + (s0 + s1 K), or s1 K c where synchronisation contends for the processors too."""
+    """τ = (a0 + a1 x) + (s0 + s1 K'), or s1 K' c where synchronisation contends for the processors too.
+
+    K' is `Load.served` of K: K itself, under the load of its measurements.
+    """
 
     compute_base_s: NotNegative
     compute_per_sample_s: NotNegative
@@ -75,6 +116,7 @@ class LinearLaw:
     free: tuple[bool, bool, bool, bool] = (True, True, True, True)
     """Which coefficients the points determine; the others are frozen at 0."""
     kind: Literal["linear"] = "linear"
+    load: Load = AS_MEASURED
 
     def evaluate(
         self,
@@ -84,8 +126,8 @@ class LinearLaw:
         workers_per_node: FloatArray | None = None,
     ) -> tuple[FloatArray, FloatArray]:
         """τ, shape `(n,)`, and ∂τ/∂coefficient, shape `(n, 4)`, zero where frozen; blind to machines."""
-        one = np.ones(len(workers))
-        features = np.column_stack((one, work, one, workers * contention if self.sync_contended else workers))
+        one, shared = np.ones(len(workers)), self.load.served(workers)
+        features = np.column_stack((one, work, one, shared * contention if self.sync_contended else shared))
         return np.maximum(features @ self._coefficients(), STEP_TIME_MIN_S), features * np.array(self.free)
 
     def sync_elasticity(self, step_time_s: FloatArray, features: FloatArray) -> FloatArray:

@@ -69,6 +69,7 @@ def transfer(
         law=law,
         covariance=tuple(tuple(row) for row in (covariance / model.residual_log_sd**2).tolist()),
         measured=measured,
+        measured_load=model.law.load,
         workers_min=int(min([model.workers_min, *places.workers])),
         workers_max=int(max([model.workers_max, *places.workers])),
         work_min=float(min([model.work_min, *places.work])),

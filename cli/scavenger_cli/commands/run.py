@@ -70,6 +70,12 @@ def execute(
     from scavenger.control.jobs.platform import prepare_job
 
     prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
+    if prepared.platform.aggregators is not None:
+        from scavenger.control.jobs.aggregator_vms import settled
+        from scavenger.store import Store
+
+        with Store.open(store_url) as store:
+            prepared = settled(prepared, store)
     if dry_run:
         show_preview(preview_of(prepared, run=run, yes=yes), as_json=as_json)
         return 0

@@ -52,9 +52,11 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
         yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
     if aggregators is not None:
-        vms = job.elastic.aggregator_vms
+        vms = job.elastic.known_aggregator_vms
         hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
         yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
+        if job.elastic.aggregator_vms == "auto":
+            yield "", "more of them, if earlier runs of the job show that they are worth it"
     if platform.leader is not None:
         leader = platform.leader
         hourly = f"{money(leader.usd_per_hour)} an hour with its disk"
@@ -148,7 +150,7 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
         if aggregators is None
         else {
             "vm": aggregators.vm,
-            "count": job.elastic.aggregator_vms,
+            "count": job.elastic.known_aggregator_vms,
             "price_usd_per_hour": aggregators.price_usd_per_hour,
             "price_source": aggregators.price_source,
         },

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from scavenger.control.jobs.aggregator_vms import settled
 from scavenger.control.jobs.begin import Attempt, Options, begin_job, open_journals
 from scavenger.control.jobs.end import Ending, ended_by, report_of
 from scavenger.control.jobs.job_trace import traced
@@ -123,6 +124,7 @@ class JobRun:
             return report
 
     def _run(self) -> RunReport:
+        self._prepared = settled(self._prepared, self._store)
         platform = self._prepared.platform
         if self._prepared.job.trackers is not None and self._options.run:
             self._tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.resumption import Resumption
+from scavenger.control.provisioning.model_size import model_size, record_size
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
 from scavenger.control.search.outcome import NOTHING_SEARCHED, progress_of, remaining_samples
 from scavenger.control.search.outlook import Outlook
@@ -195,6 +196,9 @@ class JobWorkflow:
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
+        if manifest.tensors:  # loops and commands have no aggregators
+            size = model_size(manifest, self._job.elastic.aggregators)
+            recorder.keep(lambda: record_size(self._store, recorder.job_id, size))
         library = self._ask(
             lambda: ModelLibrary.read(
                 self._store, fingerprint, write=recorder.keep, warn=self._left_out.append
@@ -208,6 +212,9 @@ class JobWorkflow:
         same = library.same
         universal = self._ask(library.universal) if search.strategy == "universal" else None
         settings_differ = same is None and search.strategy in ("none", "reuse")
+        if same is None and search.strategy in ("auto", "none", "reuse"):
+            same = self._of_other_vms(library)
+            settings_differ = settings_differ and same is None
         nearest = self._ask(library.nearest) if settings_differ else None
         if nearest is not None:
             same, differing = nearest
@@ -229,6 +236,21 @@ class JobWorkflow:
             plan = replace(plan, reason=f"{plan.reason}; a stored model of {source} shortens the search")
             known = replace(known, similar=similar)
         return plan, {"none": same, "universal": universal}.get(plan.strategy), known
+
+    def _of_other_vms(self, library: ModelLibrary) -> JobModel | None:
+        """The same job's model of another number of aggregator VMs, told of the present one."""
+        manifest = self._trainer.supervisor.manifest
+        if manifest is None or not manifest.tensors:
+            return None
+        size = model_size(manifest, self._job.elastic.aggregators)
+        if (found := self._ask(lambda: library.of_other_vms(size))) is None:
+            return None
+        model, before, now = found
+        self._trainer.note(
+            f"the stored model is from a run with {before} aggregator VM{'' if before == 1 else 's'}: what {now} "
+            "change is predicted, and held against the first steps"
+        )
+        return model
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
         """Query the store on another thread while training continues."""

@@ -25,6 +25,7 @@ from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.admission import admitted
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, recorded_leader
+from scavenger.control.provisioning.model_size import largest_share
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
@@ -150,7 +151,7 @@ class CloudResources:
     ) -> None:
         self._job, self._environment = job, environment
         own = aggregators and job.aggregation != "shared"
-        self._aggregator_vms = job.elastic.aggregator_vms if own else 0
+        self._aggregator_vms = job.elastic.known_aggregator_vms if own else 0
         self._meets_at_leader = meets_at_leader
         self.pause: Callable[[float], None] = time.sleep
         self.warn: Callable[[str], None] = lambda message: None
@@ -266,17 +267,14 @@ class CloudResources:
     def aggregator_vms(self, manifest: Manifest) -> AggregatorVms:
         """The aggregator VMs with a model; the one with most of it is taken to have the largest shares."""
         elastic, offer = self._job.elastic, self.aggregators
-        layout = Layout.of(manifest, elastic.aggregators)
-        parts = (sum(end - begin for begin, end in ranges) for ranges in layout.part_ranges)
-        shares = sorted(parts, reverse=True)
-        most = sum(shares[: evenly(elastic.aggregators, elastic.aggregator_vms)[0]])
+        layout, vms = Layout.of(manifest, elastic.aggregators), self._aggregator_vms
         return AggregatorVms(
-            vms=elastic.aggregator_vms,
+            vms=vms,
             vm=offer.vm,
             vm_bytes=offer.memory_bytes,
             weights_bytes=layout.weights_bytes,
             copies=optimizer_copies(manifest.optimizer),
-            largest_share=most / layout.weights_bytes,
+            largest_share=largest_share(layout, vms),
             vm_bytes_per_s=self.cloud.network_bytes_per_s(offer.vm),
             usd_per_hour=offer.price_usd_per_hour + self.disk_usd_per_hour,
         )
@@ -400,6 +398,14 @@ class CloudResources:
         # if no spot VM is available, on-demand VMs are launched instead
         others = left(spot=False)
         return None if others is None else (room[0] + others[0], room[1])
+
+    def planned_terms(self, aggregator_vms: int) -> CostTerms:
+        """Costs besides the workers with so many aggregator VMs, before anything is rented."""
+        terms = self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=ChangeCosts().replace_s)
+        shared = replace(
+            terms.shared, aggregators=aggregator_vms, usd_per_leader_hour=self._leader_usd_per_hour
+        )
+        return replace(terms, shared=shared)
 
     def terms(self, trainer: Trainer) -> CostTerms:
         """Costs besides the workers, as far as known."""

@@ -12,6 +12,7 @@ from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
+from scavenger.domain.fingerprint import hardware_of_vms
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
 from scavenger.errors import ConfigurationError
@@ -102,10 +103,9 @@ class CatalogCloud:
     def hardware(self) -> str:
         """See `Cloud.hardware`: the processors of a VM type may differ by region.
 
-        Several aggregator VMs are hardware of its own: step times are not carried over from one number to another.
+        Several aggregator VMs are hardware of its own.
         """
-        several = f" with {self._aggregator_vms} aggregator VMs" if self._aggregator_vms > 1 else ""
-        return f"{self._place}{several}"
+        return hardware_of_vms(self._place, self._aggregator_vms)
 
     @property
     def _place(self) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from scavenger.control.search.outcome import ENDING_S
 from scavenger.domain.configuration import SearchSpace
-from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.fingerprint import Fingerprint, place_of_hardware
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.errors import ConfigurationError
+from scavenger.models.aggregation import ModelSize
 from scavenger.models.average import average
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.search.plan import NO_MODEL
@@ -84,6 +86,27 @@ class ModelLibrary:
         """
         found = self._nearest(self._store.find_models(self._fingerprint, ignoring=_SETTINGS))
         return None if found is None else (found[1], self._differing(found[0]))
+
+    def of_other_vms(self, model: ModelSize) -> tuple[JobModel, int, int] | None:
+        """Find the same job's model of this place with another number of aggregator VMs, and tell it of ours.
+
+        Args:
+            model: Says how VMs share the job's model.
+
+        Returns:
+            The model; the number with which its steps were measured, and the present one. None if there is none.
+        """
+        place, ours = place_of_hardware(self._fingerprint.hardware)
+        found: list[tuple[float, int, ModelRecord]] = []
+        for record in self._store.find_models(self._fingerprint, ignoring=("hardware",)):
+            its_place, vms = place_of_hardware(record.fingerprint.hardware)
+            if its_place == place and vms != ours:
+                found.append((abs(math.log(vms / ours)), vms, record))
+        for _, vms, record in sorted(found, key=lambda one: one[:2]):
+            for loaded in self._loaded([record]):
+                note = f"synchronisation with {ours} aggregator VMs is predicted from steps with {vms}"
+                return loaded.with_share(model.share(vms), model.share(ours), note), vms, ours
+        return None
 
     def similar(self) -> tuple[JobModel, str] | None:
         """Find a model of a job similar enough to shorten the search.
@@ -221,9 +244,9 @@ def check_models_exist(store: Store, strategy: str, space: SearchSpace, *, hardw
     """
     if strategy not in ("none", "universal"):
         return
-    vms = {offer.vm for offer in space.offers}
+    vms, (place, _) = {offer.vm for offer in space.offers}, place_of_hardware(hardware)
     for record in store.models():
-        here = record.fingerprint.hardware == hardware or strategy == "universal"
+        here = place_of_hardware(record.fingerprint.hardware)[0] == place or strategy == "universal"
         usable = record.intact and record.schema_version == SCHEMA_VERSION
         if usable and here and record.fingerprint.vm in vms:
             return

@@ -63,7 +63,7 @@ def check_supported(job: JobSpec) -> None:
             f"{job.engine}; write own",
         ),
         (
-            job.aggregation == "shared" and job.elastic.aggregator_vms > 1,
+            job.aggregation == "shared" and job.elastic.known_aggregator_vms > 1,
             "elastic",
             "elastic.aggregator_vms: shared aggregators are on nodes of the pool, and none is rented; leave it out, or "
             "write aggregation: own",

@@ -14,6 +14,7 @@ from scavenger.control.documents.submissions import (
     submitted,
     submitted_jobs,
 )
+from scavenger.control.jobs.aggregator_vms import settled
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.domain.access import Caller
@@ -62,9 +63,10 @@ def _prepared(request: schemas.SubmitRequest) -> PreparedJob:
 
 
 @router.post("/preview", response_model=schemas.PreviewAnswer, summary="What a job would do")
-def preview(_: Changer, request: schemas.PreviewRequest) -> Response:
+def preview(context: ContextOf, _: Changer, request: schemas.PreviewRequest) -> Response:
     """What a job file would search, profile, choose and run, as `scavenger optimize JOB.yaml --dry-run` shows it."""
-    return answer(preview_answer(preview_of(_prepared(request), run=request.run, yes=request.yes)))
+    job = settled(_prepared(request), context.store)
+    return answer(preview_answer(preview_of(job, run=request.run, yes=request.yes)))
 
 
 @router.post(

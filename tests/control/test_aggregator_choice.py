@@ -1,0 +1,231 @@
+"""How many aggregator VMs a job rents when its file leaves that open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scavenger.control.jobs.aggregator_vms import settled
+from scavenger.control.jobs.platform import PreparedJob, RentedVms, prepare_job
+from scavenger.control.provisioning.model_size import model_size, record_size, recorded_size
+from scavenger.control.search.model_library import ModelLibrary, check_models_exist
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.fingerprint import Fingerprint, hardware_of_vms, place_of_hardware
+from scavenger.domain.job import JobSpec
+from scavenger.domain.measurement import Measurement, Profile
+from scavenger.errors import ConfigurationError
+from scavenger.models.aggregation import OWN_BYTES, ModelSize, held_models
+from scavenger.models.job_model import JobModel
+from scavenger.store import Store
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
+
+VM, PLACE = "c5.xlarge", "aws/us-east-1"
+EVEN = tuple(1.0 / vms for vms in range(1, 17))
+SMALL = ModelSize(1e6, 2, EVEN)
+JOB = Fingerprint("a" * 64, 1000, "Adam:1", 6400, 64, "", VM, PLACE)
+
+
+def job(tmp_path: Path, **sections: Any) -> PreparedJob:
+    (tmp_path / "train.py").touch()
+    spec = JobSpec.model_validate(
+        {
+            "version": 1,
+            "name": "tiny",
+            "train": "train:job",
+            "goal": {"max_epochs": 20},
+            "infra": PLACE,
+            "leader": "here",
+            "objective": "cost",
+            "resources": {"any_of": [VM]},
+            "search": {"workers": "1..8", "batch_size": [64, 512]},
+            **sections,
+        }
+    )
+    return prepare_job(spec, tmp_path / "job.yaml")
+
+
+def measured(link_s: float, share: float = 1.0) -> tuple[Measurement, ...]:
+    """Steps that compute for a second per 64 samples, and wait for the longer of both ends' links."""
+    found = []
+    for k, b in ((1, 64), (1, 512), (2, 512), (4, 512), (8, 512), (8, 64)):
+        compute_s, sync_s = b / k / 64.0, link_s * max(k * share, 1.0)
+        found.append(
+            Measurement(Configuration(VM, k, b), 20, compute_s + sync_s, 0.0, compute_s, sync_s, 1.5, 1e5, 1)
+        )
+    return tuple(found)
+
+
+def ran(
+    store: Store, *, size: ModelSize = SMALL, link_s: float | None = None, vms: int = 1, **changes: Any
+) -> None:
+    """An earlier run of the job, which has measured steps with links of such a speed."""
+    spec = {"train": "train:job"} | changes
+    record = store.create_job("tiny", spec=spec, job_file="job.yaml")
+    fingerprint = replace(JOB, hardware=hardware_of_vms(PLACE, vms))
+    store.update_job(record.id, fingerprint=fingerprint)
+    record_size(store, record.id, size)
+    if link_s is None:
+        return
+    space = job(Path(store.path or "").parent).platform.space
+    profile = Profile(measured(link_s, size.share(vms)), 6400)
+    model = JobModel.fit(profile, space=space, epochs_hint=None, max_epochs=20, fixed_epochs=True)
+    library = ModelLibrary.read(store, fingerprint, write=lambda write: write(), warn=pytest.fail)
+    library.keep(model, record.id, measurements=6)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
+        yield opened
+
+
+def number(prepared: PreparedJob) -> int:
+    vms = prepared.job.elastic.aggregator_vms
+    assert vms != "auto"
+    assert isinstance(prepared.platform, RentedVms)
+    assert prepared.platform.resources.planned_terms(vms).shared.aggregators == vms
+    assert prepared.job.elastic.aggregators >= vms
+    assert prepared.platform.cloud.hardware() == hardware_of_vms(PLACE, vms)
+    return vms
+
+
+def test_a_first_run_has_one_and_says_why(store: Store, tmp_path: Path) -> None:
+    first = settled(job(tmp_path), store)
+
+    assert number(first) == 1
+    assert any("no earlier run" in note for note in first.platform.notes)
+
+
+def test_what_the_file_says_holds(store: Store, tmp_path: Path) -> None:
+    ran(store, link_s=5.0)
+    said = job(tmp_path, elastic={"aggregators": 4, "aggregator_vms": 3})
+
+    assert settled(said, store) is said
+    again = settled(job(tmp_path), store)
+    assert settled(again, store) is again, "what was chosen is not chosen again"
+
+
+def test_a_job_that_rents_none_is_left_alone(store: Store, tmp_path: Path) -> None:
+    here = job(tmp_path, infra="local", resources=None)
+
+    assert settled(here, store) is here
+
+
+def test_more_are_rented_where_the_links_of_one_are_what_steps_wait_for(store: Store, tmp_path: Path) -> None:
+    ran(store, link_s=2.0)
+    by_time = settled(job(tmp_path, objective="time"), store)
+
+    assert number(by_time) > 2
+    (why,) = (note for note in by_time.platform.notes if "aggregator VM" in note)
+    assert "no step with" in why
+    assert "with 1 " in why
+
+
+def test_none_are_added_where_steps_compute(store: Store, tmp_path: Path) -> None:
+    ran(store, link_s=0.001)
+
+    assert {number(settled(job(tmp_path, objective=by), store)) for by in ("time", "cost", "knee")} == {1}
+
+
+def test_a_budget_that_further_vms_would_break_is_kept(store: Store, tmp_path: Path) -> None:
+    ran(store, link_s=2.0)
+    free = settled(job(tmp_path, objective="time"), store)
+    cheapest = settled(job(tmp_path, objective="cost"), store)
+
+    assert number(cheapest) < number(free)
+    tight = settled(job(tmp_path, objective="time", constraints={"budget": "$0.001"}), store)
+    assert number(tight) == 1
+
+
+def test_as_many_as_hold_the_model_are_rented_whatever_they_gain(store: Store, tmp_path: Path) -> None:
+    gib = job(tmp_path).platform.space.offers[0].memory_bytes
+    large = 2.5 * (gib - OWN_BYTES) / held_models(2)
+    ran(store, size=ModelSize(large, 2, EVEN))
+    assert number(settled(job(tmp_path), store)) == 3
+
+    ran(store, size=ModelSize(large, 2, EVEN), link_s=0.001)
+    assert number(settled(job(tmp_path), store)) == 3
+
+    ran(store, size=ModelSize(large, 2, (1.0,) * 16))
+    with pytest.raises(ConfigurationError, match="would not hold"):
+        settled(job(tmp_path), store)
+
+
+def test_a_model_that_cannot_be_divided_gets_one(store: Store, tmp_path: Path) -> None:
+    ran(store, size=ModelSize(1e6, 2, (1.0,) * 16), link_s=2.0)
+
+    assert number(settled(job(tmp_path, objective="time"), store)) == 1
+
+
+def test_a_run_of_other_code_tells_nothing(store: Store, tmp_path: Path) -> None:
+    ran(store, link_s=2.0, train="other:job")
+
+    assert number(settled(job(tmp_path, objective="time"), store)) == 1
+
+
+def test_what_was_measured_with_a_number_counts_for_it(store: Store, tmp_path: Path) -> None:
+    """By steps with one VM, four would pay; steps with four show that they gain nothing."""
+    ran(store, link_s=2.0)
+    before = number(settled(job(tmp_path, objective="time"), store))
+    for vms in range(2, 17):
+        ran(store, link_s=2.0 / EVEN[vms - 1], vms=vms)  # the same time whatever the share
+    after = number(settled(job(tmp_path, objective="time"), store))
+
+    assert before > after == 1
+
+
+def test_a_stored_model_of_another_number_serves_the_next_run(store: Store, tmp_path: Path) -> None:
+    ran(store, link_s=2.0)
+    two = replace(JOB, hardware=hardware_of_vms(PLACE, 2))
+    library = ModelLibrary.read(store, two, write=lambda write: write(), warn=pytest.fail)
+    assert library.same is None
+
+    found = library.of_other_vms(SMALL)
+    assert found is not None
+    model, before, now = found
+    assert (before, now) == (1, 2)
+    own = ModelLibrary.read(store, JOB, write=lambda write: write(), warn=pytest.fail).same
+    assert own is not None
+    assert own.vms[0].parallel.with_share(1.0, 0.5) == model.vms[0].parallel
+    space = job(tmp_path).platform.space
+    check_models_exist(store, "none", space, hardware=two.hardware)
+    with pytest.raises(ConfigurationError):
+        check_models_exist(store, "none", space, hardware="aws/eu-west-1")
+    elsewhere = replace(JOB, hardware=hardware_of_vms("aws/eu-west-1", 2))
+    abroad = ModelLibrary.read(store, elsewhere, write=lambda write: write(), warn=pytest.fail)
+    assert abroad.of_other_vms(SMALL) is None
+
+
+def test_the_size_of_a_model_is_read_as_it_was_recorded(store: Store) -> None:
+    tensors = tuple(TensorSpec(f"w{n}", (1024, 256), "float32", "trainable") for n in range(8))
+    manifest = Manifest(
+        tensors=tensors,
+        metrics=(),
+        optimizer='{"class_name": "Adam", "config": {}}',
+        architecture="a" * 64,
+        parameters=1,
+        dataset_size=1,
+        validation_size=0,
+        sample_bytes=1,
+        metric_names=(),
+    )
+    found = model_size(manifest, 1)
+    record = store.create_job("tiny", spec={}, job_file="job.yaml")
+    assert recorded_size(store, record.id) is None
+    record_size(store, record.id, found)
+
+    assert recorded_size(store, record.id) == found
+    assert found.shares[0] == 1.0
+    assert found.shares[1] == pytest.approx(0.5, abs=0.15)
+    assert all(0.0 < share <= 1.0 for share in found.shares)
+    assert found.copies == 2
+    store.add_event(record.id, "model", "", data={"shares": [2.0]}, replacing=True)
+    assert recorded_size(store, record.id) is None
+
+
+@pytest.mark.parametrize("vms", [1, 2, 16])
+def test_hardware_tells_place_and_number(vms: int) -> None:
+    assert place_of_hardware(hardware_of_vms(PLACE, vms)) == (PLACE, vms)
