@@ -83,6 +83,14 @@ def _write_straggler(value: str | StragglerSpec) -> object:
     return value if isinstance(value, str) else value.model_dump(mode="json", exclude_unset=True)
 
 
+def _parse_vms(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= AGGREGATORS_MAX:
+        return value
+    raise fault(f"must be auto or a whole number from 1 to {AGGREGATORS_MAX}, not {shown(value)}")
+
+
 class FailuresSpec(FrozenModel):
     """How worker failures are handled; preemptions and evictions do not count as failures."""
 
@@ -164,7 +172,13 @@ class ElasticSpec(FrozenModel):
         le=AGGREGATORS_MAX,
         description="Processes that share the master copy of the weights, by size.",
     )
-    aggregator_vms: Annotated[int, Field(ge=1, le=AGGREGATORS_MAX)] | Literal["auto"] = Field(
+    aggregator_vms: Annotated[
+        int | Literal["auto"],
+        PlainValidator(_parse_vms),
+        WithJsonSchema(
+            {"anyOf": [{"enum": ["auto"]}, {"type": "integer", "minimum": 1, "maximum": AGGREGATORS_MAX}]}
+        ),
+    ] = Field(
         default="auto",
         description="VMs that the aggregators are spread over, each at the price of an aggregator VM; only on a cloud. "
         "auto: as many as earlier runs of the job show to be worth their price, else 1.",
