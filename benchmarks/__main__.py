@@ -49,6 +49,7 @@ _MODULES = (
     "many_workers",
     "two_hosts",
     "congested_link",
+    "aggregator_vms",
     "gpu",
     "migration",
     "philly",

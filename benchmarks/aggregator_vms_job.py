@@ -1,0 +1,61 @@
+"""A job whose aggregators are on VMs behind links of their own, for `benchmarks.aggregator_vms`.
+
+`python -m benchmarks.aggregator_vms_job FOLDER ADDRESS TRAIN WORKERS BATCH STEPS SPACE...` runs in the network in which
+all links end, with each worker on a VM of its own there; an aggregator's agent runs in each network namespace SPACE.
+Prints a line of JSON: time and computing of each step after the first ones, and the largest share of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.elastic_supervisor import Training
+from benchmarks.two_hosts_job import agent
+from scavenger.control.provisioning.model_size import model_size
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.engine import VmEngine
+
+_WARM_UP_STEPS = 3
+
+
+def main() -> None:
+    folder, address, train = Path(sys.argv[1]), *sys.argv[2:4]
+    workers, batch, steps = map(int, sys.argv[4:7])
+    spaces = sys.argv[7:]
+    code = folder / "code"
+    code.mkdir(parents=True)
+    agents = AgentServer(address, code)
+    agents.start()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(agents))
+        for number, space in enumerate(spaces):
+            within = ("ip", "netns", "exec", space)
+            stack.enter_context(agent(agents, f"far{number}", "aggregator", folder, within=within))
+        for number in range(workers):
+            stack.enter_context(agent(agents, f"near{number}", "worker", folder))
+        training = stack.enter_context(
+            Training(
+                train,
+                folder / "job",
+                job_dir=code,
+                aggregators=len(spaces),
+                engine=lambda log_dir, _: VmEngine(log_dir, agents),
+            )
+        )
+        training.begin(workers, batch)
+        training.go_on(_WARM_UP_STEPS)
+        seen = training.go_on(steps)
+        manifest = training.supervisor.manifest
+        assert manifest is not None
+        share = model_size(manifest, 1).share(len(spaces))
+        lost = [one.worker for one in training.lost]
+    if lost:
+        raise RuntimeError(f"{lost} were lost during the benchmark; measure again")
+    print(json.dumps({"steps": [(step.step_time_s, step.compute_s) for step in seen], "share": share}))
+
+
+if __name__ == "__main__":
+    main()
