@@ -84,8 +84,15 @@ def _fitted(measured: Mapping[int, _Steps]) -> ParallelModel:
         batch = workers * _LOCAL_BATCH
         points.append(
             StepTimes(
-                *(workers, batch, _LOCAL_BATCH, 1.0),
-                *(step_s, compute_s, max(0.0, step_s - compute_s), spread_s, len(steps)),
+                workers=workers,
+                global_batch_size=batch,
+                local_batch_size=_LOCAL_BATCH,
+                contention=1.0,
+                step_time_s=step_s,
+                compute_s=compute_s,
+                sync_s=max(0.0, step_s - compute_s),
+                spread_s=spread_s,
+                steps=len(steps),
             )
         )
     return fit_parallel(points)

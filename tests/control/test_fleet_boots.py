@@ -74,7 +74,8 @@ class Scene:
     def __post_init__(self) -> None:
         self.watch = BootWatch(self.cloud, interval_s=5.0)
         self.boots = FleetBoots(
-            INPUTS,
+            INPUTS.spec,
+            INPUTS.package,
             self.watch,
             self.history,
             endpoint=ENDPOINT,
@@ -210,7 +211,7 @@ def test_where_vms_have_joined_in_the_same_way_all_are_rented_at_once(
 ) -> None:
     history = (changed(asked(0, 0, took_s=50.0), **changes),)
 
-    assert is_proven(history, INPUTS) is proven
+    assert is_proven(history, INPUTS.spec) is proven
     assert Scene(tmp_path, history).boots.one_first is not proven
 
 

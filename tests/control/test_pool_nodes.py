@@ -136,6 +136,32 @@ def test_a_vm_that_cannot_be_had_is_told(
         nodes.close()
 
 
+def test_why_a_node_does_not_come_is_told_with_its_console_as_for_the_vms_of_a_job(
+    cloud: FakeProvider,
+    store: Store,
+    server: AgentServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = nodes_at(cloud, store, tmp_path)
+    nodes.open(server)
+    try:
+        nodes.want([1])
+        for ended in range(2):  # a VM that has ended is replaced, and that one fails alike
+            assert eventually(lambda: nodes.look() and len(living(cloud)) == 1)
+            vm = [*cloud._vms][-1]
+            cloud.write_console(vm, "scavenger: booting\nError: No space left on device\n")
+            assert eventually(lambda: nodes.look() and "No space left" in caplog.text)
+            assert nodes.shortage == ""
+            cloud._end(vm, "TERMINATED")
+            path = tmp_path / "pool" / "consoles" / f"console-{vm}.log"
+            assert ended or path.read_text().startswith("scavenger: booting")
+        assert eventually(lambda: nodes.look() and "failed alike" in nodes.shortage)
+    finally:
+        nodes.close()
+    assert "node rented-1 (" in caplog.text
+
+
 def test_what_a_manager_that_was_killed_has_left_is_found_and_the_next_one_ends_it(
     cloud: FakeProvider, store: Store, server: AgentServer, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from scavenger.control.job_file.load import override_job
-from scavenger.control.jobs.platform import PreparedJob, RentedVms, prepare_job
+from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.provisioning.cloud_resources import CloudResources
 from scavenger.control.provisioning.model_size import recorded_size
 from scavenger.control.search.space import fit_to_data
@@ -58,9 +58,11 @@ def settled(prepared: PreparedJob, store: Store) -> PreparedJob:
         "elastic.aggregator_vms": chosen.vms,
         "elastic.aggregators": max(job.elastic.aggregators, chosen.vms),
     }
-    again = prepare_job(override_job(job, changes), prepared.job_file)
-    again.platform.notes += (chosen.reason,)
-    return again
+    job, offers = override_job(job, changes), platform.resources.offered
+    notes = [note for note in platform.notes if note not in offers.notes]
+    again = RentedVms(job, CloudResources(job), notes)
+    again.notes += (chosen.reason,)
+    return replace(prepared, job=job, platform=again)
 
 
 def _chosen(job: JobSpec, resources: CloudResources, store: Store) -> ChosenVms:

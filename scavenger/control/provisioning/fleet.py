@@ -159,7 +159,8 @@ class Fleet:
             log_dir, self._agent_server, command=command, place_max_s=place_max_s
         )
         self._boots = FleetBoots(
-            replace(self._inputs, spec=self._spec),
+            self._spec,
+            self._inputs.package,
             BootWatch(self._provider, interval_s=self._config.look.interval_s),
             self._store.intents(),
             endpoint=server.endpoint,

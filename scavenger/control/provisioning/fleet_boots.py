@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from scavenger.control.provisioning.boot_watch import BootWatch, Watched
 from scavenger.control.provisioning.booting import boot_way
-from scavenger.domain.intent import Intent
+from scavenger.domain.intent import FleetSpec, Intent
+from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError, QuotaError, ScavengerError, TransientError
 from scavenger.policy.provisioning.boot_failures import REPEATED, BootFailure, diagnose, last_words, repeated
 from scavenger.policy.provisioning.boots import (
@@ -22,7 +24,7 @@ from scavenger.policy.provisioning.boots import (
     reaches,
     usual_boot,
 )
-from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetInputs
+from scavenger.policy.provisioning.fleet_plan import AgentSeen
 
 __all__ = ["FleetBoots", "failure_line", "is_proven"]
 
@@ -39,9 +41,8 @@ _EVIDENT = ("refused", "disk", "index", "package", "unreachable", "image")
 """Causes that a console proves while its VM still runs."""
 
 
-def is_proven(history: Iterable[Intent], inputs: FleetInputs) -> bool:
+def is_proven(history: Iterable[Intent], spec: FleetSpec) -> bool:
     """Whether a VM has ever joined as this job's are to: same region and image, coordinator's address and package."""
-    spec = inputs.spec
     template = spec.template
     return any(
         one.acks > 0
@@ -70,13 +71,15 @@ class FleetBoots:
     """The boots of one job's VMs.
 
     Args:
-        inputs: Specification of the job's VMs, with their user data.
+        spec: Of the job's VMs, with their user data.
+        package: What they install.
         watch: Looks at VMs that have not joined.
         history: Intents of all jobs, oldest first.
         endpoint: Where VMs join.
         note: Shows a warning to the user.
         inform: Shows progress to the user.
         folder: Receives the consoles of VMs that are late or have failed.
+        title: What a VM is called at the beginning of a sentence.
 
     Attributes:
         usual: The usual boot time here.
@@ -84,7 +87,8 @@ class FleetBoots:
 
     def __init__(
         self,
-        inputs: FleetInputs,
+        spec: FleetSpec,
+        package: VmPackage,
         watch: BootWatch,
         history: tuple[Intent, ...],
         *,
@@ -92,13 +96,14 @@ class FleetBoots:
         note: Callable[[str], None],
         inform: Callable[[str], None],
         folder: Path,
+        title: Callable[[BootSeen], str] = attrgetter("title"),
     ) -> None:
-        spec = inputs.spec
-        self._inputs, self._watch, self._endpoint = inputs, watch, endpoint
+        self._spec, self._package, self._title = spec, package, title
+        self._watch, self._endpoint = watch, endpoint
         self._note, self._inform, self._folder = note, inform, folder
         image = spec.template.image
         self.usual: UsualBoot = usual_boot(history, provider=spec.provider, region=spec.region, image=image)
-        self._released = is_proven(history, inputs)
+        self._released = is_proven(history, spec)
         self._vms: dict[str, _Vm] = {}
         self._failures: list[BootFailure] = []
         self._shown: tuple[object, float] = ((), float("-inf"))
@@ -128,7 +133,7 @@ class FleetBoots:
             case "configuration":
                 return ConfigurationError(message)
             case "quota":
-                return QuotaError(message, quota=failure.cause, region=self._inputs.spec.region)
+                return QuotaError(message, quota=failure.cause, region=self._spec.region)
             case _:
                 return TransientError(message)
 
@@ -143,7 +148,7 @@ class FleetBoots:
             wanted: Number of VMs that the job wants, requested or not.
             now: Monotonic seconds.
         """
-        attempt = self._inputs.spec.attempt
+        attempt = self._spec.attempt
         mine = [one for one in intents if one.attempt == attempt and one.asked]
         evidence = self._watch.evidence
         seen = [
@@ -224,7 +229,7 @@ class FleetBoots:
             vm.evidence.console,
             endpoint=self._endpoint,
             image=template.image,
-            package=self._inputs.package.name,
+            package=self._package.name,
         )
         if found.cause == "silent" and self._watch.denied and not vm.evidence.console:
             why = f" ({reason})" if reason else ""
@@ -235,7 +240,7 @@ class FleetBoots:
 
     def _named(self, vm: BootSeen) -> str:
         request = vm.intent.request
-        return f"{vm.title} ({vm.intent.instance_id or 'no id yet'}, {request.vm} in {request.zone})"
+        return f"{self._title(vm)} ({vm.intent.instance_id or 'no id yet'}, {request.vm} in {request.zone})"
 
     def _shown_console(self, vm: BootSeen) -> str:
         """The end of a VM's console for a message, and where the rest of it was written."""

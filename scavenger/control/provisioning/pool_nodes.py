@@ -21,10 +21,12 @@ from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package, own_wheel
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.bill import counted_usd
+from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import BootingProvider, boot_document
 from scavenger.control.provisioning.clean_up import LIMIT_S
 from scavenger.control.provisioning.cloud_resources import DISK_GIB, IMAGE_VARIABLE, RUN_MAX_S
 from scavenger.control.provisioning.fleet_agents import VmAgents
+from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import open_provider, open_verifier
@@ -45,12 +47,14 @@ from scavenger.store.operations import POOL
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool.growth import RentalLimits
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.rental import RentedMachine
+from scavenger.train.pool.rental import PREFIX, RentedMachine
 
 __all__ = ["POOL_NAME", "PoolNodes", "PoolNodesSpec", "offered_nodes", "open_pool_nodes"]
 
 POOL_NAME = "aggregator-pool"
 """What the record of a pool that rents nodes is called."""
+CONSOLES = "consoles"
+"""Folder, beside the pool's socket, with the consoles of VMs that are late or have failed."""
 _HEARTBEAT_S, _COST_S, _LOOK_S = 5.0, 60.0, 1.0
 _UNWANTED = ("unwanted", "budget")
 
@@ -198,6 +202,7 @@ class PoolNodes:
         self._before: tuple[str, ...] = ()  # pools of managers that have died, whose VMs are still there
         self._done_at: dict[str, float] = {}
         self._told = ""
+        self._boots: FleetBoots | None = None
 
     # ---- of `NodeSource` -----------------------------------------------------------------------------------
 
@@ -233,6 +238,18 @@ class PoolNodes:
             boot_key=server.boot_key.hex(),
         )
         self._store.want_vms(self._fleet)
+        self._boots = FleetBoots(
+            self._fleet,
+            self._spec.package,
+            BootWatch(provider, interval_s=self._config.look.interval_s),
+            self._store.intents(),
+            endpoint=server.endpoint,
+            note=lambda message: log.warning("%s", message),
+            inform=lambda message: log.info("%s", message),
+            folder=self._record / CONSOLES,
+            title=lambda vm: f"node {PREFIX}{_number(vm.intent)}",
+        )
+        self._boots.start()
         self._agents = VmAgents(self._store, server, self._verifier)
         self._reconciler = ReconcilerThread(
             Reconciler(
@@ -273,7 +290,8 @@ class PoolNodes:
     @property
     def shortage(self) -> str:
         """See `NodeSource.shortage`."""
-        return self._told
+        failure = None if self._boots is None else self._boots.failure
+        return self._told if failure is None else failure_line(failure)
 
     def close(self) -> None:
         """See `NodeSource.close`."""
@@ -283,6 +301,8 @@ class PoolNodes:
         try:
             left = self._end_vms(self._clock() + max(LIMIT_S, 1.5 * self._config.settle_s))
         finally:
+            if self._boots is not None:
+                self._boots.stop()
             if self._reconciler is not None:
                 self._reconciler.stop(self._config.look.actions_s)
             self._finish(left)
@@ -295,6 +315,8 @@ class PoolNodes:
         if "want" not in self._done_at:
             self._want()
         self._intents = self._store.intents(job_id)
+        if self._boots is not None:
+            self._boots.look(self._intents, {}, len(self._fleet.slots), now)
         self._agents.verify(self._intents)
         self._agents.acknowledge(now)
         if self._reconciler is not None and not self._reconciler.acts:
@@ -331,7 +353,7 @@ class PoolNodes:
             ending = intent.reason or "its VM has ended"
         at = times.launched_at or times.created_at
         return RentedMachine(
-            aggregator_index(intent.slot) or 0,
+            _number(intent),
             intent.id,
             self._wall() if at is None else at.timestamp(),
             ending,
@@ -386,6 +408,11 @@ class PoolNodes:
                 exit_code=None,
                 cost_usd=self.spent_usd,
             )
+
+
+def _number(intent: Intent) -> int:
+    """Number of the node whose VM this is."""
+    return aggregator_index(intent.slot) or 0
 
 
 def _place(provider: Provider) -> tuple[str, str]:
