@@ -8,6 +8,8 @@ The contract of a `Provider`, which `tests/cloud` verifies for every implementat
   and `ConfigurationError` at the first launch with a token, while at a repeat they may come from the search for the VM,
   and prove nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` the result is unknown: repeat
   the call with the same token, or list the VMs.
+- **Machines to avoid** (`LaunchTemplate.avoided`) get no VM while others could hold it, where the provider can choose
+  the machine; elsewhere they change nothing, nor do names that there are not.
 - **A token holds in one zone**: another zone needs another token, or a definite error first.
 - **describe** finds a VM from the moment that launch returned, in the process that launched it; in other processes it
   may take `visibility_s`. `GoneError` after the cloud has forgotten it.

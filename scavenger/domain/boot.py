@@ -13,6 +13,7 @@ __all__ = [
     "BOOT_PHASES",
     "INSTALLING",
     "MARK",
+    "NODE",
     "NOT_INSTALLED",
     "NO_ANSWER",
     "NO_TIME_LIMIT",
@@ -31,6 +32,9 @@ BOOT_PHASES: tuple[BootPhase, ...] = get_args(BootPhase)
 
 MARK = "scavenger: "
 """Beginning of the boot script's lines; cloud-init and the journal may write something before it."""
+
+NODE = "SCAVENGER_NODE"
+"""Environment variable that tells a VM on which machine it is, where several may be on it one after the other."""
 
 BOOTING = "booting"
 REACHED = "reaches its coordinator"

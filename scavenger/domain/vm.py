@@ -80,6 +80,8 @@ class LaunchTemplate:
         disk_gib: Size of the boot disk.
         labels: Additional tags.
         settings: Network and identity.
+        avoided: Names of machines, such as the nodes of a cluster, on which VMs are only if no other could hold them;
+            for providers that tell a VM the name of its machine.
     """
 
     run_max_s: float
@@ -88,6 +90,7 @@ class LaunchTemplate:
     disk_gib: int = 20
     labels: tuple[tuple[str, str], ...] = field(default=())
     settings: VmSettings = DEFAULT_SETTINGS
+    avoided: tuple[str, ...] = ()
 
     @property
     def run_max_tag(self) -> str:

@@ -151,14 +151,17 @@ def _template_from(given: dict[str, Any]) -> LaunchTemplate:
         for key, value in found.pop("settings", {}).items()
     }
     labels = _pairs(found.pop("labels", ()))
-    return LaunchTemplate(**found, labels=labels, settings=VmSettings(**settings))
+    avoided = tuple(found.pop("avoided", ()))
+    return LaunchTemplate(**found, labels=labels, settings=VmSettings(**settings), avoided=avoided)
 
 
 def _template_document(template: LaunchTemplate) -> dict[str, Any]:
-    """The launch parameters as keys of a flat document; settings only where there are any."""
+    """The launch parameters as keys of a flat document; settings and machines to avoid only where there are any."""
     document = asdict(template)
     if template.settings == DEFAULT_SETTINGS:
         del document["settings"]
+    if not template.avoided:
+        del document["avoided"]
     return document
 
 

@@ -244,6 +244,14 @@ class ProviderConformance:
         assert later.state == "running"
         assert len(alive(world)) == 1
 
+    def test_machines_to_avoid_that_there_are_not_keep_no_vm_from_starting(self, world: World) -> None:
+        request = make_request(world, avoided=("no-such-machine", "10.0.0.7"))
+
+        seen = world.provider.launch(request)
+
+        assert world.provider.launch(request).instance_id == seen.instance_id
+        assert len(alive(world)) == 1
+
     def test_different_tokens_launch_different_vms(self, world: World) -> None:
         first = world.provider.launch(make_request(world, 1))
         second = world.provider.launch(make_request(world, 2))

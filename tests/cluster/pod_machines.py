@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from email.mime.multipart import MIMEMultipart
@@ -21,7 +22,7 @@ mkdir -p /work @MOUNT@
 cat > @MOUNT@/boot.sh <<'END OF THE BOOT SCRIPT'
 @BOOT@
 END OF THE BOOT SCRIPT
-export HOME=/work TMPDIR=/work
+@VARIABLES@
 cd /work
 @COMMAND@ &
 echo $! > /run/pod
@@ -51,8 +52,12 @@ class MachineRunner:
             "@MOUNT@": mount,
             "@BOOT@": read(secret)["boot.sh"],
             "@COMMAND@": " ".join(container.command),
+            "@VARIABLES@": "\n".join(
+                f"export {one.name}={shlex.quote(one.value or _field(pod, one.value_from))}"
+                for one in container.env
+            ),
         }
-        script = re.sub("@(?:MOUNT|BOOT|COMMAND)@", lambda found: values[found[0]], _SCRIPT)
+        script = re.sub("@(?:MOUNT|BOOT|COMMAND|VARIABLES)@", lambda found: values[found[0]], _SCRIPT)
         archive = MIMEMultipart()
         archive.attach(MIMEText(script, "x-shellscript", "utf-8"))
         cpus = float(container.resources.requests["cpu"])
@@ -60,6 +65,11 @@ class MachineRunner:
         machine = self._machines.boot(name, archive.as_string(), cores=cpus * self._cores_per_cpu)
         self.started[pod.metadata.name] = found = _PodMachine(machine)
         return found
+
+
+def _field(pod: Any, source: Any) -> str:
+    """What the downward API gives."""
+    return {"spec.nodeName": str(pod.spec.node_name)}[source.field_ref.field_path]
 
 
 class _PodMachine:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_jobs import PRICES, ClusterJob
 from kubernetes.client.exceptions import ApiException
-from machines import AGENT, ROOT, Machines, unavailable
+from machines import AGENT, Machines, unavailable
 from pod_machines import MachineRunner
-from ruamel.yaml import YAML
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
@@ -26,10 +22,9 @@ from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
-NODES = tuple(NodeShape(f"machine-{name}", "zone-1", cpus=4, memory_gib=16) for name in "abcd")
-EXAMPLE = ROOT / "examples" / "digits"
+NODES = tuple(NodeShape(f"machine-{name}", "zone-1", cpus=8, memory_gib=32) for name in "abcd")
 TRAINED, WITHIN_S = 1437, 240.0
-PRICES = {"usd_per_cpu_hour": 0.03, "usd_per_gib_hour": 0.004}
+COOLDOWN_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -52,37 +47,25 @@ def kubelet(plane: ControlPlane, machines: Machines) -> Iterator[Kubelet]:
 def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves_no_pod(
     plane: ControlPlane, kubelet: Kubelet, machines: Machines, tmp_path: Path
 ) -> None:
-    plane.core().create_namespace({"metadata": {"name": "training"}})
-    spec = YAML(typ="safe").load((EXAMPLE / "job.yaml").read_text())
-    spec |= {
-        "infra": {"at": "kubernetes/tests", "namespace": "training", "image": "scavenger:tests", **PRICES},
-        "resources": {"cpus": 2, "memory": 4},
-        "search": {"strategy": "full", "workers": [2], "batch_size": [32]},
-        "goal": {"metric": "val_accuracy", "target": 0.9999, "max_epochs": 30, "epochs_hint": 10},
-        "profile": {"steps": 8},
-    }
-    (tmp_path / "job.yaml").write_text(json.dumps(spec))
-    shutil.copy(EXAMPLE / "train.py", tmp_path)
-    store = f"sqlite:///{tmp_path}/jobs.db"  # in the job's folder, where it must not be packed
-    driver = _started(plane, machines, tmp_path, store)
+    job = ClusterJob(plane, machines, tmp_path, namespace="training", workers=2)
     try:
-        first, second = _eventually(lambda: _workers(plane, store), driver)
+        first, second = job.until(job.workers)
         _drain(plane, first)
-        _eventually(lambda: _replaced(plane, store, {first, second}, other_than=first), driver)
-        third = next(name for name in _workers(plane, store) if name != second)
+        job.until(lambda: _replaced(job, {first, second}, other_than=first))
+        third = next(name for name in job.workers() if name != second)
         kubelet.delete(plane.core().read_namespaced_pod(third, "training").spec.node_name)
-        out, err = driver.communicate(timeout=WITHIN_S)
+        out, err = job.process.communicate(timeout=WITHIN_S)
     finally:
-        driver.kill()
+        job.process.kill()
 
-    assert driver.returncode in (0, 4), err
+    assert job.process.returncode in (0, 4), err
     report = json.loads(out)
     assert report["choice"]["vm"] == "2cpu-4gib"
     assert verify_audit(tmp_path / ".scavenger" / report["job"]["id"] / AUDIT_FILE, TRAINED) == []
     per_hour = 2 * PRICES["usd_per_cpu_hour"] + 4 * PRICES["usd_per_gib_hour"]
     most = (report["actual"]["time_s"] + 60) * per_hour * 6 / 3600
     assert 0 < report["actual"]["cost_usd"] < most
-    with Store.open(store) as opened:
+    with Store.open(job.store) as opened:
         told = [event.data for event in opened.events(report["job"]["id"]) if event.kind == "worker"]
         assert {intent.state for intent in opened.intents()} == {"GONE"}
     assert any(one["state"] == "preempted" for one in told)
@@ -90,50 +73,46 @@ def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves
     assert [pod.metadata.name for pod in left if pod.status.phase in ("Pending", "Running")] == []
 
 
-def _started(plane: ControlPlane, machines: Machines, folder: Path, store: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        **{f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
-        "SCAVENGER_ADDRESS": machines.address,
-        "KUBECONFIG": str(plane.kubeconfig()),
-    }
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "scavenger_cli", "optimize", str(folder / "job.yaml")),
-            *("--yes", "--audit", "-o", "json", "--store", store),
-        ],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+def test_a_node_whose_pods_keep_dying_gets_none_until_its_cool_down_is_over(
+    plane: ControlPlane, kubelet: Kubelet, machines: Machines, tmp_path: Path
+) -> None:
+    bad, good = NODES[0].name, NODES[1].name
+    for node in NODES[1:]:
+        plane.core().patch_node(node.name, {"spec": {"unschedulable": True}})
+    goal = {"metric": "val_accuracy", "target": 0.99999, "max_epochs": 5000, "epochs_hint": 10}
+    rule = {"per_host": 3, "window": COOLDOWN_S, "cooldown": COOLDOWN_S}
+    job = ClusterJob(
+        plane,
+        machines,
+        tmp_path,
+        namespace="failing",
+        workers=3,
+        goal=goal,
+        elastic={"failures": rule, "policy": "fixed"},
     )
-
-
-def _workers(plane: ControlPlane, store: str) -> list[str]:
-    """The pods of workers that train, once there are two and the job runs."""
     try:
-        with Store.open(store) as opened:
-            jobs = [job for job in opened.jobs(limit=1) if job.phase == "running"]
-            hosts = {
-                one.host
-                for job in jobs
-                for one in opened.processes(job.id)
-                if (one.role, one.state) == ("worker", "training")
-            }
-    except Exception:  # noqa: BLE001 - the store is not there yet
-        return []
-    pods = plane.core().list_namespaced_pod("training").items
-    found = [
-        pod.metadata.name for pod in pods if pod.status.pod_ip in hosts and pod.status.phase == "Running"
-    ]
-    return found if len(found) == 2 else []
+        before = job.until(job.workers)
+        assert set(before.values()) == {bad}
+        plane.core().patch_node(good, {"spec": {"unschedulable": False}})
+        for name in before:
+            kubelet.pod(name).kill()
+        killed = time.monotonic()
+        after = job.until(job.workers)
+        assert set(after.values()) == {good}
+        # the scheduler would take the node that keeps failing, which is the emptier one
+        job.command("scale", "digits-cnn", "--workers", "4", "--no-wait").wait(60)
+        assert set(job.until(lambda: job.workers(4)).values()) == {good}
+        assert time.monotonic() < killed + COOLDOWN_S, "it is no test if the cool-down is over before"
+
+        job.until(lambda: time.monotonic() > killed + 1.5 * COOLDOWN_S)
+        job.command("scale", "digits-cnn", "--workers", "5", "--no-wait").wait(60)
+        assert sorted(job.until(lambda: job.workers(5)).values()) == [bad, good, good, good, good]
+    finally:
+        job.close()
 
 
-def _replaced(plane: ControlPlane, store: str, before: set[str], *, other_than: str) -> bool:
-    found = set(_workers(plane, store))
+def _replaced(job: ClusterJob, before: set[str], *, other_than: str) -> bool:
+    found = set(job.workers())
     return bool(found) and other_than not in found and bool(found - before)
 
 
@@ -143,15 +122,3 @@ def _drain(plane: ControlPlane, pod: str) -> None:
     plane.core().patch_node(node, {"spec": {"unschedulable": True}})
     body = {"metadata": {"name": pod, "namespace": "training"}}
     plane.core().create_namespaced_pod_eviction(pod, "training", body)
-
-
-def _eventually(what: Callable[[], Any], process: subprocess.Popen[str], within_s: float = 120.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        if process.poll() is not None:
-            raise AssertionError(f"it ended first, {process.returncode}: {process.communicate()}")
-        time.sleep(0.2)
-    process.kill()
-    raise AssertionError(f"it did not happen within {within_s} s: {process.communicate()}")

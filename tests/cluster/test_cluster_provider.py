@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,3 +85,26 @@ def test_what_admission_refuses_is_the_requests_own_fault_and_leaves_nothing(
     assert cluster.truth() == ()
     names = [one.metadata.name for one in cluster.core.list_namespaced_secret(cluster.namespace).items]
     assert not [name for name in names if name.startswith("scavenger-")]
+
+
+def test_a_node_that_is_avoided_gets_pods_only_if_no_other_could_hold_them(
+    cluster: KubernetesWorld, kubelet: Kubelet
+) -> None:
+    first, zone = NODES[0].name, NODES[0].zone
+    kubelet.add(replace(NODES[0], name="node-a-2"))
+    try:
+
+        def node_of(name: str, *avoided: str) -> str:
+            request = make_request(cluster, name, zone=zone, avoided=avoided)
+            seen = cluster.provider.launch(request)
+            pod: Any = cluster.core.read_namespaced_pod(seen.instance_id, cluster.namespace)
+            return str(pod.spec.node_name)
+
+        # the scheduler prefers the emptier node, which is the avoided one from the second pod on
+        assert {node_of(f"a{index}", first) for index in range(3)} == {"node-a-2"}
+        assert {node_of(f"b{index}", "node-a-2") for index in range(3)} == {first}
+        assert node_of("c", first, "node-a-2") in {first, "node-a-2"}
+        assert {node_of(f"d{index}") for index in range(4)} == {first, "node-a-2"}
+    finally:
+        cluster.core.delete_collection_namespaced_pod(cluster.namespace, grace_period_seconds=0)
+        kubelet.delete("node-a-2")

@@ -103,6 +103,7 @@ class Scripted:
         return SimpleNamespace(
             log=lambda name: Path(f"{name}.log"),
             host=lambda name: "here",
+            node=lambda name: "here",
             hosts=self.hosts,
             avoid=self.avoided.append,
         )

@@ -335,6 +335,8 @@ def test_a_vm_that_is_avoided_goes_with_its_worker_and_another_comes_for_the_nex
 
     assert engine.host("w1") != bad
     scene.until(lambda: len(scene.alive()) == 1)
+    first, second = sorted(scene.store.intents(), key=lambda intent: intent.generation + intent.slot)
+    assert (first.request.template.avoided, second.request.template.avoided) == ((), (bad,))
 
 
 def test_workers_train_on_where_the_budget_carries_no_further_vm(scene: Scene) -> None:

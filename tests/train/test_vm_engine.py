@@ -157,6 +157,32 @@ while True:
         running(engine, "w3")
         assert engine.host("w3") == bad  # where there is most room
 
+    def test_what_is_avoided_is_the_machine_where_several_vms_name_the_same(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        assert isinstance(engine, VmEngine)
+        running(engine, "w0")
+        assert engine.node("w0") == engine.host("w0")
+        stage.add("vm-1", address="127.0.0.2", node="bad-node", places=1)
+        stage.joined("vm-1")
+        engine.avoid([engine.node("w0")])
+        engine.launch(boot("w1"))
+        running(engine, "w1")
+        assert engine.node("w1") == "bad-node"
+        engine.kill("w1")
+        exits(engine)
+        assert engine.node("w1") == "bad-node"  # failures are counted when the process is gone
+
+        stage.add("vm-2", address="127.0.0.3", node="bad-node")
+        stage.add("vm-3", address="127.0.0.4", node="good-node")
+        stage.joined("vm-2", "vm-3")
+        engine.avoid(["bad-node", engine.node("w0")])
+        for name in ("w2", "w3"):
+            engine.launch(boot(name))
+            running(engine, name)
+        assert {engine.node(name) for name in ("w2", "w3")} == {"good-node"}
+
     def test_who_waits_too_long_for_a_vm_has_ended(self, stage: Stage, tmp_path: Path) -> None:
         now = [0.0]
         engine = VmEngine(tmp_path, stage.hosts, place_max_s=60.0, command=command(""), clock=lambda: now[0])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from processes import eventually
 
+from scavenger.domain.boot import NODE
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.values import Role
 
@@ -120,6 +121,7 @@ class Stage:
         places: int = 8,
         address: str = "",
         identity: str = "",
+        node: str = "",
         within: Sequence[str] | None = None,
         **more: str,
     ) -> None:
@@ -145,6 +147,7 @@ class Stage:
                     **self._env,
                     **({"AGENT_ADDRESS": address} if address else {}),
                     "AGENT_IDENTITY": identity,
+                    **({NODE: node} if node else {}),
                 },
             )
 

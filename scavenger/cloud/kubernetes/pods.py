@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from scavenger.cloud.kubernetes.shapes import PodShape
+from scavenger.domain.boot import NODE
 from scavenger.domain.vm import VmRequest, VmSeen, VmState, VmTags
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
@@ -181,12 +182,20 @@ def secret_of(request: VmRequest, settings: PodSettings) -> dict[str, Any]:
     }
 
 
-def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zone: bool) -> dict[str, Any]:
+def pod_of(
+    request: VmRequest,
+    settings: PodSettings,
+    *,
+    secret_uid: str,
+    in_zone: bool,
+    avoided: Collection[str] = (),
+) -> dict[str, Any]:
     """The body of a pod.
 
     Args:
         secret_uid: Of its secret.
         in_zone: Whether the cluster's nodes have zones, so that the pod has to be in one.
+        avoided: Names of nodes that it must not be on.
 
     Raises:
         ConfigurationError: If the settings name no image.
@@ -206,7 +215,7 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
         "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **placed(settings, spot=request.spot),
+        **placed(settings, spot=request.spot, avoided=avoided),
         "nodeSelector": selected,
         "securityContext": dict(POD_SECURITY),
         "containers": [_container(image, shape)],
@@ -228,27 +237,32 @@ def pod_of(request: VmRequest, settings: PodSettings, *, secret_uid: str, in_zon
     }
 
 
-def placed(settings: PodSettings, *, spot: bool = False) -> dict[str, Any]:
+def placed(
+    settings: PodSettings, *, spot: bool = False, avoided: Collection[str] = ()
+) -> dict[str, Any]:
     """What settings say of where a pod may be, and as whom, as a part of its specification."""
     spec: dict[str, Any] = {
         "nodeSelector": dict(settings.node_labels),
         "tolerations": [dict(one) for one in settings.tolerations],
     }
-    spec |= _affinity(settings, spot=spot)
+    spec |= _affinity(settings, spot=spot, avoided=avoided)
     spec |= {"serviceAccountName": settings.service_account} if settings.service_account else {}
     spec |= {"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}
     return spec
 
 
-def _affinity(settings: PodSettings, *, spot: bool) -> dict[str, Any]:
-    """Keeps a pod that must not be interrupted from the nodes that the cloud may take back."""
-    if spot or not settings.spot_labels:
-        return {}
-    others = [
+def _affinity(settings: PodSettings, *, spot: bool, avoided: Collection[str]) -> dict[str, Any]:
+    """Keeps a pod off nodes by their names, and one that must not be interrupted from those that may be taken back."""
+    others: list[dict[str, Any]] = [
         {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]}
-        for key, value in settings.spot_labels
+        for key, value in (() if spot else settings.spot_labels)
     ]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": others}}
+    # by the names of their objects: the label of a host name may be another one
+    named = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(avoided)]
+    terms = [{**other, "matchFields": named} for other in others or [{}]] if named else others
+    if not terms:
+        return {}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"affinity": {"nodeAffinity": required}}
 
 
@@ -257,7 +271,11 @@ def _container(image: str, shape: PodShape) -> dict[str, Any]:
         "name": CONTAINER,
         "image": image,
         "command": ["/bin/sh", f"{_BOOT_FOLDER}/{_BOOT}"],
-        "env": [{"name": "HOME", "value": "/work"}, {"name": "TMPDIR", "value": "/work"}],
+        "env": [
+            {"name": "HOME", "value": "/work"},
+            {"name": "TMPDIR", "value": "/work"},
+            {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
         "workingDir": "/work",
         "resources": {"requests": shape.amounts, "limits": shape.amounts},
         "securityContext": dict(CONTAINER_SECURITY),

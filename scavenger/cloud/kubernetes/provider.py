@@ -160,7 +160,23 @@ class KubernetesProvider:
         able = [node for node in nodes if shape.fits(node.allocatable)]
         if not able and not self.autoscaled():
             raise ConfigurationError(no_room(vm))
-        return tuple(sorted({node.labels.get(ZONE_LABEL) or self.region for node in able})) or (self.region,)
+        return tuple(sorted({self._zone_of(node) for node in able})) or (self.region,)
+
+    def _zone_of(self, node: Node) -> str:
+        return node.labels.get(ZONE_LABEL) or self.region
+
+    def _avoided(self, request: VmRequest) -> frozenset[str]:
+        """The nodes that a pod must not be on; none, if no other could hold it."""
+        if not request.template.avoided:
+            return frozenset()
+        shape, found = PodShape.parse(request.vm), self.nodes(spot=request.spot)
+        names = frozenset(
+            node.name
+            for node in found
+            if shape.fits(dict(node.allocatable)) and request.zone in (self.region, self._zone_of(node))
+        )
+        avoided = names & frozenset(request.template.avoided)
+        return avoided if avoided < names or self.autoscaled() else frozenset()
 
     def nodes(self, *, spot: bool) -> tuple[Node, ...]:
         """The nodes on which the job's pods may be, by labels and taints.
@@ -222,7 +238,13 @@ class KubernetesProvider:
                     raise GoneError(f"{doing}: {name} was there, and is gone")
                 try:
                     pod = self._created(
-                        pod_of(request, self.settings, secret_uid=secret.metadata.uid, in_zone=in_zone)
+                        pod_of(
+                            request,
+                            self.settings,
+                            secret_uid=secret.metadata.uid,
+                            in_zone=in_zone,
+                            avoided=self._avoided(request),
+                        )
                     )
                 except ApiException as error:
                     if error.status is not None and 400 <= error.status < 500 and error.status != 429:

@@ -127,7 +127,7 @@ class Fleet:
         self._agents = FleetAgents(store, hosts, inputs, verifier)
         self._notes = FleetNotes(note, inputs.offers, inform=inform)
         self._plan = FleetPlan()
-        self._wanted: tuple[tuple[VmSlot, ...], float] | None = None
+        self._wanted: tuple[tuple[VmSlot, ...], float, tuple[str, ...]] | None = None
         self._boots: FleetBoots | None = None
         self._make_engine = make_engine
         self._engine: VmEngine | None = None
@@ -249,8 +249,7 @@ class Fleet:
         self._act_on(read_shortage(self._inputs, self._plan, seen, shortages), engine)
         self._plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
         slots = slots_of(self._inputs, self._plan, one_first=self._boots.one_first)
-        if (slots, self.drain_s) != self._wanted:
-            self._want(slots)
+        self._want(slots, tuple(sorted(engine.avoided)))
 
     def _count_traffic(self, step: int, weights_bytes: float, now: float) -> None:
         self._traffic.count(step, workers=self.workers_elsewhere, weights_bytes=weights_bytes)
@@ -285,9 +284,13 @@ class Fleet:
                 for vm, count in workers.items():
                     engine.refuse_waiting(vm, count, reason)
 
-    def _want(self, slots: tuple[VmSlot, ...]) -> None:
-        self._store.want_vms(replace(self._spec, slots=slots, drain_s=self.drain_s))
-        self._wanted = (slots, self.drain_s)
+    def _want(self, slots: tuple[VmSlot, ...], avoided: tuple[str, ...]) -> None:
+        """Record which VMs are wanted, and where none should be, if that has changed."""
+        if self._wanted == (slots, self.drain_s, avoided):
+            return
+        template = replace(self._spec.template, avoided=avoided)
+        self._store.want_vms(replace(self._spec, slots=slots, drain_s=self.drain_s, template=template))
+        self._wanted = (slots, self.drain_s, avoided)
         if self._reconciler is not None:
             self._reconciler.wake()
 

@@ -103,7 +103,7 @@ class FleetAgents(VmAgents):
         """State of every expected or joined agent as of the last look, by the intent of its VM.
 
         Args:
-            avoided: Addresses of VMs that receive no more workers.
+            avoided: Names of machines that receive no more workers; see `AgentStatus.node`.
         """
         return {
             vm.spec.intent: AgentSeen(
@@ -113,7 +113,7 @@ class FleetAgents(VmAgents):
                 idle_s=now - self._idle_since.get(vm.spec.intent, now),
                 is_ending=vm.preemption is not None,
                 ends_in_s=None if vm.preemption is None else vm.preemption.in_s,
-                is_avoided=vm.address in avoided,
+                is_avoided=vm.node in avoided,
             )
             for vm in self._vms.values()
         }

@@ -253,7 +253,7 @@ class Trainer:
             found.append(
                 WorkerSnapshot(
                     name=name,
-                    host=self.supervisor.engine.host(name),
+                    host=self.supervisor.engine.node(name),
                     state=words.get(states.get(name, ""), "standby"),
                     joined_at_s=self.history.joined_at_s.get(name),
                     compute_s=tuple(took for took, _ in recent),
@@ -432,7 +432,7 @@ class Trainer:
         """Pass an event to the controller and carry out its actions; returns whether the workers changed."""
         now = replace(now or self._situation(), at_s=self.elapsed_s)
         if worker := _worker_of(event):
-            now = replace(now, vm=self.supervisor.vm_of(worker), host=self.supervisor.engine.host(worker))
+            now = replace(now, vm=self.supervisor.vm_of(worker), host=self.supervisor.engine.node(worker))
         actions = self._controller.handle(event, now)
         for action in actions:
             self._carry_out(action)

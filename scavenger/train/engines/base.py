@@ -148,8 +148,12 @@ class Engine(Protocol):
         """Addresses of the hosts that workers can be placed on; empty if every worker can get a new host."""
         return ()
 
+    def node(self, name: str) -> str:
+        """Name of the machine on which a process is or was, as `avoid` takes it; by default its host's address."""
+        return self.host(name)
+
     def avoid(self, hosts: Collection[str]) -> None:
-        """Start workers on these hosts (addresses) only if there is no other host.
+        """Start workers on these hosts (as `node` and `hosts` name them) only if there is no other host.
 
         Replaces the earlier set. Running processes stay. An engine that uses one host only does nothing.
         """

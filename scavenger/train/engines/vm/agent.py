@@ -21,7 +21,7 @@ import msgspec
 import psutil
 import zmq
 
-from scavenger.domain.boot import NO_ANSWER, REFUSED
+from scavenger.domain.boot import NO_ANSWER, NODE, REFUSED
 from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.engines.vm import messages as m
@@ -355,4 +355,5 @@ def _hello(address: str) -> m.Hello:
         len(os.sched_getaffinity(0)),
         psutil.virtual_memory().total,
         max(0, mbit_per_s) * 1_000_000 // 8,
+        os.environ.get(NODE, ""),
     )

@@ -456,6 +456,7 @@ class AgentServer:
                 with contextlib.suppress(ValueError):
                     session.link.address = str(ipaddress.ip_address(message.address))
                 session.link.machine = MachineSize(message.cpus, message.memory_bytes, message.bytes_per_s)
+                session.link.node = message.node
             case m.Placed() | m.Report() if message.launch in session.launches:
                 self._events.record(session, message.launch, message)
                 if isinstance(message, m.Report) and message.status is not None:

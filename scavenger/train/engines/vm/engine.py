@@ -58,6 +58,7 @@ class _Process(RemoteProcess):
     launch: int = 0
     intent: str = ""
     placed_at: str = ""
+    node: str = ""
     gpu: str = ""
     pending_lines: list[bytes] | None = field(default_factory=list)
 
@@ -188,7 +189,7 @@ class VmEngine(RemoteEngine[_Process]):
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Addresses of the VMs that get no more workers."""
+        """Names of the machines that get no more workers: VMs by their addresses, nodes by their names."""
         return self._avoided
 
     def kill(self, name: str) -> None:
@@ -275,6 +276,10 @@ class VmEngine(RemoteEngine[_Process]):
         """See `Engine.host`."""
         return self._agents.address if name in self._locals else super().host(name)
 
+    def node(self, name: str) -> str:
+        """See `Engine.node`."""
+        return self.host(name) if name in self._locals else self._processes[name].node
+
     def log(self, name: str) -> Path:
         """See `Engine.log`."""
         return self._local.log(name) if name in self._locals else super().log(name)
@@ -327,7 +332,7 @@ class VmEngine(RemoteEngine[_Process]):
                 vm
                 for vm in self._agents.free()
                 if vm.spec.role == role
-                and not (role == "worker" and process.address is None and vm.address in self._avoided)
+                and not (role == "worker" and process.address is None and vm.node in self._avoided)
                 and process.address in (None, vm.address)
                 and self._suits(process.config, process.vm, vm)
             ]
@@ -346,7 +351,7 @@ class VmEngine(RemoteEngine[_Process]):
         process.launch = self._agents.launch(vm.spec.intent, config, env, self._command, folder=needs_code)
         if not process.launch:
             return
-        process.intent, process.placed_at = vm.spec.intent, vm.address
+        process.intent, process.placed_at, process.node = vm.spec.intent, vm.address, vm.node
         for line in process.pending_lines or ():
             self._agents.send(vm.spec.intent, m.InputLine(process.launch, line))
         process.pending_lines = None

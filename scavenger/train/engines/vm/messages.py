@@ -101,13 +101,15 @@ class Hello(Tagged, frozen=True):
     """First message under the agent's own key: the address by which other VMs reach it, and what its machine has.
 
     `cpus`: processors that it may use. `memory_bytes`: all of the machine's. `bytes_per_s`: what its network interface
-    carries, as its driver says; 0 if it says nothing.
+    carries, as its driver says; 0 if it says nothing. `node`: the machine that it is on, where its environment names
+    one.
     """
 
     address: _Text
     cpus: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
     memory_bytes: _Count = 0
     bytes_per_s: _Count = 0
+    node: _Text = ""
 
 
 class Placed(Tagged, frozen=True):

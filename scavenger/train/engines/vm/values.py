@@ -105,6 +105,7 @@ class AgentStatus:
         preemption: Preemption notice with the seconds that are left; None if there is none.
         processes: Names of the processes that run on it.
         machine: What its machine has, as the agent says.
+        node: The machine that it is on, as several VMs may be one after the other: its address where no name is told.
     """
 
     spec: AgentSpec
@@ -114,6 +115,7 @@ class AgentStatus:
     preemption: PreemptionNotice | None
     processes: tuple[str, ...]
     machine: MachineSize = MachineSize()
+    node: str = ""
 
 
 @dataclass(slots=True)
@@ -126,7 +128,7 @@ class AgentLink:
         address: See `AgentStatus`.
         route: ZeroMQ route of the agent's last message; empty if there was none.
         heard_at: Time of that message.
-        machine: What its machine has, as it says.
+        machine, node: What its machine has, and its name, as it says.
     """
 
     key: str = ""
@@ -135,6 +137,7 @@ class AgentLink:
     route: bytes = b""
     heard_at: float = float("-inf")
     machine: MachineSize = field(default_factory=lambda: MachineSize())
+    node: str = ""
     channel: Channel = field(default_factory=Channel)
 
 
@@ -214,6 +217,7 @@ class AgentSession:
             preemption=preemption,
             processes=tuple(self.launches.values()),
             machine=self.link.machine,
+            node=self.link.node or self.link.address,
         )
 
 
