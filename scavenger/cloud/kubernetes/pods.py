@@ -237,9 +237,7 @@ def pod_of(
     }
 
 
-def placed(
-    settings: PodSettings, *, spot: bool = False, avoided: Collection[str] = ()
-) -> dict[str, Any]:
+def placed(settings: PodSettings, *, spot: bool = False, avoided: Collection[str] = ()) -> dict[str, Any]:
     """What settings say of where a pod may be, and as whom, as a part of its specification."""
     spec: dict[str, Any] = {
         "nodeSelector": dict(settings.node_labels),

@@ -17,6 +17,7 @@ from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.search.model_library import check_models_exist
 from scavenger.control.tracking.base import TrackedRun
 from scavenger.control.tracking.tracking import Tracking, params_of, trackers_of
+from scavenger.control.tracking.trainer_status import told_to_trainer
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
@@ -118,7 +119,9 @@ class JobRun:
             ScavengerError: If the job cannot be started.
         """
         with traced(self._observer, self._prepared.job.name) as (self._observer, trace):
-            report = self._run()
+            with told_to_trainer(self._observer) as (self._observer, tell_end):
+                report = self._run()
+                tell_end(report)
             if trace is not None:
                 trace.end(report.job.id, report.job.state, report.error)
             return report
