@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster_jobs import PRICES, ClusterJob

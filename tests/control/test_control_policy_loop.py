@@ -110,6 +110,25 @@ def test_a_host_that_is_ruled_out_gets_no_more_workers_until_its_time_is_over(tm
     assert scripted.avoided == [{"bad"}, {"bad", "worse"}, {"worse"}]
 
 
+def test_hosts_are_ruled_out_while_all_workers_are_replaced_and_nothing_else_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = Scripted(epoch_steps=10**6)
+    policy_loop, trainer = steered(scripted, tmp_path, Says())
+    drive(policy_loop, trainer, 20)
+    monkeypatch.setattr(Scripted, "settled", property(lambda self: False))
+    monkeypatch.setattr(scripted, "workers", lambda *states: ())
+    bad = Blacklist(("bad",), 1e6, "it fails")
+    policy = Says(ScaleTo(1, 32, "fewer"), bad, Stop("no money", "limits"))
+    alone = PolicyLoop(trainer, policy=policy, reference=AT, remaining_samples=lambda: 1000.0)
+    for _ in range(3):
+        alone.look()
+
+    assert len(policy.shown) == 3
+    assert scripted.avoided == [{"bad"}]
+    assert trainer.configuration == AT
+
+
 @pytest.mark.parametrize(
     ("hosts", "avoided"), [((), [{"here"}]), (("here", "there"), [{"here"}]), (("here",), [])]
 )

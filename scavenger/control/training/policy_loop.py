@@ -76,7 +76,7 @@ class PolicyLoop:
             operations.refusing = "training has ended"
 
     def look(self) -> None:
-        """Ask the policy and carry out its decision; does nothing while a change of the view is in progress.
+        """Ask the policy and carry out its decision; while there is no view, only which hosts are avoided.
 
         Raises:
             LimitReachedError: If the budget or deadline would be crossed, or no workers can be launched.
@@ -84,7 +84,14 @@ class PolicyLoop:
         """
         trainer = self._trainer
         self._looked_at = trainer.elapsed_s
-        if trainer.configuration is None or not trainer.supervisor.settled:
+        if trainer.configuration is None:
+            return
+        if not trainer.supervisor.settled:
+            if not trainer.supervisor.workers("training"):
+                # no view comes before the first replacement, which must not be where the others have failed
+                match self._policy.decide(self.snapshot()):
+                    case Blacklist() as decision:
+                        self._blacklist_hosts(decision)
             return
         self._balance()
         if at_risk := [
@@ -102,14 +109,17 @@ class PolicyLoop:
             case Replace(workers, reason):
                 trainer.note(f"{', '.join(workers)} replaced: {reason}")
                 trainer.replace(workers, reason, kind="eviction")
-            case Blacklist(hosts, until_s, reason):
-                self._blacklist |= dict.fromkeys(hosts, until_s)
-                self._avoid()
-                trainer.note(reason)
+            case Blacklist() as decision:
+                self._blacklist_hosts(decision)
             case Pause(reason):
                 raise LimitReachedError(f"paused: {reason}")
             case Stop(reason, cause):
                 raise (WorkersLostError if cause == "failures" else LimitReachedError)(reason)
+
+    def _blacklist_hosts(self, decision: Blacklist) -> None:
+        self._blacklist |= dict.fromkeys(decision.hosts, decision.until_s)
+        self._avoid()
+        self._trainer.note(decision.reason)
 
     def _avoid(self) -> None:
         """Make the engine avoid the blacklisted hosts, and use those again whose time has expired."""
