@@ -36,6 +36,8 @@ LINES_BYTES_MAX = 4 << 20
 _VERDICT_S = 60.0
 """Longest wait at the end of an epoch for the job's answer; then training goes on."""
 _LOOK_S = 0.01
+_REASON_MAX = 500
+"""Characters of the reason why training is over."""
 
 
 def scavenger_report(
@@ -162,6 +164,7 @@ class Report:
         /,
         *,
         epoch: int | None = None,
+        done: bool | str = False,
         **named: float,
     ) -> None:
         """Report that an epoch is over, with metrics by name; every process calls it, and waits for the answer.
@@ -169,16 +172,19 @@ class Report:
         Args:
             metrics: As `{"val_accuracy": 0.97}`, or by keyword.
             epoch: Its number from 0, if the program counts epochs itself.
+            done: Whether training is over by the program's own decision, or the reason: the job ends as succeeded, and
+                says so.
 
         Raises:
-            SystemExit: With status 0, if the goal is reached; the checkpoint is saved.
+            SystemExit: With status 0, if the goal is reached, or training is over; the checkpoint is saved.
         """
         number = self.epochs if epoch is None else epoch
         self.epochs = number + 1
         if self._folder is None:
             return
         found = {str(name): float(value) for name, value in {**(metrics or {}), **named}.items()}
-        self._write("epoch", step=self.steps, epoch=number, metrics=found)
+        reason = done[:_REASON_MAX] if isinstance(done, str) else "its own decision"
+        self._write("epoch", step=self.steps, epoch=number, metrics=found, done=reason if done else None)
         deadline = time.monotonic() + _VERDICT_S
         while self._request.get("epoch", -1) < number and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

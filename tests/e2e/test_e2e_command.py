@@ -154,6 +154,50 @@ def test_a_program_that_only_prints_is_read_by_patterns_and_ends_when_its_goal_i
     assert [p for p in marked(mark) if p.pid != os.getpid()] == []
 
 
+@pytest.mark.parametrize(
+    ("last", "status", "words"),
+    [
+        ('report.epoch(val_error=0.5, done="no better")', "succeeded", "stopped by the program (no better)"),
+        pytest.param(
+            *("report.epoch(val_error=0.5); break", "succeeded", "which ended by itself after epoch 3"),
+            marks=pytest.mark.long,
+        ),
+        ("report.epoch(loss=0.5); break", "failed", "ended by itself in epoch 4 of 9, before the goal"),
+    ],
+)
+def test_a_program_that_ends_training_by_itself_says_so(
+    make_job: Callable[..., Job], last: str, status: str, words: str
+) -> None:
+    program = f"""
+import sys
+from scavenger.sdk.report import scavenger_report
+with scavenger_report(save=lambda: open(sys.argv[1] + "/model", "w").close(), samples_per_epoch=40) as report:
+    for epoch in range(9):
+        for _ in range(5):
+            report.step(loss=1.0)
+        if epoch == 2:
+            {last}
+        else:
+            report.epoch(val_error=1.0)
+    report.checkpoint(open(sys.argv[1] + "/model", "w").name)
+"""
+    job = _command(
+        make_job,
+        program,
+        run="python train.py {checkpoint_dir}",
+        search={"workers": 1, "batch_size": 8},
+        goal={"metric": "val_error", "target": 0.1, "max_epochs": 9, "epochs_hint": 5},
+        profile={"steps": 3},
+    )
+    outcome = job.run()
+
+    assert words in outcome.stderr.replace("\n", " "), outcome.stderr
+    assert (outcome.code == 0) == (status == "succeeded")
+    assert _record(job).state == status
+    if status == "succeeded":
+        assert (outcome.report["actual"]["epochs"], outcome.report["steps"]) == (3, 15)
+
+
 def test_a_command_that_fails_is_tried_again_and_then_named_with_its_log(
     make_job: Callable[..., Job],
 ) -> None:

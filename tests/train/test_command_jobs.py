@@ -335,3 +335,45 @@ def test_what_a_command_cannot_run_on_is_refused(
         check_command(changed, plain.run, tmp_path)
     with pytest.raises(ConfigurationError, match="no program 'pyhton'"):
         check_command(plain, RunSpec(command="pyhton train.py"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "further", "stops"),
+    [
+        ({"auc": 0.5}, 0, True),
+        ({"auc": math.nan}, 0, False),
+        ({"loss": 0.5}, 0, False),
+        ({"auc": 0.5}, 1, False),
+    ],
+)
+def test_a_program_that_ends_by_itself_has_ended_training_if_its_newest_epoch_has_the_goals_metric(
+    metrics: dict[str, float], further: int, stops: bool
+) -> None:
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    assert progress.stop("auc") == []
+    progress.take(Record("step", 1.0, step=1), 1.0)
+    progress.take(Record("epoch", 1.5, step=1, epoch=0, metrics=metrics), 1.5)
+    for step in range(2, 2 + further):
+        progress.take(Record("step", float(step), step=step), float(step))
+
+    found = progress.stop("auc")
+    assert bool(found) is stops
+    if stops:
+        (report,) = found
+        assert isinstance(report, m.EpochReport)
+        assert (report.epoch, report.stopped_by) == (0, "the program, which ended by itself")
+
+
+def test_the_reason_of_a_program_for_ending_training_is_in_the_report_of_its_epoch(tmp_path: Path) -> None:
+    report = sdk.Report({sdk.FOLDER: str(tmp_path)})
+    (tmp_path / "request").write_text(json.dumps({"epoch": 0, "stop": False}))
+    report.step()
+    report.epoch(done="no\x1bbetter" + "." * 1000)
+    records = Reports(tmp_path).read()
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    events = [event for record in records for event in progress.take(record, 1.0)]
+    (told,) = [event for event in events if isinstance(event, m.EpochReport)]
+    assert told.stopped_by.startswith("the program (no?better...")
+    assert len(told.stopped_by) < 600

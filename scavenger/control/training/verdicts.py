@@ -36,7 +36,7 @@ class Verdicts:
         callbacks: The runs of the callbacks.
         finished: Whether a verdict has ended training.
         reached: Whether the goal is reached.
-        stopped_by: The callback that stopped training; empty if none did.
+        stopped_by: The callback, or the program of a command, that stopped training; empty if none did.
     """
 
     def __init__(
@@ -79,7 +79,10 @@ class Verdicts:
         record = self._newest(epoch)
         awaited = report.callbacks and (epoch < 0 or record is not None)
         if not awaited or self._history.callback_run_of(epoch) is not None:
-            return [self._verdict(epoch, record)]
+            verdict = self._verdict(epoch, record, report.stopped_by)
+            told = record is not None and report.stopped_by and not self.reached
+            words = f"stopped by {report.stopped_by} after epoch {epoch + 1}"
+            return [verdict, *(self._warn_once(words, words) if told else [])]
         last = record is not None and (self._ends_at(record) or self.callbacks.stopping(epoch) is not None)
         lost = self._warn_of_lost_state(epoch, step, every=every)
         return [*lost, RunCallbacks(self.callbacks.request(epoch, step, record, last=last, every=every))]
@@ -106,12 +109,12 @@ class Verdicts:
         """Whether training ends with an epoch, whatever callbacks say."""
         return self._goal.reached(self._goal.value(record)) or record.epoch + 1 >= self._goal.spec.max_epochs
 
-    def _verdict(self, epoch: int, record: EpochRecord | None) -> GiveVerdict:
+    def _verdict(self, epoch: int, record: EpochRecord | None, stopped_by: str = "") -> GiveVerdict:
         run, keep_best = self._history.callback_run_of(epoch), False
         if record is not None:
             self.reached = self._goal.reached(self._goal.value(record))
             stopping = self.callbacks.stopping(epoch)
-            self.stopped_by = "" if stopping is None else stopping.stopped_by
+            self.stopped_by = stopped_by if stopping is None else stopping.stopped_by
             self.finished = self._ends_at(record) or bool(self.stopped_by)
             keep_best = self._history.best_epoch is record
             if run is not None and run.keep_best is not None:

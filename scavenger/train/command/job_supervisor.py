@@ -17,10 +17,11 @@ from pathlib import Path
 from scavenger.elastic import recovery
 from scavenger.errors import ModelNotSavedError, ScavengerError
 from scavenger.train.checkpoints.format import DamagedError
+from scavenger.train.command.attempt import Place, Target
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import Progress
-from scavenger.train.command.run import CommandRun, Place, Target
+from scavenger.train.command.run import CommandRun
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import Listing
 from scavenger.train.engines.base import Engine

@@ -15,6 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from scavenger.elastic.recovery import RolledBack
 from scavenger.elastic.view import Member, Position, View
 from scavenger.models.noise import norms_of_halves
@@ -192,14 +194,25 @@ class Progress:
         metrics = self._losses.metrics(self.epoch)
         if record.loss is not None:
             metrics[LOSS] = record.loss
-        return [self._report_epoch(number, metrics | record.metrics, took_s)]
+        reason = "".join(one if one.isprintable() else "?" for one in record.done)
+        stopped_by = f"the program ({reason})" if reason else ""
+        return [self._report_epoch(number, metrics | record.metrics, took_s, stopped_by)]
 
     def end(self, last: int) -> list[Event]:
         """The command has ended by itself, without telling of epochs: those up to `last` are over."""
         return [self._report_epoch(last, self._losses.metrics(self.epoch), 0.0)]
 
-    def _report_epoch(self, number: int, metrics: dict[str, float], took_s: float) -> m.EpochReport:
-        report = m.EpochReport(number, self.step, metrics, took_s)
+    def stop(self, metric: str) -> list[Event]:
+        """The command has ended by itself: its newest epoch was the last one, if it told the goal's metric of it."""
+        newest = self._epochs[-1] if self._epochs else None
+        if newest is None or self.samples or not math.isfinite(newest.metrics.get(metric, math.nan)):
+            return []
+        return [msgspec.structs.replace(newest, stopped_by="the program, which ended by itself")]
+
+    def _report_epoch(
+        self, number: int, metrics: dict[str, float], took_s: float, stopped_by: str = ""
+    ) -> m.EpochReport:
+        report = m.EpochReport(number, self.step, metrics, took_s, stopped_by=stopped_by)
         self._epochs.append(report)
         self.epoch, self.samples = number + 1, 0
         return report

@@ -17,25 +17,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
 from scavenger.elastic.recovery import Lost, Refused
 from scavenger.errors import ConfigurationError, TrainingCodeError
 from scavenger.train.command import messages as cm
+from scavenger.train.command.attempt import Attempt, Place, Target
 from scavenger.train.command.checkpoints import CommandCheckpoint, Kept
 from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import Group, Progress
 from scavenger.train.command.source import CommandSource
-from scavenger.train.command.stored_folder import Listing, checked
+from scavenger.train.command.stored_folder import checked
 from scavenger.train.command.whole import WholeStates
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import Timeouts
 from scavenger.train.supervisor.events import Event, Started
 from scavenger.train.transport import messages as m
 
-__all__ = ["Attempt", "CommandRun", "Place", "Target"]
+__all__ = ["CommandRun"]
 
 _SHORT_S = 3.0
 """How long processes may take to end that have nothing to save, or cannot, since another one of the group is gone."""
@@ -47,67 +48,6 @@ _SILENT_S = 600.0
 """How long a command may tell nothing, besides the limit on a step: it may evaluate, or save."""
 _NO_MACHINE_S = 20.0
 """How long the group waits for a host that has no machine yet; then it trains with fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the command's checkpoints are.
-
-    Attributes:
-        folder: Its own folder, if that is the same on all machines.
-        storage: URL under which hosts store it, if each has one of its own; else empty.
-        seen: Called with what a host has stored.
-    """
-
-    folder: str
-    storage: str = ""
-    seen: Callable[[Listing], None] = lambda files: None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the group is to be."""
-
-    workers: int
-    global_batch_size: int
-    reason: str
-    lr_scale: float = 1.0
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One start of the group.
-
-    Attributes:
-        target: What it was started for; it may have fewer members.
-        began_s, heard_s: When it began, and when it was last heard of, monotonic seconds.
-        request: What the program was asked.
-        reporting: Whether the program reports by `scavenger_report`, so that it sees requests.
-        ended: Exit status of the processes that have ended.
-        ending: Whether it is being ended.
-        until_s: When its processes are killed.
-        cause: Why it failed; empty otherwise.
-        saved: Whether it has reported a checkpoint.
-        states: Which states of its folder are whole, if that is carried.
-    """
-
-    group: Group
-    target: Target
-    began_s: float
-    heard_s: float
-    request: cm.Ask
-    states: WholeStates
-    reporting: bool = False
-    ended: dict[str, int] = field(default_factory=dict)
-    ending: bool = False
-    until_s: float = math.inf
-    cause: str = ""
-    saved: bool = False
-
-    @property
-    def left(self) -> tuple[str, ...]:
-        """Members whose process has not ended."""
-        return tuple(name for name in self.group.members if name not in self.ended)
 
 
 class CommandRun:
@@ -481,10 +421,14 @@ class CommandRun:
         if progress.epoch <= last and not progress.told_epochs and progress.step > 0:
             self._events += progress.end(last)
         elif progress.epoch <= last:
-            raise TrainingCodeError(
-                f"run: the command has ended by itself in epoch {progress.epoch + 1} of {last + 1}, before the goal "
-                "was reached; give it {epochs}, and have it go on from {checkpoint_dir}"
-            )
+            stopped = progress.stop(self._source.metric)
+            if not stopped:
+                raise TrainingCodeError(
+                    f"run: the command has ended by itself in epoch {progress.epoch + 1} of {last + 1}, before the "
+                    "goal was reached; give it {epochs}, and have it go on from {checkpoint_dir}; a program that "
+                    "decides by itself when to end tells of it by report.epoch(..., done=True)"
+                )
+            self._events += stopped
 
     def _left_behind(self, attempt: Attempt) -> None:
         """What the processes of a carried folder have left there is a checkpoint, if none of them failed."""

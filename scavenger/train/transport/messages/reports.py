@@ -178,6 +178,7 @@ class EpochReport(Tagged, frozen=True):
     Attributes:
         callbacks: Whether the job has callbacks, which run before the verdict.
         batch_hooks: Whether they run after every step, too.
+        stopped_by: Who has ended training with this epoch, with the reason, as of a command; empty if nobody has.
     """
 
     epoch: int
@@ -186,6 +187,7 @@ class EpochReport(Tagged, frozen=True):
     evaluation_s: float
     callbacks: bool = False
     batch_hooks: bool = False
+    stopped_by: str = ""
 
 
 class BatchReport(Tagged, frozen=True):

@@ -1,0 +1,75 @@
+"""One start of a command's group, what it was started for, and where its checkpoints are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scavenger.train.command import messages as cm
+from scavenger.train.command.progress import Group
+from scavenger.train.command.stored_folder import Listing
+from scavenger.train.command.whole import WholeStates
+
+__all__ = ["Attempt", "Place", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the command's checkpoints are.
+
+    Attributes:
+        folder: Its own folder, if that is the same on all machines.
+        storage: URL under which hosts store it, if each has one of its own; else empty.
+        seen: Called with what a host has stored.
+    """
+
+    folder: str
+    storage: str = ""
+    seen: Callable[[Listing], None] = lambda files: None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the group is to be."""
+
+    workers: int
+    global_batch_size: int
+    reason: str
+    lr_scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One start of the group.
+
+    Attributes:
+        target: What it was started for; it may have fewer members.
+        began_s, heard_s: When it began, and when it was last heard of, monotonic seconds.
+        request: What the program was asked.
+        reporting: Whether the program reports by `scavenger_report`, so that it sees requests.
+        ended: Exit status of the processes that have ended.
+        ending: Whether it is being ended.
+        until_s: When its processes are killed.
+        cause: Why it failed; empty otherwise.
+        saved: Whether it has reported a checkpoint.
+        states: Which states of its folder are whole, if that is carried.
+    """
+
+    group: Group
+    target: Target
+    began_s: float
+    heard_s: float
+    request: cm.Ask
+    states: WholeStates
+    reporting: bool = False
+    ended: dict[str, int] = field(default_factory=dict)
+    ending: bool = False
+    until_s: float = math.inf
+    cause: str = ""
+    saved: bool = False
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Members whose process has not ended."""
+        return tuple(name for name in self.group.members if name not in self.ended)
