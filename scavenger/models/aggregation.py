@@ -45,6 +45,7 @@ __all__ = [
     "AggregatorVms",
     "ModelSize",
     "held_models",
+    "loop_leader_lack",
     "optimizer_copies",
     "vms_for_bandwidth",
     "vms_for_memory",
@@ -53,6 +54,9 @@ __all__ = [
 WAITING_GRADIENTS = 0.25
 """G: gradients of workers of other hosts that aggregators keep at a time, in models."""
 
+_HELD_STATES = 6
+"""States that the leader of a loop may hold at once: of the checkpoint, of the best epoch, the last one, the mean, and
+two that are being sent or received."""
 OWN_BYTES = 2**30
 """Memory of an aggregator VM for its system, the agent and the processes; an assumption, not measured on a cloud."""
 
@@ -258,3 +262,25 @@ class AggregatorVms:
         else:
             helps = "a larger VM type would hold it"
         return f"the model is too large for the memory of {has}; {helps}"
+
+
+def loop_leader_lack(state_bytes: float, workers: int, *, memory_bytes: float) -> str:
+    """Why the memory of a loop's leader may not do, and for how many workers it does; empty if it does.
+
+    What a worker pushes is taken to be as large as the state of a replica at most, so the leader holds no more than
+    `(K + 6) S`.
+
+    Args:
+        state_bytes: S, the state of a replica.
+        workers: K, the most that may train.
+        memory_bytes: Memory of the leader's machine.
+    """
+    held_bytes = (workers + _HELD_STATES) * state_bytes
+    if held_bytes <= memory_bytes - OWN_BYTES:
+        return ""
+    fit = int((memory_bytes - OWN_BYTES) // state_bytes) - _HELD_STATES
+    certain = f"{fit} would fit in any case" if fit >= 1 else "not even one is sure to fit"
+    return (
+        f"the process that leads a loop holds what {workers} workers push, and states of {state_bytes / 2**20:.0f} MiB: "
+        f"up to {held_bytes / 2**30:.3g} GiB, and its machine has {memory_bytes / 2**30:.3g} GiB; {certain}"
+    )

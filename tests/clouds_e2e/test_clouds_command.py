@@ -17,6 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(420)]
 
 MakeJob = Callable[..., CloudJob]
 EPOCHS, STEPS = 40, 20
+RUN = {
+    "command": "python program.py {local_batch_size} {checkpoint_dir} {epochs}",
+    "setup": "python -c \"open('prepared', 'w').write('yes')\"",
+}
 PROGRAM = '''
 import json, os, socket, struct, sys, time
 from scavenger.sdk.report import scavenger_report
@@ -133,10 +137,7 @@ def _job(make_job: MakeJob) -> CloudJob:
     )
     spec = json.loads(job.file.read_text())
     del spec["train"]
-    spec["run"] = {
-        "command": "python program.py {local_batch_size} {checkpoint_dir} {epochs}",
-        "setup": "python -c \"open('prepared', 'w').write('yes')\"",
-    }
+    spec["run"] = RUN
     job.file.write_text(json.dumps(spec))
     (job.folder / "program.py").write_text(PROGRAM)
     return job

@@ -14,6 +14,7 @@ from scavenger.models.aggregation import (
     OWN_BYTES,
     AggregatorVms,
     held_models,
+    loop_leader_lack,
     optimizer_copies,
     vms_for_bandwidth,
     vms_for_memory,
@@ -190,3 +191,15 @@ def test_the_copies_of_an_optimizer_are_those_that_keras_makes(name: str, option
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"class_name": "Mine", "config": {}}'])
 def test_an_unknown_optimizer_counts_as_adam(text: str) -> None:
     assert optimizer_copies(text) == 2
+
+
+@given(state=st.floats(1e6, 1e11), workers=st.integers(1, 200), memory=st.floats(2.0**31, 1e12))
+def test_a_loops_leader_that_lacks_memory_is_told_how_many_workers_fit(
+    state: float, workers: int, memory: float
+) -> None:
+    lack = loop_leader_lack(state, workers, memory_bytes=memory)
+    fit = next((k for k in range(workers, 0, -1) if not loop_leader_lack(state, k, memory_bytes=memory)), 0)
+    assert (lack == "") == (fit == workers)
+    if lack:
+        assert ("not even one" in lack) == (fit == 0)
+        assert fit == 0 or f"; {fit} would fit in any case" in lack

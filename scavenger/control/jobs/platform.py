@@ -38,7 +38,7 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.errors import ConfigurationError, JobFileError, NotSupportedError
-from scavenger.models.aggregation import AggregatorVms
+from scavenger.models.aggregation import AggregatorVms, loop_leader_lack
 from scavenger.policy.leaders import LeaderPlan
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
@@ -402,7 +402,31 @@ class RentedVms:
             make_engine=make_engine,
         )
         shares = ShareMeter(store, record.id) if self._shared else None
-        return _VmResources(space, cloud_resources, fleet, shares)
+        meeting = _MeetingRoom(self._job.worker_counts[-1], warn) if self._meets_at_leader else None
+        return _VmResources(space, cloud_resources, fleet, shares, meeting)
+
+
+@dataclass(slots=True)
+class _MeetingRoom:
+    """Warns once if the memory of this machine may not do for the workers of a loop, which meet here.
+
+    Attributes:
+        workers: The most that may train.
+        warn: Shows a warning to the user.
+    """
+
+    workers: int
+    warn: Callable[[str], None]
+    known: bool = False
+
+    def look(self, state_bytes: float) -> None:
+        """Look once the size of a replica's state is known."""
+        if self.known or not state_bytes:
+            return
+        self.known = True
+        memory_bytes = LocalCloud().capacity()[1]
+        if lack := loop_leader_lack(state_bytes, self.workers, memory_bytes=memory_bytes):
+            self.warn(lack)
 
 
 class _VmResources:
@@ -410,6 +434,7 @@ class _VmResources:
 
     Args:
         shares: Counts what the job's aggregators use of a pool; None if they are on VMs of its own.
+        meeting: Looks at this machine's memory if workers meet here; None if they do not.
     """
 
     def __init__(
@@ -418,8 +443,10 @@ class _VmResources:
         cloud_resources: CloudResources,
         fleet: Fleet,
         shares: ShareMeter | None = None,
+        meeting: _MeetingRoom | None = None,
     ) -> None:
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
+        self._meeting = meeting
         self.engine: Callable[[Path, int], Engine] | None = self._engine_of
         self._shares = shares
         self._lodged: LodgedEngine | None = None
@@ -465,6 +492,8 @@ class _VmResources:
         steps: Sequence[StepRecord] = (),
     ) -> None:
         fleet = self._fleet
+        if self._meeting is not None:
+            self._meeting.look(model_bytes)
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
         if self._shares is not None and self._lodged is not None:

@@ -227,16 +227,7 @@ class LeaderSession:
             run_there(self._leaders.target(self.record), command, sink=file, timeout_s=_FETCH_S)
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                for member in tar:
-                    inside = member.name == job_id or member.name.startswith(f"{job_id}/")
-                    if not inside or ".." in member.name.split("/"):
-                        continue
-                    if member.isdir():
-                        make_private_folder(output / member.name)
-                    elif (content := tar.extractfile(member)) is not None and member.isfile():
-                        make_private_folder((output / member.name).parent)
-                        with open(output / member.name, "wb", opener=private_opener) as written:
-                            shutil.copyfileobj(content, written)
+                _unpack(tar, job_id, output)
         return output / job_id
 
     def end(self) -> tuple[str, ...]:
@@ -276,3 +267,26 @@ class LeaderSession:
     def _vm(self, store: Store) -> LeaderVm:
         provider = open_provider(self.record.provider, self.record.region, self._environment)
         return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform, sleep=self._sleep)
+
+
+def _unpack(tar: tarfile.TarFile, job_id: str, output: Path) -> None:
+    """Unpack a job's folder; nothing is written outside of it, nor through a link."""
+    links: list[tarfile.TarInfo] = []
+    for member in tar:
+        inside = member.name == job_id or member.name.startswith(f"{job_id}/")
+        if not inside or ".." in member.name.split("/"):
+            continue
+        if member.isdir():
+            make_private_folder(output / member.name)
+        elif member.issym():
+            links.append(member)
+        elif member.isfile() and (content := tar.extractfile(member)) is not None:
+            make_private_folder((output / member.name).parent)
+            with open(output / member.name, "wb", opener=private_opener) as written:
+                shutil.copyfileobj(content, written)
+    for link in links:  # as the model of a command is
+        target = os.path.normpath(os.path.join(os.path.dirname(link.name), link.linkname))
+        at = output / link.name
+        if target.startswith(f"{job_id}/") and link.linkname == os.path.normpath(link.linkname):
+            at.unlink(missing_ok=True)
+            at.symlink_to(link.linkname)

@@ -213,6 +213,8 @@ class CommandJobSupervisor(WithoutAggregators):
             target = str(Path(self._checkpoints.folder) / held.path)
         if not os.path.isabs(target) and "://" not in target:
             target = str(self._source.folder / target)
+        if Path(target).is_relative_to(path.parent.resolve()):  # so that the outputs can be taken elsewhere
+            target = os.path.relpath(target, path.parent.resolve())
         part = partial_model(path)
         try:
             part.unlink(missing_ok=True)
