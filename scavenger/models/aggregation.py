@@ -281,6 +281,6 @@ def loop_leader_lack(state_bytes: float, workers: int, *, memory_bytes: float) -
     fit = int((memory_bytes - OWN_BYTES) // state_bytes) - _HELD_STATES
     certain = f"{fit} would fit in any case" if fit >= 1 else "not even one is sure to fit"
     return (
-        f"the process that leads a loop holds what {workers} workers push, and states of {state_bytes / 2**20:.0f} MiB: "
+        f"the process that leads it holds what {workers} workers push, and states of {state_bytes / 2**20:.0f} MiB, "
         f"up to {held_bytes / 2**30:.3g} GiB, and its machine has {memory_bytes / 2**30:.3g} GiB; {certain}"
     )

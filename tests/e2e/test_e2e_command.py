@@ -72,7 +72,10 @@ def _programs(mark: str, *arguments: str) -> list[psutil.Process]:
     """Processes of the command whose arguments begin so."""
     found = []
     for process in marked(mark):
-        line = process.cmdline()
+        try:
+            line = process.cmdline()
+        except psutil.Error:  # it has ended since
+            continue
         if "train.py" in line and tuple(line[line.index("train.py") + 1 :][: len(arguments)]) == arguments:
             found.append(process)
     return found
