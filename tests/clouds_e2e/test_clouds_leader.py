@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,6 @@ from cloud_jobs import CloudJob, assert_nothing_left_at, eventually
 from gcp_state import PROJECT
 from machines import AGENT, Machine, unavailable
 from rented import AwsRented, Rented, rented
-from test_clouds_command import PROGRAM, RUN
-from test_e2e_loop import _MODULE as LOOP
 
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.caller import CALLER_VARIABLE
@@ -205,37 +202,6 @@ def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
     with Store.open(laptop.job.store) as store:
         (job,) = store.jobs(10)
     assert (job.state, job.attempts) == ("succeeded", 2)
-    assert_nothing_left_at(cloud)
-
-
-@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
-@pytest.mark.parametrize("kind", ["loop", "command"])
-def test_a_loop_and_a_command_are_led_by_a_vm_and_their_models_are_fetched(
-    cloud: Rented, laptop: Laptop, kind: str
-) -> None:
-    goal = {"metric": "val_error", "max_epochs": 12, "epochs_hint": 10}
-    search = {"workers": [1, 2], "batch_size": [32], "strategy": "full"}
-    laptop.job.change(goal=goal, search=search, profile={"steps": 5}, elastic={"policy": "fixed"})
-    if kind == "loop":
-        (laptop.job.folder / "train.py").write_text(LOOP)
-    else:
-        spec = json.loads(laptop.job.file.read_text())
-        del spec["train"]
-        laptop.job.file.write_text(json.dumps({**spec, "run": RUN}))
-        (laptop.job.folder / "program.py").write_text(PROGRAM)
-
-    code, said = laptop.ask("optimize", str(laptop.job.file), "--yes")
-
-    assert code == 0, said
-    with Store.open(laptop.job.store) as store:
-        job = store.job(store.jobs(10)[0].id)
-    assert job.state == "succeeded"
-    assert job.report is not None
-    assert "leader" in [item["name"] for item in job.report["estimate"]["items"]]
-    (model,) = (laptop.job.folder / ".scavenger" / job.id).glob("model*")
-    assert model.is_file()
-    if kind == "command":
-        assert json.loads(model.read_text())["epoch"] == 12
     assert_nothing_left_at(cloud)
 
 
