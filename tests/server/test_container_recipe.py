@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,22 @@ def test_a_new_container_has_what_its_variables_name(tmp_path: Path, monkeypatch
     with Store.open() as store:
         assert store.path is not None
         assert store.path.is_relative_to(tmp_path)
+
+
+def test_the_recipe_copies_what_there_is_and_installs_extras_that_there_are() -> None:
+    root, text = RECIPE.parents[2], RECIPE.read_text()
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    copied = [
+        word
+        for line in re.findall(r"^COPY (?!--)(.*)$", text, flags=re.MULTILINE)
+        for word in line.split()[:-1]
+    ]
+    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", text)
+
+    assert copied
+    assert all((root / name).exists() for name in copied)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert {"server", "kubernetes"} <= set(extras.split(","))
+    (program,) = re.findall(r'^ENTRYPOINT \["([^"]+)"', text, flags=re.MULTILINE)
+    assert {program, "scavenger-vm"} <= set(project["scripts"])
+    assert re.search(r"^USER [1-9]", text, flags=re.MULTILINE)
