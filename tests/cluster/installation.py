@@ -6,7 +6,6 @@ here are read by these lines; where there is a `kubectl`, a test compares.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -69,12 +68,13 @@ def apply(api: Any, objects: list[dict[str, Any]]) -> None:
     for one in sorted(objects, key=lambda one: one["kind"] not in first):
         version = one["apiVersion"].replace("policy/v1", "policy/v1beta1")
         resource = talking.resources.get(api_version=version, kind=one["kind"])
-        with contextlib.suppress(dynamic.exceptions.ConflictError):
-            body = {**one, "apiVersion": version}
-            try:
-                resource.create(body=body, namespace=one["metadata"].get("namespace"))
-            except ApiException as error:
-                raise AssertionError(f"{one['kind']} {one['metadata']['name']}: {error.body!r}") from error
+        body = {**one, "apiVersion": version}
+        try:
+            resource.create(body=body, namespace=one["metadata"].get("namespace"))
+        except dynamic.exceptions.ConflictError:  # it is there
+            continue
+        except ApiException as error:
+            raise AssertionError(f"{one['kind']} {one['metadata']['name']}: {error.body!r}") from error
 
 
 def unrestricted(pod: Mapping[str, Any]) -> list[str]:
