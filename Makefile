@@ -10,7 +10,7 @@ AGAIN := --reruns 1 --reruns-delay 5 -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-kubernetes quick install install-dev check format bench backtest chaos soak proofs simulate docs clean
+.PHONY: help demo test test-kubernetes demo-kubernetes quick install install-dev check format bench backtest chaos soak proofs simulate docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,6 +24,10 @@ test: install-dev  ## the whole test suite
 test-kubernetes: install-dev  ## build a real control plane once (on Debian, as root; ten minutes), and try what needs a cluster
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m pytest tests/cluster
+
+demo-kubernetes: install-dev  ## an ElasticJob with two workers, then three, then one, before a real API server (see test-kubernetes)
+	$(BIN)/python -m tests.cluster.binaries
+	$(BIN)/python -m tests.cluster.demo
 
 quick: install-dev  ## the tests that train nothing, start no processes and compute no longer than a few seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"

@@ -45,6 +45,7 @@ _MODULES = (
     "service",
     "runner",
     "reconcile",
+    "operator",
     "loop_step",
     "many_workers",
     "two_hosts",

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,15 @@ class Options:
         return place or "default", self.lease
 
 
-def run_operator(options: Options, installation: Installation) -> None:
+def run_operator(
+    options: Options, installation: Installation, *, looked: Callable[[float], None] = lambda _: None
+) -> None:
     """Run until SIGTERM or SIGINT.
+
+    Args:
+        options: Of the command.
+        installation: What all jobs share.
+        looked: See `Operator`.
 
     Raises:
         ScavengerError: The cluster cannot be reached.
@@ -71,7 +79,7 @@ def run_operator(options: Options, installation: Installation) -> None:
 
     me = f"{socket.gethostname()}_{uuid.uuid4()}"
     keeper = LeaseKeeper(cluster, *options.lease_place, me, began)
-    operator = Operator(cluster, installation, acts=lambda: keeper.held)
+    operator = Operator(cluster, installation, acts=lambda: keeper.held, looked=looked)
     registry = _handlers(operator)
     keeper.start()
     operator.start()

@@ -60,7 +60,7 @@ from scavenger.policy.provisioning.zones import workers_elsewhere
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import Needs, VmEngine
 
 __all__ = ["Fleet", "new_boot_key"]
 
@@ -134,6 +134,7 @@ class Fleet:
         self._reconciler: ReconcilerThread | None = None
         self._intents: tuple[Intent, ...] = ()
         self._looked_at = -LOOK_S
+        self._needs: Needs | None = None
         self._is_clean = False
         self._traffic = TrafficCounter(inputs.traffic_price, Traffic())
         self._leader = LeaderMeter({})
@@ -214,8 +215,12 @@ class Fleet:
             CredentialsError, TransientError: If no VM can be launched and the job has none.
         """
         now = self._clock()
-        if now - self._looked_at < LOOK_S or self._engine is None:
+        if self._engine is None:
             return
+        needs = self._engine.needs()
+        if now - self._looked_at < LOOK_S and needs == self._needs:
+            return
+        self._needs = needs
         try:
             with self._store.hurried():
                 self._look(self._engine, now)

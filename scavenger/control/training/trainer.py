@@ -454,6 +454,7 @@ class Trainer:
             case Launch(workers, vm):
                 for worker in self.supervisor.launch(workers, vm, threads=self._offers[vm].cpus):
                     self._notify(WorkerChanged(worker, "starting"))
+                self._ticked_at = -math.inf  # what they are to run on is rented at once
             case Resize(workers, batch, reason, lr_scale, without):
                 self.supervisor.resize(workers, batch, reason, without=without, lr_scale=lr_scale)
             case Release(keep):
