@@ -326,6 +326,13 @@ class ElasticWorld:
         found = self.core.list_namespaced_pod(self.namespace, label_selector=labels).items
         return [pod for pod in found if pod.status.phase in ("Pending", "Running")]
 
+    def kept_available(self) -> int | None:
+        """How many workers evictions leave; None if nothing says so."""
+        found = self.objects.list_namespaced_custom_object(
+            "policy", "v1beta1", self.namespace, "poddisruptionbudgets"
+        )["items"]
+        return int(found[0]["spec"]["minAvailable"]) if found else None
+
     def events(self) -> list[tuple[str, str]]:
         """Reasons and messages of events of ElasticJobs."""
         found = self.core.list_namespaced_event(self.namespace).items

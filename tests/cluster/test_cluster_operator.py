@@ -85,6 +85,7 @@ def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, k
     until(lambda: world.status("digits").get("replicas") == 3, BEGUN_S, what="three workers")
     assert first < {pod.metadata.name for pod in world.pods("worker", name="digits")}
     operator = world.start_operator()
+    until(lambda: world.kept_available() == 2, what="evictions leave two of three")
 
     (named, *_) = sorted(first)
     world.core.patch_namespaced_pod(

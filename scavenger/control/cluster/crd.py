@@ -215,6 +215,7 @@ def crd() -> Schema:
     }
 
 
+_NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _COLUMNS: tuple[tuple[str, str, str, Schema], ...] = (
     ("Phase", "string", ".status.phase", {}),
     ("Workers", "integer", ".status.replicas", {}),
@@ -240,7 +241,7 @@ def _whole() -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             # the job's pods have this name as a label
-            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 63}}},
+            "metadata": {"type": "object", "properties": {"name": _NAME}},
             "spec": spec,
             "status": _status(),
         },

@@ -37,6 +37,7 @@ from scavenger.domain.elastic_job import (
     read_spec,
     worker_selector,
 )
+from scavenger.domain.operation import ScaleIn, ScaleTo
 from scavenger.domain.progress import Progress
 from scavenger.domain.submission import Submission
 from scavenger.errors import CloudError, ConfigurationError, ScavengerError, TransientError
@@ -80,6 +81,25 @@ class Key:
         return cls(*parts)
 
 
+@dataclass
+class _Asked:
+    """What the present attempt of a job was asked for last.
+
+    Attributes:
+        attempt: Number of the attempt.
+        operation: Asked for last; None before the first.
+        at_s: When it was asked for, or was under way.
+        target: Workers that the job is at; None while that is not known.
+        gone: Workers that were asked to go.
+    """
+
+    attempt: int = 0
+    operation: OperationRecord | None = None
+    at_s: float = -SETTLED_S
+    target: int | None = None
+    gone: frozenset[str] = frozenset()
+
+
 class Leader:
     """Follows one ElasticJob, with the job of a store.
 
@@ -111,9 +131,7 @@ class Leader:
         self._seen: Json | None = None
         self._told: Json = {}
         self._told_at = self._pods_at = -REPORT_S
-        self._operation: OperationRecord | None = None
-        self._operation_at = -SETTLED_S
-        self._target: int | None = None
+        self._asked = _Asked()
         self._pods: list[Json] = []
 
     def see(self, job: Json | None) -> None:
@@ -177,33 +195,49 @@ class Leader:
     def _ask(self, job: Json, spec: ElasticJobSpec, record: JobRecord) -> None:
         """Ask the job for as many workers as it is to have, and to let go of those that are named."""
         now = self._clock()
+        if self._asked.attempt != record.attempts:
+            self._asked = _Asked(record.attempts)
         told = self._store.events(record.id, limit=1, kind="progress")
         there = Progress.read(told[0].data).configuration.workers if told else None
-        if self._operation is not None:
-            self._operation = self._store.operation(self._operation.id)
-        last = self._operation
-        busy = last is not None and not last.ended
-        if not busy and now - self._operation_at > SETTLED_S:
-            self._target = there
-        if self._target is None:
+        busy = self._follow_operation(now)
+        last = self._asked.operation
+        if not busy and now - self._asked.at_s > SETTLED_S:
+            self._asked.target = there
+        if self._asked.target is None:
             return
         self._look_for_removals(job, now)
         replicas, leaving = _wanted(self._seen or job)
         refused = _refused(last)
         training = Training(
-            self._workers(record.id), self._target, busy, refused, refused_s=now - self._operation_at
+            self._workers(record.id), self._asked.target, busy, refused, refused_s=now - self._asked.at_s
         )
         operation = next_operation(training, replicas=replicas, leaving=leaving)
         if operation is None:
             return
         try:
-            self._operation = self._store.submit_operation(record.id, operation, "its ElasticJob")
+            self._asked.operation = self._store.submit_operation(record.id, operation, "its ElasticJob")
         except (TransientError, ConfigurationError) as error:  # somebody else has asked; or it has just ended
             log.info("%s", error)
             return
-        self._operation_at = now
-        self._target = getattr(operation, "workers", self._target - len(getattr(operation, "remove", ())))
+        self._asked.at_s = now
         knock(Path(record.job_file).parent / str(record.spec.get("output") or ".scavenger") / record.id)
+
+    def _follow_operation(self, now: float) -> bool:
+        """Whether what was asked last is under way; once it has ended, what it has come to is known."""
+        last = self._asked.operation
+        if last is None or last.ended:
+            return False
+        last = self._asked.operation = self._store.operation(last.id)
+        self._asked.at_s = now
+        if last.state == "done" and self._asked.target is not None:
+            match last.operation:
+                case ScaleTo(workers):
+                    self._asked.target = workers
+                case ScaleIn(remove):
+                    self._asked.target -= len(remove)
+        gone = last.operation.remove if isinstance(last.operation, ScaleIn) else ()
+        self._asked.gone |= frozenset(gone)
+        return not last.ended
 
     def _workers(self, job_id: str) -> dict[str, str]:
         """The workers that train, each with its pod's name."""
@@ -213,7 +247,7 @@ class Leader:
         return {
             one.process: names.get(one.host or "", "")
             for one in self._store.processes(job_id)
-            if (one.role, one.state) == ("worker", "training")
+            if (one.role, one.state) == ("worker", "training") and one.process not in self._asked.gone
         }
 
     def _look_for_removals(self, job: Json, now: float) -> None:
@@ -249,7 +283,7 @@ class Leader:
     # ---- what it tells --------------------------------------------------------------------------------------
 
     def _report(self, one: Submission | None, record: JobRecord | None, spec: ElasticJobSpec) -> None:
-        last = self._operation
+        last = self._asked.operation
         waits = one is None or not one.is_open
         ended = record is not None and record.state in ENDED
         told = report_of_job(self._store, one, record)
