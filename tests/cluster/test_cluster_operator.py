@@ -15,7 +15,7 @@ from machines import AGENT, ROOT, Machines, unavailable
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NODES = tuple(NodeShape(f"elastic-{name}", "zone-1", cpus=6, memory_gib=32) for name in "abc")
 TRAIN = ROOT / "examples" / "digits" / "train.py"
@@ -121,9 +121,9 @@ def test_a_job_waits_while_it_is_suspended_and_goes_on_after_the_loss_of_its_lea
     world: ElasticWorld, kubelet: Kubelet
 ) -> None:
     world.start_operator()
-    world.add("digits", {**digits(25), "replicas": 1})
+    world.add("digits", {**digits(12), "replicas": 1})
     until(lambda: world.status("digits").get("phase") == "Running", BEGUN_S, what="it runs")
-    until(lambda: (world.status("digits").get("step") or 0) > 60, BEGUN_S, what="some steps")
+    until(lambda: (world.status("digits").get("step") or 0) > 40, BEGUN_S, what="some steps")
 
     world.change("digits", suspend=True)
     until(lambda: world.status("digits").get("phase") == "Suspended", BEGUN_S, what="it is suspended")
