@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from elastic_world import ElasticWorld
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from kubernetes.client.exceptions import ApiException
 
@@ -80,6 +80,7 @@ def fault(made: dict[str, Any]) -> str:
 def test_the_api_server_takes_the_forms_of_a_job_file(
     world: ElasticWorld, place: tuple[str, ...], value: Any
 ) -> None:
+    note(f"{place}: {value!r}")
     job = json.loads(json.dumps(REQUIRED))
     job["search"] = {"workers": "1..4096", "batch_size": [2**24]}
     if place == ("elastic", "policy"):
@@ -122,7 +123,7 @@ def at_odds(words: str) -> bool:
 def test_what_stands_around_the_job_is_taken_by_both_or_by_none(
     world: ElasticWorld, key: str, value: Any
 ) -> None:
-    job = {**REQUIRED, "resources": {"cpus": 2, "memory": 4}}
+    job = {**REQUIRED, "resources": {"cpus": 2, "memory": 4}, "search": {"batch_size": 4096}}
     spec = {"job": job, "code": {"path": "/code"}, key: value}
     own = fault({"metadata": {"name": "digits", "namespace": "schema", "uid": "u"}, "spec": spec})
 

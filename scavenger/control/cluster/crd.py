@@ -166,6 +166,8 @@ def _conditions(schema: Schema) -> Schema:
     made = {key: one for key, one in schema.items() if key not in left_out}
     if schema["type"] == "integer":
         made["multipleOf"] = 1
+    if "oneOf" in made:  # of which a value of another type would fulfil all
+        made["anyOf"] = [{"oneOf": made.pop("oneOf")}, _IMPOSSIBLE[schema["type"]]]
     if "enum" in made:
         words = made.pop("enum")
         if not all(isinstance(one, str) and one.isidentifier() for one in words):
