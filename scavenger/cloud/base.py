@@ -10,6 +10,8 @@ The contract of a `Provider`, which `tests/cloud` verifies for every implementat
   the call with the same token, or list the VMs.
 - **Machines to avoid** (`LaunchTemplate.avoided`) get no VM while others could hold it, where the provider can choose
   the machine; elsewhere they change nothing, nor do names that there are not.
+- **A launch that waits in a queue** (as of Kueue) raises `CloudUnavailableError` as well, and lists show it `queued`:
+  repeating it is what waits, and `StockOutError` says that the provider waits no longer.
 - **A token holds in one zone**: another zone needs another token, or a definite error first.
 - **describe** finds a VM from the moment that launch returned, in the process that launched it; in other processes it
   may take `visibility_s`. `GoneError` after the cloud has forgotten it.

@@ -150,6 +150,7 @@ class VmSeen:
         launched_at, ended_at: Start and end, by the cloud's clock; None if it does not report them.
         reason: Why it is stopping or gone, in the cloud's words; empty if it does not report one.
         run_max_s: Time after its launch at which it ends itself in any case, as its tags say; 0 if they do not.
+        queued: Whether its launch is accepted and waits in a queue: it is not there yet, and nothing is paid for it.
     """
 
     instance_id: str
@@ -164,6 +165,7 @@ class VmSeen:
     ended_at: datetime | None = None
     reason: str = ""
     run_max_s: int = 0
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from scavenger.domain.forms import (
     FAULT,
+    Duration,
     FrozenModel,
     Path,
     did_you_mean,
@@ -333,6 +334,8 @@ class KubernetesSettings(CloudSettings):
         description="Taints of nodes that pods tolerate: their keys, each with its value, or with '' for any.",
     )
     labels: _Pairs = Field(default={}, description="Labels of the pods.")
+    queue: _Label = Field(default="", description="Local queue of Kueue that admits the pods.")
+    queue_wait: Duration = Field(default=600.0, description="How long a pod waits to be admitted.")
     usd_per_cpu_hour: _Usd | None = Field(default=None, description="What a CPU of a pod costs in an hour.")
     usd_per_gib_hour: _Usd | None = Field(default=None, description="What a GiB of its memory costs.")
     usd_per_gpu_hour: _Usd | None = Field(default=None, description="What a GPU costs.")

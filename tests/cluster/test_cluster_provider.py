@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from cluster_world import NODES, Interceptor, KubernetesWorld, worlds
 from conformance import OWNER, ProviderConformance, World, make_request
+from nested import built
 
-from scavenger.errors import ConfigurationError
+from scavenger.domain.intent import Intent
+from scavenger.errors import CloudUnavailableError, ConfigurationError, StockOutError
+from scavenger.policy.provisioning.decider import ending_of
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, nodes_of
 
@@ -108,3 +111,111 @@ def test_a_node_that_is_avoided_gets_pods_only_if_no_other_could_hold_them(
     finally:
         cluster.core.delete_collection_namespaced_pod(cluster.namespace, grace_period_seconds=0)
         kubelet.delete("node-a-2")
+
+
+class Kueue:
+    """Does what Kueue does with a pod of a queue, as far as Kubernetes 1.20 can: it knows no scheduling gates.
+
+    Its webhook holds a new pod back: here by the name of a scheduler that there is not, and by the condition that a
+    gate leads to. A pod that is admitted is bound, as the scheduler would. One that is preempted gets the condition
+    that says so, and is deleted.
+    """
+
+    def __init__(self, world: KubernetesWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.core, self.namespace = world.core, world.namespace
+        core = world.provider._core
+        create = core.create_namespaced_pod
+
+        def held(namespace: str, body: Any, **options: Any) -> Any:
+            body["spec"]["schedulerName"] = "kueue-of-the-tests"
+            pod = create(namespace, body, **options)
+            self.gate(pod.metadata.name)
+            return pod
+
+        monkeypatch.setattr(core, "create_namespaced_pod", held)
+
+    def _condition(self, name: str, **condition: str) -> None:
+        self.core.patch_namespaced_pod_status(name, self.namespace, {"status": {"conditions": [condition]}})
+
+    def gate(self, name: str) -> None:
+        self._condition(name, type="PodScheduled", status="False", reason="SchedulingGated", message="held")
+
+    def admit(self, name: str, node: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"metadata": {"name": name}, "target": target}
+        self.core.create_namespaced_binding(self.namespace, body, _preload_content=False)
+
+    def preempt(self, name: str) -> None:
+        words = "Preempted to accommodate a higher priority Workload"
+        self._condition(
+            name,
+            type="TerminationTarget",
+            status="True",
+            reason="WorkloadEvictedDueToPreempted",
+            message=words,
+        )
+        self.core.delete_namespaced_pod(name, self.namespace)
+
+
+@pytest.fixture
+def kueue(cluster: KubernetesWorld, monkeypatch: pytest.MonkeyPatch) -> Kueue:
+    cluster.provider.settings = replace(cluster.provider.settings, queue="team-a")
+    return Kueue(cluster, monkeypatch)
+
+
+def test_a_pod_waits_in_its_queue_until_it_is_admitted_and_its_launch_is_repeated(
+    cluster: KubernetesWorld, kueue: Kueue
+) -> None:
+    request = make_request(cluster)
+    for _ in range(2):
+        with pytest.raises(CloudUnavailableError, match="waits for the queue 'team-a'"):
+            cluster.provider.launch(request)
+        (seen,) = cluster.provider.list_owned(OWNER)
+        assert (seen.state, seen.queued) == ("pending", True)
+    pod: Any = cluster.core.read_namespaced_pod(seen.instance_id, cluster.namespace)
+    assert pod.metadata.labels["kueue.x-k8s.io/queue-name"] == "team-a"
+
+    kueue.admit(seen.instance_id, NODES[0].name)
+    launched = cluster.provider.launch(request)
+    assert (launched.instance_id, launched.queued) == (seen.instance_id, False)
+    cluster._until(lambda: cluster.provider.describe(seen.instance_id, seen.zone).state == "running")
+
+
+def test_a_pod_that_its_queue_does_not_admit_in_time_is_taken_back(
+    cluster: KubernetesWorld, kueue: Kueue
+) -> None:
+    cluster.provider.settings = replace(cluster.provider.settings, queue_wait_s=0.0)
+    with pytest.raises(StockOutError, match="not admitted by the queue 'team-a'"):
+        cluster.provider.launch(make_request(cluster))
+    assert cluster.provider.list_owned(OWNER) == ()
+
+
+def test_a_pod_that_its_queue_preempts_counts_as_taken_and_not_as_failed(
+    cluster: KubernetesWorld, kueue: Kueue
+) -> None:
+    request = make_request(cluster)
+    with pytest.raises(CloudUnavailableError):
+        cluster.provider.launch(request)
+    (seen,) = cluster.provider.list_owned(OWNER)
+    kueue.admit(seen.instance_id, NODES[0].name)
+    launched = cluster.provider.launch(request)
+    cluster._until(lambda: cluster.provider.describe(seen.instance_id, seen.zone).state == "running")
+    kueue.preempt(seen.instance_id)
+
+    found = []
+
+    def ending() -> bool:
+        found[:] = [one for one in cluster.provider.list_owned(OWNER) if one.state in ("stopping", "gone")]
+        return bool(found)
+
+    cluster._until(ending)
+    assert "WorkloadEvictedDueToPreempted" in found[0].reason
+    intent = built(
+        Intent,
+        request=request,
+        provider="kubernetes",
+        region="tests",
+        price_usd_per_hour=1.0,
+        reserved_usd=0.0,
+    )
+    assert ending_of(intent, replace(found[0], instance_id=launched.instance_id))[0] == "preempted"

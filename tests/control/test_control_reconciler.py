@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -20,7 +21,7 @@ from sqlalchemy import text
 
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.domain.intent import VmSlot
-from scavenger.errors import ConfigurationError, StoreBusyError
+from scavenger.errors import CloudUnavailableError, ConfigurationError, StoreBusyError
 from scavenger.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
@@ -64,6 +65,35 @@ def test_a_launch_whose_answer_is_lost_makes_one_vm(bench: Bench, done: bool) ->
 
     assert len(bench.alive()) == len(bench.living()) == 2
     assert {one.generation for one in bench.living()} == {0}
+
+
+def test_a_launch_that_waits_in_a_queue_is_repeated_with_its_token_costs_nothing_and_has_no_limit_here(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, kind = [True], type(bench.cloud)
+    launch, listed = kind.launch, kind.list_owned
+
+    def held(cloud: Any, request: Any) -> Any:
+        seen = launch(cloud, request)
+        if queue:
+            raise CloudUnavailableError("it waits for the queue 'team-a'")
+        return seen
+
+    def queued(cloud: Any, owner: str) -> Any:
+        return tuple(replace(one, queued=bool(queue)) for one in listed(cloud, owner))
+
+    monkeypatch.setattr(kind, "launch", held)
+    monkeypatch.setattr(kind, "list_owned", queued)
+    bench.pass_(3 * bench.config.vm.register_s)
+    waiting = bench.living()
+    assert [(one.state, one.generation) for one in waiting] == [("PLAN", 0)] * 2
+    assert max(one.charges.billed_s for one in waiting) <= bench.config.look.interval_s  # until it is listed
+    assert len(bench.calls("launch")) > 2
+
+    queue.clear()
+    bench.pass_(120)
+    assert [(one.state, one.id) for one in bench.living()] == [("UP", one.id) for one in waiting]
+    assert bench.alive() == sorted(one.id for one in waiting)
 
 
 @pytest.mark.parametrize("after", ["the intent", "the launch"])

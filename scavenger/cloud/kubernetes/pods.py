@@ -33,6 +33,7 @@ __all__ = [
     "pod_of",
     "secret_of",
     "seen_of",
+    "status_reason",
     "tags_of",
 ]
 
@@ -42,6 +43,8 @@ LAUNCHED = "scavenger/launched"
 """Annotation of a secret whose pod there is, or was."""
 ROLE_LABEL = "scavenger/role"
 """Label of each pod: whether it is of a worker, an aggregator or a leader."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label of pods that Kueue admits, each for itself, with the name of its queue."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 _OWNER, _TOKEN, _JOB, _SLOT, _GENERATION = (
@@ -84,6 +87,8 @@ class PodSettings:
         spot_labels: Labels of the nodes that the cloud may take back, which hold pods that may be interrupted.
         tolerations: Taints that they tolerate, as the API has them.
         pull_secret: Secret by which the image is pulled; empty for none.
+        queue: Local queue of Kueue that admits them; empty for none.
+        queue_wait_s: How long each waits for that.
         owner: Reference to the object with whose end all pods end, as the API has it; None if there is none.
         autoscaled: Whether nodes are added for pods that no node has room for; None if nobody has said.
     """
@@ -95,6 +100,8 @@ class PodSettings:
     spot_labels: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
     pull_secret: str = ""
+    queue: str = ""
+    queue_wait_s: float = 600.0
     owner: Mapping[str, str] | None = None
     autoscaled: bool | None = None
 
@@ -114,6 +121,8 @@ class PodSettings:
                 for key, value in settings.tolerated.items()
             ),
             pull_secret=settings.pull_secret,
+            queue=settings.queue,
+            queue_wait_s=settings.queue_wait,
             owner=owner,
             autoscaled=settings.autoscaled,
         )
@@ -229,7 +238,7 @@ def pod_of(
     return {
         "metadata": {
             "name": name,
-            "labels": labels_of(request),
+            "labels": labels_of(request) | ({QUEUE_LABEL: settings.queue} if settings.queue else {}),
             "annotations": {_ZONE: request.zone},
             "ownerReferences": [owner],
         },
@@ -307,7 +316,19 @@ def seen_of(pod: Any) -> VmSeen:
         ended_at=max((one.finished_at for one in ended if one.finished_at is not None), default=None),
         reason=_reason(pod),
         run_max_s=int(run_max) if run_max.isdecimal() else 0,
+        queued=is_gated(pod),
     )
+
+
+def is_gated(pod: Any) -> bool:
+    """Whether something holds a pod back from the scheduler, as Kueue does until it admits it."""
+    return status_reason(pod, "PodScheduled") == "SchedulingGated" and not pod.metadata.deletion_timestamp
+
+
+def status_reason(pod: Any, condition: str) -> str:
+    """Why a condition of a pod does not hold; empty if it does, or nobody has looked."""
+    found = [one for one in pod.status.conditions or () if one.type == condition and one.status == "False"]
+    return str(found[0].reason or "") if found else ""
 
 
 def _state(
@@ -323,6 +344,11 @@ def _state(
 def _reason(pod: Any) -> str:
     """Why it is ending or has ended, or what it waits for."""
     status = pod.status
+    # Kueue takes its resources back for a workload of a higher priority
+    if taken := [
+        one for one in status.conditions or () if (one.type, one.status) == ("TerminationTarget", "True")
+    ]:
+        return ": ".join(str(one) for one in (taken[0].reason, taken[0].message) if one)
     if status.phase == "Pending":
         waits = [one.message for one in status.conditions or () if one.type == "PodScheduled" and one.message]
         return str(waits[0]) if waits else ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -35,6 +36,7 @@ from scavenger.cloud.kubernetes.pods import (
     pod_of,
     secret_of,
     seen_of,
+    status_reason,
 )
 from scavenger.cloud.kubernetes.rights import RENT_RIGHTS, Right, missing_rights
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of
@@ -48,6 +50,7 @@ from scavenger.domain.vm import (
     VmTags,
 )
 from scavenger.errors import (
+    CloudError,
     CloudUnavailableError,
     ConfigurationError,
     GoneError,
@@ -60,6 +63,8 @@ __all__ = ["KubernetesProvider"]
 ROOM_WITHIN_S = 30.0
 """How long a pod may be without a node before its zone counts as full; an autoscaler looks every ten seconds."""
 _LOOK_S = 0.2
+_ADMITTED_WITHIN_S = 2.0
+"""How long a launch waits itself for a queue with room; it is repeated for one without."""
 _PAGE = 500
 _CONSOLE_LINES = 2_000
 _TIMEOUT_S = (5.0, 20.0)
@@ -257,10 +262,12 @@ class KubernetesProvider:
         """Wait for the scheduler's verdict on a pod.
 
         Raises:
-            StockOutError: There is no room for it; it is gone.
+            StockOutError: There is no room for it, or its queue has not admitted it in time; it is gone.
+            CloudUnavailableError: It waits in its queue.
             GoneError: It has ended.
         """
         name, until = pod.metadata.name, self._clock() + self._room_within_s
+        admitted_by = self._clock() + _ADMITTED_WITHIN_S
         with translated_errors(doing, region=self.region):
             while True:
                 seen = seen_of(pod)
@@ -268,6 +275,10 @@ class KubernetesProvider:
                     raise GoneError(f"{doing}: {name} has ended: {seen.reason}")
                 if pod.spec.node_name or seen.state == "stopping":
                     return seen
+                if seen.queued:
+                    if self._clock() >= admitted_by:
+                        raise self._not_admitted(pod, doing)
+                    until = self._clock() + self._room_within_s
                 grows = self._grows(pod) if _is_unschedulable(pod) else None
                 if grows:
                     return seen
@@ -280,6 +291,14 @@ class KubernetesProvider:
                 pod = self._found(name)
                 if pod is None:
                     raise GoneError(f"{doing}: {name} was deleted")
+
+    def _not_admitted(self, pod: Any, doing: str) -> CloudError:
+        """What a launch raises whose pod is held back; the pod is taken back once it has waited long enough."""
+        by = f"the queue {self.settings.queue!r}" if self.settings.queue else "a scheduling gate"
+        wait_s, waited_s = self.settings.queue_wait_s, datetime.now(UTC) - pod.metadata.creation_timestamp
+        if waited_s.total_seconds() >= wait_s and self._taken_back(pod):
+            return StockOutError(f"{doing}: it was not admitted by {by} within {wait_s:g} s")
+        return CloudUnavailableError(f"{doing}: it waits for {by}")
 
     def _grows(self, pod: Any) -> bool | None:
         """See `is_growing`."""
@@ -458,7 +477,4 @@ class KubernetesProvider:
 
 
 def _is_unschedulable(pod: Any) -> bool:
-    return any(
-        one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
-        for one in pod.status.conditions or ()
-    )
+    return status_reason(pod, "PodScheduled") == "Unschedulable"

@@ -275,6 +275,7 @@ class Reconciler:
             return None
         again_s = self._config.look.list_again_s(len(vms), throttled=not memory.is_due(_LATELY, now_s))
         memory.hold(("list",), again_s, now_s)
+        memory.queued = frozenset(vm.tags.token for vm in vms if vm.queued)
         return Listing(vms, began_s)
 
     def _cloud(self, what: str, call: Callable[[], T]) -> Steps[T]:

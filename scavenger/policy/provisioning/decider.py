@@ -180,7 +180,8 @@ class Decider:
         if vm is not None and vm.state == "gone":
             yield MarkGone(intent, *ending_of(intent, vm), vm)
             return
-        if vm is not None and not intent.instance_id:
+        queued = vm is not None and vm.queued and intent.state == "PLAN"
+        if vm is not None and not intent.instance_id and not queued:
             yield Adopt(intent, vm)
             return
         missing = self._listing is not None and vm is None and intent.instance_id
@@ -229,7 +230,7 @@ class Decider:
             return "budget", f"the budget of {money(spec.budget_usd)} is used up"
         waited_s = self._config.vm.register_s
         if intent.state == "PLAN":
-            if self._memory.age_s("intent", intent.id) < waited_s:
+            if self._memory.age_s("intent", intent.id) < waited_s or intent.id in self._memory.queued:
                 return None
             return "unanswered", f"its launch was not answered for {waited_s:g} s"
         waited_s = min(waited_s, spec.register_s)

@@ -42,6 +42,7 @@ class Memory:
         barred: Permanent refusals of the cloud: its message by what was requested.
         denied: Missing permissions: the cloud's message by action.
         charged_s: Monotonic time at which each intent was last charged.
+        queued: Intents whose VMs waited in a queue when they were last listed.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class Memory:
         self.barred: dict[tuple[Hashable, ...], str] = {}
         self.denied: dict[str, str] = {}
         self.charged_s: dict[str, float] = {}
+        self.queued: frozenset[str] = frozenset()
         self._last_s: float | None = None
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._waits: dict[tuple[Hashable, ...], _Wait] = {}

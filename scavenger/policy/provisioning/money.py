@@ -68,7 +68,7 @@ def charges(
     added: dict[str, tuple[float, float]] = {}
     for intent in situation.intents:
         before_s = memory.charged_s.get(intent.id)
-        if not intent.asked:
+        if not intent.asked or (intent.state == "PLAN" and intent.id in memory.queued):
             continue
         seconds = now_s - before_s if before_s is not None else _unattended_s(intent, wall, life_s)
         price = prices.get((intent.job_id, *intent.option.key), intent.charges.price_usd_per_hour)
