@@ -24,6 +24,7 @@ __all__ = [
     "Ending",
     "Fence",
     "FleetSpec",
+    "Handover",
     "Intent",
     "IntentState",
     "Lease",
@@ -107,6 +108,7 @@ class FleetSpec:
         boot_key: Key from which the single-use join keys of the VMs are derived, hexadecimal. Every process that
             launches VMs in the region needs it, so it is stored as long as the job wants VMs.
         register_s: Time within which a VM has to join, else it is ended; never more than the reconciler's own limit.
+        launches: Whether VMs are launched for it; False: it has only those that it takes over from other jobs.
         attempt: Incremented when the job is resumed: VMs that died and budget that ran out in an earlier attempt
             then no longer count.
 
@@ -126,6 +128,7 @@ class FleetSpec:
     boot_key: str = field(default="", repr=False)
     attempt: int = 1
     register_s: float = 600.0
+    launches: bool = True
 
     def options_of(self, slot: VmSlot) -> tuple[PlacementOption, ...]:
         """Placement options for the VM of a slot."""
@@ -140,7 +143,7 @@ class FleetSpec:
         numbers = [slot.number for slot in self.slots]
         if len(set(numbers)) != len(numbers):
             raise ValueError(f"a slot occurs twice: {numbers}")
-        if not self.options and not all(slot.options for slot in self.slots):
+        if self.launches and not self.options and not all(slot.options for slot in self.slots):
             raise ValueError("VMs are wanted, but no placement option is given")
         if self.vms_max < len(numbers):
             raise ValueError(f"{len(numbers)} VMs are wanted, and at most {self.vms_max} allowed")
@@ -181,7 +184,9 @@ class VmTimes:
         created_at, last_ack_at: Of its intent, and of its latest heartbeat, by Scavenger's clock; for display only:
             no decision depends on them.
         joined_at: Of its first heartbeat, by Scavenger's clock; tells the usual boot time to later jobs.
-        launched_at, ended_at: Start and end of the VM, by the cloud's clock.
+        launched_at, ended_at: Start and end of the VM, by the cloud's clock; where it went over from one job to
+            another, of the part that this one had of it.
+        taken_at: When it went over to this job, by Scavenger's clock; None if it was launched for it.
     """
 
     created_at: datetime | None = None
@@ -189,6 +194,28 @@ class VmTimes:
     ended_at: datetime | None = None
     last_ack_at: datetime | None = None
     joined_at: datetime | None = None
+    taken_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A VM is to go over from one job to another of the same process.
+
+    Attributes:
+        intent_id: Its intent.
+        from_job, to_job: The jobs.
+        slot: Its slot of the second one, at least of this generation.
+        attempt: That of the second job.
+        reserved_usd: What the second job sets aside for its end.
+    """
+
+    intent_id: str
+    from_job: str
+    to_job: str
+    slot: int
+    attempt: int
+    reserved_usd: float
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from scavenger.domain.forms import parse_money
@@ -37,13 +37,14 @@ class Budget:
 
     def __init__(self, usd: float | None, spent_usd: float = 0.0) -> None:
         self.usd, self._spent_usd = usd, spent_usd
+        self._waiting: dict[Hashable, tuple[float, float]] = {}
         self._aside: dict[int, float] = {}
         self._lock = threading.Lock()
 
     @property
     def spent_usd(self) -> float:
-        """What ended jobs have cost."""
-        return self._spent_usd
+        """What ended jobs have cost, and VMs that waited between them."""
+        return self._spent_usd + math.fsum(spent_usd for spent_usd, _ in tuple(self._waiting.values()))
 
     @property
     def left_usd(self) -> float:
@@ -54,7 +55,25 @@ class Budget:
     def _left(self) -> float:
         if self.usd is None:
             return math.inf
-        return max(0.0, self.usd - self._spent_usd - math.fsum(self._aside.values()))
+        aside = (*(more_usd for _, more_usd in self._waiting.values()), *self._aside.values())
+        return max(0.0, self.usd - self.spent_usd - math.fsum(aside))
+
+    def wait_for(self, what: Hashable, spent_usd: float, more_usd: float) -> bool:
+        """Note what VMs have cost that waited between jobs, and set aside what they may cost yet.
+
+        Args:
+            what: Of whom; in place of what was noted before.
+            spent_usd, more_usd: These costs.
+
+        Returns:
+            Whether the budget has that; else nothing is set aside for them.
+        """
+        with self._lock:
+            self._waiting[what] = (spent_usd, 0.0)
+            if more_usd > self._left():
+                return False
+            self._waiting[what] = (spent_usd, more_usd)
+            return True
 
     @contextmanager
     def allowance(self, most_usd: float | None, *, share: float = 1.0) -> Iterator[Allowance]:
@@ -73,7 +92,7 @@ class Budget:
                 aside = math.fsum(self._aside.values())
                 running = f", and {money(aside)} are set aside for running jobs" if aside else ""
                 raise LimitReachedError(
-                    f"the budget of {money(self.usd)} is used up: {money(self._spent_usd)} are spent{running}; "
+                    f"the budget of {money(self.usd)} is used up: {money(self.spent_usd)} are spent{running}; "
                     "raise the budget"
                 )
             usd = min(left * share, math.inf if most_usd is None else most_usd)

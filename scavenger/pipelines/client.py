@@ -38,6 +38,7 @@ from scavenger.train.engines.warm import WarmServers
 if TYPE_CHECKING:
     from scavenger.control.documents.submissions import SubmittedJob
     from scavenger.control.jobs.job_run import JobRun
+    from scavenger.control.provisioning.kept_vms import KeptVms
     from scavenger.control.sources.base import Source
     from scavenger.pipelines.study import Study
     from scavenger.store import Store
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 _LAST_S = 5.0
 """Longest wait at the end of a job for notifications that are being sent."""
 _LOOK_S = 0.5
+KEEP_S = 180.0
+"""How long a VM that a trial leaves waits for another, seconds; a search takes seconds to begin the next one."""
 _RECORDS_MAX = 10_000
 """Most jobs of one name, such as trials of a study, that are looked at."""
 Choices = Plan | Choice | CurvePoint | Configuration
@@ -98,6 +101,8 @@ class Client:
         self._warm = WarmServers()
         self._running: dict[int, JobRun] = {}
         self._there_by: dict[int, str] = {}
+        self._keeping: dict[int, KeptVms] = {}
+        self._kept: list[KeptVms] = []
         self._submitted: dict[str, tuple[Allowance, ExitStack]] = {}
 
     def __enter__(self) -> Self:
@@ -110,6 +115,8 @@ class Client:
 
     def close(self) -> None:
         """End what is kept for further jobs, and close the store or the connection to the server."""
+        for kept in self._kept:
+            kept.close()
         self._warm.close()
         self._source.__exit__(None, None, None)
 
@@ -211,6 +218,7 @@ class Client:
         deadline: str | float | None = None,
         at_once: int = 1,
         workers: int | None = None,
+        keep_vms: str | float = KEEP_S,
     ) -> Study:
         """A study: trials that share what is learned, what is warm, and a budget; see `Study`.
 
@@ -220,10 +228,19 @@ class Client:
             deadline: Its longest time, as `8h` or seconds, those of earlier attempts included.
             at_once: How many trials share what is left of the budget, if they run at once.
             workers: The most that trials which run at once have together; see `Study`.
+            keep_vms: How long a VM that a trial leaves waits for another, as `3m` or seconds; 0: not at all.
         """
         from scavenger.pipelines.study import Study
 
-        return Study(self, name, budget=budget, deadline=deadline, at_once=at_once, workers=workers)
+        return Study(
+            self,
+            name,
+            budget=budget,
+            deadline=deadline,
+            at_once=at_once,
+            workers=workers,
+            keep_vms=keep_vms,
+        )
 
     def submit(self, job: Job, *, priority: int = 0) -> Submission:
         """Submit a job, to be run by a server on this machine, or by the client's server; does not wait.
@@ -346,11 +363,12 @@ class Client:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.platform import prepare_job
 
+        thread = threading.get_ident()
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
             spec = self.tracked(_limited(job, allowance.usd)).spec
 
             def begin(store: Store, seen: Observer) -> JobRun:
-                prepared = prepare_job(spec, job.path, warm=self._warm)
+                prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
                 return JobRun(prepared, store=store, observer=seen, run=run, confirm=None)
 
             return self._driven(begin, allowance, observer)
@@ -358,11 +376,19 @@ class Client:
     def _resumed_here(self, record: JobRecord, observer: Observer | None) -> Run:
         from scavenger.control.jobs.resume import resume_job
 
+        thread = threading.get_ident()
         most, before_usd = record.spec.get("constraints", {}).get("budget"), self.cost_of(record.id)
         with self._budget.allowance(None if most is None else max(0.0, most - before_usd)) as allowance:
 
             def begin(store: Store, seen: Observer) -> JobRun:
-                return resume_job(record.id, store=store, observer=seen, confirm=None, warm=self._warm)
+                return resume_job(
+                    record.id,
+                    store=store,
+                    observer=seen,
+                    confirm=None,
+                    warm=self._warm,
+                    kept=self._keeping.get(thread),
+                )
 
             return self._driven(begin, allowance, observer, before_usd)
 
@@ -445,6 +471,24 @@ class Client:
                 ScavengerError
             ) as error:  # it has ended, or does something else: the next evaluation asks again
                 log.info("job %s was not asked to stop: %s", job_id[:8], error)
+
+    @contextmanager
+    def keeping(self, kept: KeptVms) -> Iterator[None]:
+        """Have the jobs that this thread runs by this client leave their VMs to a study, and take them from it."""
+        thread = threading.get_ident()
+        with self._lock:
+            if kept not in self._kept:
+                self._kept.append(kept)  # `close` ends them
+        self._keeping[thread] = kept
+        try:
+            with kept.trial():
+                yield
+        finally:
+            del self._keeping[thread]
+
+    def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float) -> bool:
+        """See `Budget.wait_for`, of the budget of all jobs of this client."""
+        return self._budget.wait_for(kept, spent_usd, more_usd)
 
     def running_job(self, thread: int) -> RunningJob | None:
         """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""

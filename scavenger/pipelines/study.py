@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from scavenger.control.provisioning.kept_vms import KEEPER_NAME, KeptVms
 from scavenger.domain.forms import parse_duration
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event, JobState, Observer
@@ -20,6 +21,7 @@ from scavenger.pipelines.job import Job
 from scavenger.pipelines.results import Run, Table
 from scavenger.pipelines.sharing import WorkerShares
 from scavenger.presentation.formatting import clean, difference, duration, money, plural, quantity
+from scavenger.store.operations import KEPT
 from scavenger.store.records import LIVE_STATES
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ class Study:
         workers: The most that trials which run at once have together; None if each has its own. A trial that begins has
             a share of them, for which others give some back, and those of an ended trial are given to the others, up to
             the most of `search.workers`. So it, and no policy, decides on a trial's workers after its choice.
+        keep_vms: How long a VM that a trial leaves waits for the next one, as `3m` or seconds, paid for by the study's
+            budget; 0: each trial rents its own, as those of a server do.
 
     Raises:
         ConfigurationError: If budget or deadline is no amount, or `workers` is given for jobs of a server.
@@ -118,6 +122,7 @@ class Study:
         deadline: str | float | None = None,
         at_once: int = 1,
         workers: int | None = None,
+        keep_vms: str | float = 0.0,
     ) -> None:
         if workers is not None and client.by_server:
             raise ConfigurationError(
@@ -128,7 +133,8 @@ class Study:
         self.name, self.at_once = name, at_once
         self.shares = None if workers is None else WorkerShares(workers)
         self._client = client
-        self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline)
+        self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline, "deadline")
+        self._kept = KeptVms(name, _seconds(keep_vms, "keep_vms") or 0.0)
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
 
@@ -222,12 +228,13 @@ class Study:
         return trial
 
     def _ran(self, job: Job, before: Trial | None, observer: Observer) -> Trial:
-        if before is not None:
-            try:
-                return self._trial(self._client.resume(before.id, observer=observer), job.params)
-            except ConfigurationError:
-                pass  # it has no checkpoint: it begins again
-        return self._trial(self._client.attempt(job, observer=observer), job.params)
+        with self._client.keeping(self._kept):
+            if before is not None:
+                try:
+                    return self._trial(self._client.resume(before.id, observer=observer), job.params)
+                except ConfigurationError:
+                    pass  # it has no checkpoint: it begins again
+            return self._trial(self._client.attempt(job, observer=observer), job.params)
 
     def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
         try:
@@ -256,6 +263,10 @@ class Study:
             changes["trackers.group"] = self.name
         return job.with_settings(changes).with_params(**params)
 
+    def close(self) -> None:
+        """End the VMs that wait for another trial; `Client.close` does, too. Trials may follow, on VMs of their own."""
+        self._kept.close()
+
     # ---- the record ----------------------------------------------------------------------------------------
 
     @property
@@ -281,8 +292,13 @@ class Study:
 
     @property
     def spent_usd(self) -> float:
-        """What all trials have cost."""
+        """What all trials have cost, and VMs that waited between them."""
         return self._open().budget.spent_usd
+
+    @property
+    def waited_usd(self) -> float:
+        """What of it VMs have cost that waited between trials."""
+        return self._open().waited_usd + self._kept.spent_usd
 
     @property
     def left_usd(self) -> float:
@@ -321,7 +337,19 @@ class Study:
             costs[record.id] = max(costs[record.id], record.spec.get("constraints", {}).get("budget") or 0.0)
         spent_usd = math.fsum(costs.values())
         used_s = union_s((record.created_at, record.ended_at or record.heartbeat_at) for record in records)
-        return _Opened(Budget(self._budget_usd, spent_usd), trials, used_s, len(live))
+        waiting = self._client.records(KEEPER_NAME)
+        waited_usd = math.fsum(
+            self._client.cost_of(record.id) for record in waiting if record.spec.get(KEPT) == self.name
+        )
+        budget = Budget(self._budget_usd, spent_usd + waited_usd)
+        kept, client = self._kept, self._client
+
+        def budgeted(waited_usd: float, more_usd: float) -> bool:
+            mine = budget.wait_for(kept, waited_usd, more_usd)
+            return client.wait_for(kept, waited_usd, more_usd if mine else 0.0) and mine
+
+        kept.budgeted = budgeted
+        return _Opened(budget, trials, used_s, len(live), waited_usd)
 
     def _known(self, record: JobRecord, cost_usd: float) -> Trial:
         params = record.spec.get("params", {})
@@ -352,6 +380,8 @@ class Study:
                     money(trial.cost_usd),
                 )
             )
+        if (waited_usd := self.waited_usd) > 0.0:
+            rows.append(("VMs between trials", "", "", "", "", "", money(waited_usd)))
         return Table(("trial", "state", "value", "profiled", "time", "predicted", "cost"), tuple(rows))
 
     def __str__(self) -> str:
@@ -378,7 +408,15 @@ class Study:
 class _Opened:
     """What a study has read of its record, and has added since."""
 
-    def __init__(self, budget: Budget, trials: dict[str, Trial], used_s: float, elsewhere: int) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        trials: dict[str, Trial],
+        used_s: float,
+        elsewhere: int,
+        waited_usd: float = 0.0,
+    ) -> None:
+        self.waited_usd = waited_usd
         self.budget, self.trials, self._used_s, self.elsewhere = budget, trials, used_s, elsewhere
         self.running: dict[int, datetime] = {}
         self._since: datetime | None = None
@@ -457,11 +495,11 @@ def _trial_of(run: Run, params: Mapping[str, Any], cost_usd: float, *, known: bo
     )
 
 
-def _seconds(given: str | float | None) -> float | None:
+def _seconds(given: str | float | None, what: str) -> float | None:
     try:
-        return None if given is None else parse_duration(given)
+        return given if given is None or given == 0 else parse_duration(given)
     except ValueError as error:
-        raise ConfigurationError(f"deadline {error}", key="constraints.deadline") from error
+        raise ConfigurationError(f"{what} {error}", key=what) from error
 
 
 def _short(value: object) -> str:

@@ -53,15 +53,18 @@ _TAGS, _TEMPLATE, _CHARGES, _TIMES, _PLAIN = (
 """Fields of an intent's parts, and of the intent itself, that are columns or keys of the same name and type."""
 
 
-def settle(row: IntentRow) -> None:
+def settle(row: IntentRow, before_s: float = 0.0) -> None:
     """Replace the counted seconds by the cloud's own if it reports them, at the mean price that was charged.
 
     If it does not, the counted seconds remain, or a minute if that is more.
+
+    Args:
+        before_s: For how long other jobs had the VM before.
     """
     seconds = row.billed_s
     if row.launched_at is not None and row.ended_at is not None:
         seconds = (row.ended_at - row.launched_at).total_seconds()
-    seconds = max(BILLED_MIN_S, seconds)
+    seconds = max(0.0, BILLED_MIN_S - before_s, seconds)
     mean = row.spent_usd / row.billed_s if row.billed_s > 0 else row.price_usd_per_hour / 3600.0
     row.billed_s, row.spent_usd = seconds, mean * seconds
 
@@ -181,6 +184,7 @@ def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
         "boot_key": spec.boot_key,
         "attempt": spec.attempt,
         "register_s": spec.register_s,
+        **({} if spec.launches else {"launches": False}),
         **_template_document(spec.template),
     }
 

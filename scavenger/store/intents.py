@@ -20,6 +20,7 @@ from scavenger.domain.intent import (
     Ending,
     Fence,
     FleetSpec,
+    Handover,
     Intent,
     IntentState,
     Lease,
@@ -28,6 +29,7 @@ from scavenger.domain.intent import (
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import LeaseLostError, StoreError
 from scavenger.store.base import Part, job_row
+from scavenger.store.handovers import hand_over, held_before_s
 from scavenger.store.intent_rows import (
     SHORTAGES,
     fleet_spec_document,
@@ -145,14 +147,29 @@ class Intents(Part):
         Raises:
             ConfigurationError: There is no such job.
         """
-        document = fleet_spec_document(spec)
-        key = {"job_id": spec.job_id, "provider": spec.provider, "region": spec.region}
         with self._database.writing() as session:
-            job_row(session, spec.job_id)
-            before = session.get(FleetSpecRow, tuple(key.values()))
-            if before is not None and before.document.get("attempt") == spec.attempt:
-                document[SHORTAGES] = before.document.get(SHORTAGES, {})
-            session.merge(FleetSpecRow(**key, document=document))
+            _put_spec(session, spec)
+
+    def exchange_vms(self, specs: Collection[FleetSpec], handovers: Collection[Handover]) -> frozenset[str]:
+        """Store what jobs want, as `want_vms`, and have VMs go over from one to another, in one transaction.
+
+        Each VM is one job's at any time. Its part until now stays with the job that it leaves, as a record that has
+        ended; its intent, by which the cloud knows it, goes on with the other's slot, as one that has not joined yet.
+
+        Returns:
+            The intents that went over. Not those that have changed meanwhile, whose slot is not vacant, or whose end
+            the other's budget does not pay for.
+
+        Raises:
+            ConfigurationError: There is no such job.
+        """
+        with self._database.writing() as session:
+            for spec in specs:
+                _put_spec(session, spec)
+            session.flush()
+            return frozenset(
+                one.intent_id for one in handovers if hand_over(session, one, self._clock(), _may_take)
+            )
 
     def report_shortages(
         self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]
@@ -309,9 +326,11 @@ class Intents(Part):
                 row.billed_s = row.spent_usd = 0.0
             elif vm is not None:
                 row.instance_id = row.instance_id or vm.instance_id
-                row.launched_at, row.ended_at = vm.launched_at or row.launched_at, vm.ended_at
+                if row.taken_at is None:
+                    row.launched_at = vm.launched_at or row.launched_at
+                row.ended_at = vm.ended_at
             if row.instance_id and not never:
-                settle(row)
+                settle(row, held_before_s(session, row))
             return intent_of(row)
 
     def charge(self, fence: Fence, added: Mapping[str, tuple[float, float]], at: datetime) -> bool:
@@ -389,6 +408,16 @@ class Intents(Part):
             return intent_of(row)
 
 
+def _put_spec(session: Session, spec: FleetSpec) -> None:
+    document = fleet_spec_document(spec)
+    key = {"job_id": spec.job_id, "provider": spec.provider, "region": spec.region}
+    job_row(session, spec.job_id)
+    before = session.get(FleetSpecRow, tuple(key.values()))
+    if before is not None and before.document.get("attempt") == spec.attempt:
+        document[SHORTAGES] = before.document.get(SHORTAGES, {})
+    session.merge(FleetSpecRow(**key, document=document))
+
+
 def held_lease(session: Session, fence: Fence) -> LeaseRow | None:
     """The row of a lease; None if it was released, or another process has taken it."""
     row = session.get(LeaseRow, fence.name)
@@ -406,17 +435,28 @@ def _living(
 def _is_allowed(session: Session, intent: Intent) -> bool:
     """Whether the job may have one more VM; checked in the transaction that writes its intent."""
     key = (intent.job_id, intent.provider, intent.region)
-    row, job = session.get(FleetSpecRow, key), session.get(JobRow, intent.job_id)
-    if row is None or job is None or job.state not in LIVE_STATES or intent.attempt < job.attempts:
+    row = session.get(FleetSpecRow, key)
+    return (
+        row is not None
+        and fleet_spec_of(row).launches
+        and _may_take(session, key, intent.attempt, intent.charges.reserved_usd)
+    )
+
+
+def _may_take(session: Session, key: tuple[str, str, str], attempt: int, reserved_usd: float) -> bool:
+    """Whether a job may have one more VM in a region, and pay for its end."""
+    job_id, *_ = key
+    row, job = session.get(FleetSpecRow, key), session.get(JobRow, job_id)
+    if row is None or job is None or job.state not in LIVE_STATES or attempt < job.attempts:
         return False
     spec = fleet_spec_of(row)
     living = session.scalars(
-        select(IntentRow).where(IntentRow.job_id == intent.job_id, IntentRow.state != "GONE")
+        select(IntentRow).where(IntentRow.job_id == job_id, IntentRow.state != "GONE")
     ).all()
     here = sum((one.job_id, one.provider, one.region) == key for one in living)
     reserved = sum(one.reserved_usd for one in living)
     spent = session.scalar(
-        select(func.coalesce(func.sum(IntentRow.spent_usd), 0.0)).where(IntentRow.job_id == intent.job_id)
+        select(func.coalesce(func.sum(IntentRow.spent_usd), 0.0)).where(IntentRow.job_id == job_id)
     )
-    committed = float(spent or 0.0) + reserved + intent.charges.reserved_usd
+    committed = float(spent or 0.0) + reserved + reserved_usd
     return here < spec.vms_max and committed <= spec.budget_usd

@@ -37,8 +37,10 @@ from scavenger.store.records import (
 )
 from scavenger.store.schema import JobRow, OperationRow
 
-__all__ = ["POOL", "Operations", "end_open_operation"]
+__all__ = ["KEPT", "POOL", "Operations", "end_open_operation"]
 
+KEPT = "study"
+"""As `POOL`, of VMs that a study keeps between its trials."""
 POOL = "pool"
 """Key of the place in the spec of a record that is no job's: of a pool that rents nodes."""
 
@@ -66,6 +68,11 @@ class Operations(Part):
                 raise ConfigurationError(
                     f"{job.name} ({job.id[:8]}) is no job, but a pool with rented nodes: SIGTERM to process "
                     f"{job.owner_pid} on {job.owner_host} ends it"
+                )
+            if KEPT in job.spec:
+                raise ConfigurationError(
+                    f"{job.name} ({job.id[:8]}) is no job, but the VMs that study {job.spec[KEPT]} keeps; they end "
+                    f"with process {job.owner_pid} on {job.owner_host}"
                 )
             name, request = f"job {job.name} ({job.id[:8]})", describe(operation)
             if job.state not in LIVE_STATES:

@@ -71,7 +71,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0011"
+REVISION = "0012"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -367,6 +367,7 @@ class IntentRow(Base):
     created_at: Mapped[datetime]
     last_ack_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
+    taken_at: Mapped[datetime | None]
 
 
 class SubmissionRow(Base):

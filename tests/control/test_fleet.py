@@ -25,6 +25,7 @@ from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
@@ -144,6 +145,8 @@ class Scene:
         wait_max_s: float = 3600.0,
         verifier: IdentityVerifier | None = None,
         aggregators_on: tuple[int, ...] = (2,),
+        kept: KeptVms | None = None,
+        package: str = "scavenger-ml",
     ) -> Fleet:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
@@ -164,7 +167,7 @@ class Scene:
                 run_max_s=14 * 86_400.0,
                 attempt=attempt,
             ),
-            package=VmPackage(requirement="scavenger-ml"),
+            package=VmPackage(requirement=package),
             options={"small": cheap + small},
             aggregators=small,
             offers=(offer,),
@@ -177,7 +180,9 @@ class Scene:
         hosts = AgentServer("127.0.0.1", code, verified=verifier is not None)
         hosts.start()
         show = {"note": self.notes.append, "inform": self.progress.append}
-        fleet = Fleet(self.store, self.cloud, hosts, spec, **show, verifier=verifier, config=CONFIG)
+        fleet = Fleet(
+            self.store, self.cloud, hosts, spec, **show, verifier=verifier, config=CONFIG, kept=kept
+        )
         self.fleets.append(fleet)
         self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
         return fleet

@@ -19,6 +19,7 @@ from scavenger.control.jobs.training_code import check_command, check_loop, name
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.price_refresh import refresh_if_old
 from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
 from scavenger.control.search.space import (
@@ -185,27 +186,30 @@ class PreparedJob:
     platform: Platform
 
 
-def prepare_job(job: JobSpec, job_file: Path, *, warm: WarmServers | None = None) -> PreparedJob:
+def prepare_job(
+    job: JobSpec, job_file: Path, *, warm: WarmServers | None = None, kept: KeptVms | None = None
+) -> PreparedJob:
     """Check a job as far as possible before it starts; starts nothing and spends nothing.
 
     Args:
         job: The job.
         job_file: Its file, next to which its code is.
         warm: Fork servers that jobs of this program share on this machine; None: the job has its own.
+        kept: Keeps VMs between the trials of a study; None: those of the job end with it.
 
     Raises:
         ConfigurationError: If the job file asks for something that does not exist; the message begins with the place
             in the file.
     """
     try:
-        return _prepared(job, job_file, warm)
+        return _prepared(job, job_file, warm, kept)
     except ConfigurationError as error:
         if not error.key or isinstance(error, JobFileError):
             raise
         raise type(error)(f"{place_of(error.key, job, job_file)}: {error}", key=error.key) from error
 
 
-def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> PreparedJob:
+def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: KeptVms | None) -> PreparedJob:
     check_supported(job)
     folder = check_training_module(job, job_file)
     loop = names_a_loop(job, folder)
@@ -227,7 +231,7 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None) -> Prepare
         alone = loop or job.run is not None
         resources = CloudResources(job, aggregators=not alone, meets_at_leader=loop)
         notes = refreshed if job.run is None else (*refreshed, _AMONG_THEMSELVES)
-        rented = RentedVms(job, resources, notes, meets_at_leader=loop)
+        rented = RentedVms(job, resources, notes, meets_at_leader=loop, kept=kept)
         return PreparedJob(job, job_file, folder, rented)
     if (gpus := gpus_of(job)) is None:
         return PreparedJob(job, job_file, folder, ThisMachine(job, warm=warm))
@@ -316,6 +320,7 @@ class RentedVms:
     Args:
         notes: Messages for the user in addition to those of the offers.
         meets_at_leader: Whether workers exchange gradients with the process that leads the job.
+        kept: See `prepare_job`.
     """
 
     def __init__(
@@ -325,7 +330,9 @@ class RentedVms:
         notes: Iterable[str] = (),
         *,
         meets_at_leader: bool = False,
+        kept: KeptVms | None = None,
     ) -> None:
+        self._kept = kept
         self._job, self._cloud_resources = job, cloud_resources
         self._meets_at_leader = meets_at_leader
         self.cloud: Cloud = cloud_resources.cloud
@@ -400,6 +407,7 @@ class RentedVms:
             inform=inform,
             clock=clock,
             make_engine=make_engine,
+            kept=self._kept,
         )
         shares = ShareMeter(store, record.id) if self._shared else None
         meeting = _MeetingRoom(self._job.worker_counts[-1], warn) if self._meets_at_leader else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.leader_meter import recorded_leader
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.training.aggregation_share import recorded_share
@@ -27,6 +28,7 @@ def resume_job(
     confirm: Confirm | None,
     audit: bool = False,
     warm: WarmServers | None = None,
+    kept: KeptVms | None = None,
 ) -> JobRun:
     """Prepare a job to continue from its newest checkpoint.
 
@@ -35,7 +37,7 @@ def resume_job(
     Args:
         confirm: Asked before the chosen configuration is paid for, if the search had not chosen yet.
         audit: See `JobRun`; an audit is complete only if every attempt had it.
-        warm: See `prepare_job`.
+        warm, kept: See `prepare_job`.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
@@ -45,7 +47,7 @@ def resume_job(
     store.check_resumable(record)
     job, job_file = JobSpec.model_validate(record.spec), Path(record.job_file)
     journal = job_file.parent / job.output / record.id / "measurements.jsonl"
-    prepared, resumed = prepare_job(job, job_file, warm=warm), find_resumption(record, journal)
+    prepared, resumed = prepare_job(job, job_file, warm=warm, kept=kept), find_resumption(record, journal)
     # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
     if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
         spent_usd += recorded_traffic(store, record.id).usd

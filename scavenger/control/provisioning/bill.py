@@ -23,7 +23,7 @@ from scavenger.domain.document import estimate_from_document
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
-from scavenger.models.cost import NEVER_COUNTED, ledger, pricing_curves
+from scavenger.models.cost import BILLED_MIN_S, NEVER_COUNTED, ledger, pricing_curves
 from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 from scavenger.search.curve import repriced
 from scavenger.store.records import LIVE_STATES, JobRecord
@@ -190,7 +190,8 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
             ended_at=times.ended_at,
         )
         price = {(request.vm, request.zone, request.spot): intent.charges.price_usd_per_hour}
-        (billed,) = ledger([seen], price, at=at).vms
+        least_s = BILLED_MIN_S if times.taken_at is None else 0.0
+        (billed,) = ledger([seen], price, at=at, billed_min_s=least_s).vms
         seconds, usd = billed.billed_s, billed.usd
         basis = "cloud"
     return VmCost(

@@ -24,6 +24,7 @@ from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.admission import admitted
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, recorded_leader
 from scavenger.control.provisioning.model_size import largest_share
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
@@ -428,6 +429,7 @@ class CloudResources:
         inform: Callable[[str], None],
         clock: Callable[[], float],
         make_engine: Callable[..., VmEngine] = VmEngine,
+        kept: KeptVms | None = None,
     ) -> Fleet:
         """Create the fleet of the job's VMs; no VM is launched yet.
 
@@ -436,7 +438,7 @@ class CloudResources:
             outputs: Folder of the jobs' outputs, which is not copied.
             before_usd: Known cost of earlier attempts, US dollars.
             note, inform: Show warnings and progress to the user.
-            make_engine: See `Fleet`.
+            make_engine, kept: See `Fleet`.
 
         Raises:
             ConfigurationError: If a VM type is not available in the zone, or no address for VMs is set.
@@ -512,6 +514,7 @@ class CloudResources:
             inform=inform,
             verifier=verifier,
             make_engine=make_engine,
+            kept=kept,
             clock=clock,
         )
 

@@ -23,15 +23,17 @@ from scavenger.control.provisioning.booting import BootingProvider, boot_documen
 from scavenger.control.provisioning.clean_up import LIMIT_S
 from scavenger.control.provisioning.fleet_agents import FleetAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
+from scavenger.control.provisioning.fleet_keeping import FleetKeeping
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.leader_meter import LeaderMeter, recorded_leader
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
 from scavenger.control.provisioning.traffic_counter import TrafficCounter, recorded_traffic
 from scavenger.domain.cost import Traffic
-from scavenger.domain.intent import Intent, VmSlot
+from scavenger.domain.intent import FleetSpec, Intent, VmSlot
 from scavenger.errors import (
     CleanupError,
     CredentialsError,
@@ -57,6 +59,7 @@ from scavenger.policy.provisioning.fleet_plan import (
     slots_of,
 )
 from scavenger.policy.provisioning.zones import workers_elsewhere
+from scavenger.presentation.formatting import plural
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -69,6 +72,8 @@ PLACE_MAX_S = 900.0
 """Longest wait of a process for a VM."""
 PLACE_MARGIN_S = 60.0
 """By which a process waits longer than VMs may be sold out, so that this is the reason that is reported."""
+_MOVED_S = 3.0
+"""Longest wait for agents to confirm that they join the study; those that have not heard of it end themselves."""
 DENIED_S = 60.0
 """How long the end of a job waits for valid credentials; agents power their VMs off without any."""
 _ERRORS: Mapping[str, type[ScavengerError]] = {
@@ -91,6 +96,7 @@ class Fleet:
         inform: Shows progress to the user.
         verifier: Verifies the identity of VMs that join, if `hosts` waits for that.
         config: Time limits and intervals of the provisioning; None for the defaults.
+        kept: Keeps VMs that the job does not need any more for the next trial of its study; None: they end.
         make_engine: Makes the job's engine, as `VmEngine` is made.
         clock: Monotonic clock, seconds.
 
@@ -110,6 +116,7 @@ class Fleet:
         inform: Callable[[str], None] = lambda line: None,
         verifier: IdentityVerifier | None = None,
         config: ProvisioningConfig | None = None,
+        kept: KeptVms | None = None,
         make_engine: Callable[..., VmEngine] = VmEngine,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -125,6 +132,11 @@ class Fleet:
         self.drain_s = inputs.spec.drain_s
         self.meter = VmCostMeter(inputs, clock=clock)
         self._agents = FleetAgents(store, hosts, inputs, verifier)
+        self._kept = (
+            None
+            if kept is None
+            else FleetKeeping(kept, store, provider, verifier, hosts, inputs, self._config)
+        )
         self._notes = FleetNotes(note, inputs.offers, inform=inform)
         self._plan = FleetPlan()
         self._wanted: tuple[tuple[VmSlot, ...], float, tuple[str, ...]] | None = None
@@ -294,10 +306,26 @@ class Fleet:
         if self._wanted == (slots, self.drain_s, avoided):
             return
         template = replace(self._spec.template, avoided=avoided)
-        self._store.want_vms(replace(self._spec, slots=slots, drain_s=self.drain_s, template=template))
+        spec = replace(self._spec, slots=slots, drain_s=self.drain_s, template=template)
+        if self._kept is None:
+            self._store.want_vms(spec)
+        else:
+            self._wanted = None
+            if self._exchange(self._kept, spec).waiting:
+                return  # it is to be asked again
         self._wanted = (slots, self.drain_s, avoided)
         if self._reconciler is not None:
             self._reconciler.wake()
+
+    def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
+        """As `want_vms`, but VMs go over to the study and come from it."""
+        done = kept.exchange(spec, self._intents, self._agents, self._avoided)
+        if done.taken:
+            self._intents = self._store.intents(spec.job_id)
+            self._agents.admit(self._intents, self._plan.types)
+            kept.send(done.taken)
+            self._notes.inform(f"taken over from the trial before: {plural(len(done.taken), 'VM')}")
+        return done
 
     # ---- the reconciler, on its thread ---------------------------------------------------------------------
 
@@ -341,6 +369,7 @@ class Fleet:
         until = self._clock() + (max(LIMIT_S, 1.5 * self._config.settle_s) if limit_s is None else limit_s)
         if self._boots is not None:
             self._boots.stop()
+        self._leave_to_study()
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
         denied_at = math.inf
@@ -372,6 +401,21 @@ class Fleet:
         self.meter.look(self._intents, final=True)
         self._is_clean = True
 
+    @property
+    def _avoided(self) -> frozenset[str]:
+        return frozenset() if self._engine is None else self._engine.avoided
+
+    def _leave_to_study(self) -> None:
+        """Let the study keep the VMs that are sound; the others end."""
+        if self._kept is None or self._engine is None or self._reconciler is None:
+            return
+        with contextlib.suppress(ScavengerError):
+            self._intents = self._store.intents(self._inputs.spec.job_id)
+            self._agents.look(self._clock())
+            nothing = _nothing(self._inputs.spec)
+            self._kept.exchange(nothing, self._intents, self._agents, self._avoided)
+        self._agent_server.await_moves(_MOVED_S)
+
     def _unseen(self, denied: str) -> str:
         minutes = self._config.vm.life_s / 60
         return (
@@ -382,8 +426,7 @@ class Fleet:
 
     def _request_no_vms(self, until: float) -> None:
         """Request the end of all VMs, with retries while the store is locked."""
-        wanted = self._inputs.spec
-        nothing = replace(wanted, slots=(), boot_key="", template=replace(wanted.template, user_data=""))
+        nothing = _nothing(self._inputs.spec)
         while True:
             try:
                 self._store.want_vms(nothing)
@@ -422,6 +465,10 @@ class Fleet:
                 self._provider.remove_leftovers(self._store.installation())
         except ScavengerError as error:
             self._notes.note(f"shared resources of VMs may be left in {'/'.join(here)}: {error}")
+
+
+def _nothing(wanted: FleetSpec) -> FleetSpec:
+    return replace(wanted, slots=(), boot_key="", template=replace(wanted.template, user_data=""))
 
 
 def new_boot_key() -> bytes:

@@ -40,7 +40,7 @@ class VmAgents:
         """
         vms = {intent.id: intent.instance_id for intent in intents if intent.state == "UP"}
         for candidate in self._agent_server.candidates():
-            instance_id = vms.get(candidate.intent)
+            instance_id = vms.get(self._intent_of(candidate.intent))
             if self._verifier is None or not instance_id:
                 continue
             try:
@@ -56,7 +56,7 @@ class VmAgents:
 
     def acknowledge(self, now: float) -> None:
         """Record the VMs' heartbeats in the store."""
-        for intent in self._agent_server.heard():
+        for intent in map(self._intent_of, self._agent_server.heard()):
             if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
                 self._store.acknowledge_vm(intent)
                 self._acknowledged_at[intent] = now
@@ -66,9 +66,22 @@ class VmAgents:
         known = {vm.spec.intent for vm in self._agent_server.vms()}
         for intent in intents:
             due = now - self._renewed_at.get(intent.id, -life_s) >= life_s / 3
-            lives = due and intent.state == "UP" and intent.id in known
-            if lives and self._agent_server.renew(intent.id, life_s):
+            lives = due and intent.state == "UP" and self._name_of(intent.id) in known
+            if lives and self._agent_server.renew(self._name_of(intent.id), life_s):
                 self._renewed_at[intent.id] = now
+
+    def forget(self, intent_id: str) -> None:
+        """Forget a VM, which comes as a new one."""
+        self._acknowledged_at.pop(intent_id, None)
+        self._renewed_at.pop(intent_id, None)
+
+    def _intent_of(self, name: str) -> str:
+        """The id of the intent of a VM that the server knows by a name: the name itself."""
+        return name
+
+    def _name_of(self, intent_id: str) -> str:
+        """The inverse of `_intent_of`."""
+        return intent_id
 
 
 class FleetAgents(VmAgents):

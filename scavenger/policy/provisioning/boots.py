@@ -131,7 +131,7 @@ def usual_boot(history: Iterable[Intent], *, provider: str, region: str, image: 
     times = [
         (one.times.joined_at - one.times.created_at).total_seconds()
         for one in history
-        if one.times.joined_at is not None and one.times.created_at is not None
+        if one.times.joined_at is not None and one.times.created_at is not None and one.times.taken_at is None
         if (one.provider, one.region, one.request.template.image) == (provider, region, image)
     ]
     latest = [seconds for seconds in times[-HISTORY:] if math.isfinite(seconds) and seconds > 0]

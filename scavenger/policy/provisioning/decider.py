@@ -326,7 +326,7 @@ class Decider:
         staying = [intent for intent in living if intent.state != "DELETING"]
         filled = {intent.slot for intent in staying}
         vacant = [slot for slot in spec.slots if slot.number not in filled]
-        if not vacant or job_id in self._broke or not self._is_driven(job_id):
+        if not (vacant and spec.launches) or job_id in self._broke or not self._is_driven(job_id):
             return
         if (alarm := self._loop(spec)) is not None:
             yield alarm

@@ -64,7 +64,7 @@ class Memory:
     def note(self, situation: Situation, listing: Listing | None) -> None:
         """Note the observations; their ages count from the last change."""
         for intent in situation.intents:
-            self._watch("intent", intent.id, (intent.state, intent.instance_id))
+            self._watch("intent", intent.id, (intent.state, intent.instance_id, intent.job_id))
             self._watch("acks", intent.id, intent.acks)
         for job_id, past in situation.past.items():
             self._watch("pulse", job_id, past.pulse)

@@ -126,19 +126,37 @@ class Agent:
         self._ticket, self._show, self._clock = ticket, show, clock
         self._identify = identify
         self._silent_s, self._poweroff_s, self._join_s = silent_s, poweroff_s, join_s
-        self._directory = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
+        self._parent = folder
+        self._prepare()
+        self._notices: queue.SimpleQueue[m.Preemption | m.Warned | m.Ending] = queue.SimpleQueue()
+        self._renewals: list[tuple[int, float, subprocess.Popen[bytes]]] = []
+        self._turned_at = clock()
+        self._ends_at: float | None = None
+        self._status: int | None = None
+
+    def _prepare(self) -> None:
+        """Have all that belongs to one leader anew: keys, connection, folder and processes."""
+        ticket = self._ticket
+        self._directory = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=self._parent))
         self._leader = LeaderConnection(
-            ticket.endpoint, ticket.server_key, ticket.secret, show=show, now=clock()
+            ticket.endpoint, ticket.server_key, ticket.secret, show=self._show, now=self._clock()
         )
         self._runner = ProcessRunner(self._leader.channel.put)
         self._file_proxy = FileProxy(self._directory, self._leader.channel.put)
         self._folder = JobFolder(self._directory, self._runner, self._leader.channel.put)
-        self._notices: queue.SimpleQueue[m.Preemption | m.Warned | m.Ending] = queue.SimpleQueue()
-        self._renewals: list[tuple[int, float, subprocess.Popen[bytes]]] = []
-        self._turned_at = clock()
         self._stopped = False
-        self._ends_at: float | None = None
-        self._status: int | None = None
+
+    def _open(self) -> None:
+        self._file_proxy.open()
+        self._leader.identity = self._identify(self._leader.public_key)
+        self._leader.open(self._clock())
+
+    def _leave(self) -> None:
+        """End all that belongs to the leader."""
+        self._runner.close()
+        self._file_proxy.close()
+        self._leader.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     # ---- other threads -------------------------------------------------------------------------------------
 
@@ -164,22 +182,17 @@ class Agent:
     def run(self) -> int:
         """Serve until asked to end or the leader is gone; return the exit status."""
         try:
-            self._file_proxy.open()
-            self._leader.identity = self._identify(self._leader.public_key)
-            self._leader.open(self._clock())
+            self._open()
             while self._status is None:
                 self._serve_once()
         except Exception as error:
             self._report_failure(f"its agent failed: {type(error).__name__}: {error}"[:_REPORT_MAX])
             raise
         finally:
-            self._runner.close()
-            self._file_proxy.close()
             for _, _, process in self._renewals:
                 process.kill()
                 process.wait()
-            self._leader.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._leave()
         return self._status
 
     def _report_failure(self, reason: str) -> None:
@@ -281,6 +294,8 @@ class Agent:
             case m.Farewell():
                 self._show("the leader has ended: this VM ends")
                 self._power_off()
+            case m.Move() if self._ends_at is None:
+                self._move(message, now)
             case _:
                 pass
 
@@ -293,6 +308,21 @@ class Agent:
             self._runner.start(order, None)
         else:
             self._folder.start(order)
+
+    def _move(self, order: m.Move, now: float) -> None:
+        """Leave this leader for another; if that one does not answer, the VM ends as one that was not admitted."""
+        self._show(f"moves to {order.endpoint}")
+        self._leader.send_due(now)  # acknowledges the order
+        self._leave()
+        self._ticket = msgspec.structs.replace(
+            self._ticket,
+            endpoint=order.endpoint,
+            server_key=order.server_key,
+            intent=order.intent,
+            secret=order.secret,
+        )
+        self._prepare()
+        self._open()
 
     # ---- the VM --------------------------------------------------------------------------------------------
 

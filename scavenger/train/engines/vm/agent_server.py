@@ -247,6 +247,24 @@ class AgentServer:
             session.link.channel.put(m.Renew(number, life_s))
             return self._lock.wait_for(lambda: session.renewals.confirmed >= number, RENEW_S)
 
+    def move(self, intent: str, to: m.Move) -> None:
+        """Have an agent join another leader; nothing is placed on its VM any more. No effect if its VM is gone."""
+        with self._lock:
+            session = self._sessions.get(intent)
+            if session is not None and not session.moved:
+                self._lose(session, "was ended: its VM is for another job now")
+                session.moved = True
+                session.link.channel.put(to)
+
+    def await_moves(self, within_s: float) -> None:
+        """Wait until the agents that move have acknowledged that; forgets those that have."""
+        with self._lock:
+            moved = [one for one in self._sessions.values() if one.moved]
+            self._lock.wait_for(lambda: not any(one.link.channel.backlog for one in moved), within_s)
+            for session in moved:
+                if not session.link.channel.backlog:
+                    self.gone(session.spec.intent, "moved")
+
     def vms(self) -> tuple[AgentStatus, ...]:
         """Return every VM that is expected or has joined, until it is gone."""
         with self._lock:
@@ -264,7 +282,8 @@ class AgentServer:
             return
         with self._lock:
             for session in self._sessions.values():
-                session.link.channel.put(m.Farewell())
+                if not session.moved:
+                    session.link.channel.put(m.Farewell())
         self._closing.set()
         if self._thread.ident:
             self._thread.join()

@@ -34,6 +34,7 @@ __all__ = [
     "InputLine",
     "Join",
     "Kill",
+    "Move",
     "Packet",
     "Placed",
     "Preemption",
@@ -50,7 +51,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder and of the package: small enough to arrive before the packet would be resent."""
@@ -261,6 +262,20 @@ class Farewell(Tagged, frozen=True):
     """The leader ends, and the VM is no longer needed."""
 
 
+class Move(Tagged, frozen=True):
+    """Join another leader, as after a boot: nothing of this one's stays on the VM, and its time limit goes on.
+
+    Attributes:
+        endpoint, server_key, secret: As of `scavenger.train.engines.vm.agent.Ticket`.
+        intent: The name by which the other leader expects the agent.
+    """
+
+    endpoint: _Text
+    server_key: _Key
+    intent: _Text
+    secret: _Key
+
+
 AgentMessage = (
     Hello
     | Placed
@@ -281,6 +296,7 @@ AgentMessage = (
     | FileAnswer
     | Renew
     | Farewell
+    | Move
 )
 
 

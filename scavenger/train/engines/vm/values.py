@@ -185,6 +185,7 @@ class AgentSession:
         preemption, preempted_at: The preemption notice of its VM, and when it was received.
         ending: Why the agent ends; empty if it does not.
         shut_out: Whether it broke the protocol, so that the leader ignores it.
+        moved: Whether it was told to join another leader.
         launches: Names of its processes by launch number.
         with_files: Launch numbers of those that may use the folders that the leader shares.
         package_bytes: How much of the package was sent to its VM, in all attempts.
@@ -196,6 +197,7 @@ class AgentSession:
     preempted_at: float = 0.0
     ending: str = ""
     shut_out: bool = False
+    moved: bool = False
     renewals: Renewals = field(default_factory=Renewals)
     unread: Unread = field(default_factory=Unread)
     launches: dict[int, str] = field(default_factory=dict)
@@ -212,7 +214,7 @@ class AgentSession:
         return AgentStatus(
             self.spec,
             self.link.address,
-            joined=bool(self.link.address or self.shut_out) and not self.ending,
+            joined=bool(self.link.address or self.shut_out) and not (self.ending or self.moved),
             heard_s_ago=now - self.link.heard_at,
             preemption=preemption,
             processes=tuple(self.launches.values()),

@@ -1,0 +1,102 @@
+"""What the fleet of a trial leaves to its study, and takes over from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from scavenger.cloud.base import Provider
+from scavenger.cloud.identity import IdentityVerifier
+from scavenger.control.provisioning.fleet_agents import FleetAgents
+from scavenger.control.provisioning.kept_vms import Exchange, KeptVms, Leader, Region
+from scavenger.domain.intent import FleetSpec, Intent, VmSlot
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.keeping import SILENT_S, TrialWants
+from scavenger.policy.provisioning.slots import is_for_aggregators
+from scavenger.store import Store
+from scavenger.train.engines.vm.agent_server import AgentServer
+
+__all__ = ["FleetKeeping"]
+
+
+class FleetKeeping:
+    """One trial's side of the VMs that its study keeps; see `Fleet`."""
+
+    def __init__(
+        self,
+        kept: KeptVms,
+        store: Store,
+        provider: Provider,
+        verifier: IdentityVerifier | None,
+        server: AgentServer,
+        inputs: FleetInputs,
+        config: ProvisioningConfig,
+    ) -> None:
+        self._kept, self._server, self._inputs = kept, server, inputs
+        self._region = Region(
+            store, provider, verifier, config, server.address, server.port, inputs.disk_usd_per_hour
+        )
+        template = inputs.spec.template
+        # a template's user data is the job's own, and how long a VM may run is compared by itself
+        self._made_of = (replace(template, user_data="", run_max_s=1.0), inputs.package)
+        self._places = frozenset(
+            option.key for options in (inputs.aggregators, *inputs.options.values()) for option in options
+        )
+
+    def exchange(
+        self, spec: FleetSpec, intents: Sequence[Intent], agents: FleetAgents, avoided: Collection[str]
+    ) -> Exchange:
+        """Store what the trial wants; leave sound VMs that it wants no more, and take others for vacant slots.
+
+        Args:
+            spec: What it wants from now on.
+            intents: Of its VMs.
+            agents: As of their last look.
+            avoided: Addresses of VMs on which too many processes have failed.
+
+        Returns:
+            What has gone over: `send` tells the agents of the VMs that were taken, once they are expected.
+
+        Raises:
+            ScavengerError: The store cannot be used.
+        """
+        here = [one for one in intents if one.state in ("PLAN", "UP")]
+        wanted = {slot.number: slot for slot in spec.slots}
+        filled = {one.slot for one in here}
+        done = self._kept.exchange(
+            self._region,
+            spec,
+            self._wants(here),
+            leaving=[one for one in _sound(here, agents, avoided) if one.slot not in wanted],
+            vacant=[
+                slot if slot.options else VmSlot(slot.number, slot.generation, spec.options)
+                for number, slot in wanted.items()
+                if number not in filled
+            ],
+        )
+        for intent_id, order in done.orders.items():
+            self._server.move(intent_id, order)
+        return done
+
+    def send(self, taken: Sequence[str]) -> None:
+        """Have the agents of VMs that were taken join this trial."""
+        self._kept.send(taken, Leader(self._server.endpoint, self._server.server_key, self._server.boot_key))
+
+    def _wants(self, here: Iterable[Intent]) -> TrialWants:
+        spec = self._inputs.spec
+        zone = next((one.request.zone for one in here if is_for_aggregators(one.slot)), "")
+        return TrialWants(spec.job_id, self._made_of, spec.template.run_max_s, self._places, zone)
+
+
+def _sound(here: Iterable[Intent], agents: FleetAgents, avoided: Collection[str]) -> list[Intent]:
+    """VMs that have joined, do nothing, and are neither silent, avoided nor about to end."""
+    seen, found = agents.seen(0.0, avoided=avoided), []
+    for intent in here:
+        agent = seen.get(intent.id)
+        if intent.state != "UP" or not intent.acks or agent is None:
+            continue
+        busy = agent.processes or agent.is_ending or agent.is_avoided
+        if agent.joined and not busy and agent.silent_s < SILENT_S:
+            found.append(intent)
+    return found

@@ -1,0 +1,572 @@
+"""The VMs that a study keeps between its trials.
+
+They are on record as a job is, with the study's process as its owner: so they are found, charged, renewed and ended as
+those of any job, and what they cost while they wait is that record's bill. A VM goes over from a trial to this record
+and on to the next trial in one transaction each, so it is one job's at any time; only then is its agent told where to
+join. Whatever dies in between, its owner is a process that is gone: it ends itself, and any other process ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from scavenger.cloud.base import Provider
+from scavenger.cloud.identity import IdentityVerifier
+from scavenger.control.provisioning.bill import counted_usd
+from scavenger.control.provisioning.booting import BootingProvider
+from scavenger.control.provisioning.clean_up import LIMIT_S
+from scavenger.control.provisioning.fleet_agents import VmAgents
+from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
+from scavenger.control.provisioning.reconciler import Reconciler
+from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.domain.intent import FleetSpec, Handover, Intent, VmSlot
+from scavenger.domain.vm import LaunchTemplate
+from scavenger.errors import ScavengerError
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.keeping import (
+    KeptVm,
+    OpenSlot,
+    TrialWants,
+    idle_limit_usd,
+    to_end,
+    to_take,
+    unsuited,
+)
+from scavenger.policy.provisioning.money import reserve_usd
+from scavenger.store import Store
+from scavenger.store.operations import KEPT
+from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.agent_server import AgentServer, one_time_keys
+
+__all__ = ["KEEPER_NAME", "Exchange", "KeptVms", "Leader", "Region"]
+
+KEEPER_NAME = "study-vms"
+"""What the record of VMs that wait is called."""
+_LOOK_S, _HEARTBEAT_S, _COST_S = 1.0, 5.0, 30.0
+_VMS_MAX = 1_000
+_DRAIN_S = 0.0
+"""A VM that waits has nothing to save."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where a trial has its VMs, and by what.
+
+    Attributes:
+        address, port: Where its agents join; a port of 0 is any.
+        disk_usd_per_hour: Price of a VM's boot disk.
+    """
+
+    store: Store
+    provider: Provider
+    verifier: IdentityVerifier | None
+    config: ProvisioningConfig
+    address: str
+    port: int
+    disk_usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Where agents join a trial.
+
+    Attributes:
+        boot_key: Secret from which their one-time keys are derived.
+    """
+
+    endpoint: str
+    server_key: str
+    boot_key: bytes
+
+    def order(self, name: str) -> m.Move:
+        """The order to join it under a name."""
+        return m.Move(self.endpoint, self.server_key, name, one_time_keys(self.boot_key, name)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What has gone over.
+
+    Attributes:
+        orders: For the agents of VMs that the trial has left, by intent.
+        taken: Intents of VMs that it has taken.
+        waiting: Whether slots are not wanted yet, as VMs for them are on their way: it is to ask again.
+    """
+
+    orders: Mapping[str, m.Move]
+    taken: tuple[str, ...]
+    waiting: bool = False
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A VM that waits.
+
+    Attributes:
+        name: By which it joins here; another one each time.
+        ends_at: When the cloud ends it, monotonic.
+        since: When it was left.
+    """
+
+    intent: Intent
+    slot: int
+    name: str
+    made_of: Hashable
+    ends_at: float
+    since: float
+    left_by: str
+
+
+class _Agents(VmAgents):
+    """Agents of VMs that wait: their names are those of intents with the number of the visit."""
+
+    def __init__(self, store: Store, server: AgentServer, verifier: IdentityVerifier | None) -> None:
+        super().__init__(store, server, verifier)
+        self.names: dict[str, str] = {}
+
+    def arrives(self, intent_id: str, name: str) -> None:
+        """Expect a VM under a name; its first heartbeat is recorded at once."""
+        self.names[intent_id] = name
+        self.forget(intent_id)
+
+    def _intent_of(self, name: str) -> str:
+        return name.rpartition("-")[0]
+
+    def _name_of(self, intent_id: str) -> str:
+        return self.names.get(intent_id, "")
+
+
+class _Place:
+    """The region of the kept VMs, once there are any: their record, the server that they join, and a reconciler."""
+
+    def __init__(self, study: str, region: Region) -> None:
+        self.region, self.store = region, region.store
+        self._folder = TemporaryDirectory(prefix="scavenger-kept-")
+        self.server = AgentServer(
+            region.address,
+            Path(self._folder.name),
+            port=region.port + 2 if region.port else 0,
+            verified=region.verifier is not None,
+        )
+        try:
+            self.server.start()
+            self.agents = _Agents(region.store, self.server, region.verifier)
+            record = region.store.create_job(
+                KEEPER_NAME, spec={KEPT: study}, job_file=Path(self._folder.name) / "study"
+            )
+            region.store.update_job(
+                record.id, state="running", phase="waiting", detail=f"VMs between trials of study {study}"
+            )
+        except ScavengerError:
+            self.server.close()
+            self._folder.cleanup()
+            raise
+        self.job_id = record.id
+        provider = region.provider
+        self.reconciler = ReconcilerThread(
+            Reconciler(
+                region.store,
+                BootingProvider(provider, region.store),
+                owner=region.store.installation(),
+                holder=holder_name(),
+                renew=self._renew,
+                alarm=lambda alarm: log.warning("%s", alarm.message),
+                config=region.config,
+                is_dead=is_known_dead,
+            ),
+            lambda error: log.warning("managing the VMs failed and is retried: %s", error),
+        )
+        self.reconciler.start()
+        self.intents: tuple[Intent, ...] = ()
+
+    def _renew(self, intent: Intent, life_s: float) -> bool:
+        if intent.job_id != self.job_id:
+            return True
+        name = self.agents.names.get(intent.id)
+        return name is not None and self.server.renew(name, life_s)
+
+    def spec(self, slots: Sequence[int]) -> FleetSpec:
+        """What the record wants: the VMs that it has, and no new ones."""
+        provider = self.region.provider
+        return FleetSpec(
+            job_id=self.job_id,
+            provider=provider.name,
+            region=provider.region,
+            slots=tuple(VmSlot(slot) for slot in sorted(slots)),
+            options=(),
+            template=LaunchTemplate(run_max_s=86_400.0),
+            vms_max=_VMS_MAX,
+            budget_usd=math.inf,
+            drain_s=_DRAIN_S,
+            launches=False,
+        )
+
+    @property
+    def spent_usd(self) -> float:
+        """What the VMs have cost while they waited."""
+        return counted_usd(self.intents, self.region.disk_usd_per_hour)
+
+    def close(self) -> None:
+        """Close the server, at which agents hear that they are not needed any more."""
+        self.server.close()
+        self._folder.cleanup()
+
+
+class KeptVms:
+    """Keeps the VMs of one study; its trials' fleets call it from their threads. Nothing is opened before it is needed.
+
+    Args:
+        study: The study's name.
+        idle_s: How long a VM waits for a trial; 0: none is kept.
+        clock: Monotonic seconds.
+
+    Attributes:
+        budgeted: Told what waiting has cost, and what it may cost yet; returns whether the budget has that.
+    """
+
+    def __init__(self, study: str, idle_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._study, self._idle_s, self._clock = study, idle_s, clock
+        self.budgeted: Callable[[float, float], bool] = lambda spent_usd, more_usd: True
+        self._trials = 0
+        self._lock = threading.RLock()
+        self._place: _Place | None = None
+        self._vms: dict[str, _Kept] = {}
+        self._ends_at: dict[str, float] = {}
+        self._slots = self._visits = 0
+        self._done_at: dict[str, float] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scavenger-kept", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """Number of VMs that wait."""
+        return len(self._vms)
+
+    @property
+    def ready(self) -> int:
+        """Number of these that a trial could have at once."""
+        with self._lock:
+            return len(self._ready(self._clock()))
+
+    def _ready(self, now: float) -> frozenset[str]:
+        return frozenset(vm.id for vm in self._seen(now) if vm.is_sound)
+
+    @property
+    def record_id(self) -> str:
+        """Id of the record on whose bill they are while they wait; empty if there never were any."""
+        return "" if self._place is None else self._place.job_id
+
+    @property
+    def spent_usd(self) -> float:
+        """What VMs have cost while they waited."""
+        return 0.0 if self._place is None else self._place.spent_usd
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """A trial runs: VMs that do not suit it are kept only as long as others run."""
+        with self._lock:
+            self._trials += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._trials -= 1
+
+    # ---- for a trial's fleet -------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        region: Region,
+        spec: FleetSpec,
+        wants: TrialWants,
+        *,
+        leaving: Sequence[Intent] = (),
+        vacant: Sequence[VmSlot] = (),
+    ) -> Exchange:
+        """Store what a trial wants, take over the VMs that it leaves, and give it those that it can use.
+
+        Args:
+            region: Where, and by what.
+            spec: What the trial wants from now on.
+            wants: What its VMs may be.
+            leaving: Sound VMs of the trial in no slot of `spec`, without processes.
+            vacant: Slots of `spec` without a VM.
+
+        Raises:
+            ScavengerError: The store cannot be used; nothing has gone over.
+        """
+        with self._lock:
+            place = self._open(region, bool(leaving))
+            if place is None:
+                region.store.want_vms(spec)
+                return Exchange({}, ())
+            now = self._clock()
+            if vacant and self.ready < self.waiting:
+                self._look(place, now)
+            arriving = (
+                self._arriving(place, leaving, wants, now) if self._is_kept(place, region, leaving) else []
+            )
+            chosen, ready = self._chosen(wants, vacant, now), self._ready(now)
+            taken = {slot: id for slot, id in chosen.items() if id in ready}
+            spec = replace(
+                spec,
+                slots=tuple(one for one in spec.slots if one.number not in chosen or one.number in taken),
+            )
+            slots = {vm.slot for vm in self._vms.values()} - {self._vms[id].slot for id in taken.values()}
+            if vacant:  # a trial that begins, or grows
+                gone = unsuited(self._seen(now), wants, self._trials - 1)
+                slots -= {vm.slot for id, vm in self._vms.items() if id in gone}
+            keeping = place.spec([*slots, *(vm.slot for vm in arriving)])
+            generations = {slot.number: slot.generation for slot in spec.slots}
+            went = region.store.exchange_vms(
+                [spec, keeping],
+                [
+                    *(self._to_here(place, spec, vm) for vm in arriving),
+                    *(
+                        self._to_trial(place, spec, slot, generations[slot], self._vms[id])
+                        for slot, id in taken.items()
+                    ),
+                ],
+            )
+            arrived = [vm for vm in arriving if vm.intent.id in went]
+            done = self._carried_out(place, arrived, slots, taken, went)
+            return replace(done, waiting=len(taken) < len(chosen))
+
+    def send(self, intents: Sequence[str], leader: Leader) -> None:
+        """Tell the agents of VMs that a trial has taken where to join; it expects them already."""
+        with self._lock:
+            if self._place is not None:
+                for intent_id in intents:
+                    name = self._place.agents.names.pop(intent_id, "")
+                    self._place.server.move(name, leader.order(intent_id))
+
+    def _open(self, region: Region, needed: bool) -> _Place | None:
+        """The place, opened if there are VMs to keep; None if there are none, or they are elsewhere."""
+        if self._closing.is_set() or not self._idle_s:
+            return None
+        if self._place is None and needed:
+            self._place = _Place(self._study, region)
+            self._thread.start()
+            atexit.register(self.close)
+        place = self._place
+        if place is None or _here(place.region.provider) != _here(region.provider):
+            return None
+        return place
+
+    def _is_kept(self, place: _Place, region: Region, leaving: Sequence[Intent]) -> bool:
+        """Whether the study's budget has what these VMs may cost while they wait."""
+        if not leaving:
+            return False
+        rates = {one.id: one.charges.price_usd_per_hour + region.disk_usd_per_hour for one in leaving}
+        more_usd = idle_limit_usd(rates, dict.fromkeys(rates, 0.0), self._idle_s)
+        return self.budgeted(place.spent_usd, self._limit_usd(self._clock()) + more_usd)
+
+    def _limit_usd(self, now: float) -> float:
+        disk_usd = 0.0 if self._place is None else self._place.region.disk_usd_per_hour
+        rates = {id: vm.intent.charges.price_usd_per_hour + disk_usd for id, vm in self._vms.items()}
+        return idle_limit_usd(rates, {id: now - vm.since for id, vm in self._vms.items()}, self._idle_s)
+
+    def _arriving(
+        self, place: _Place, leaving: Sequence[Intent], wants: TrialWants, now: float
+    ) -> list[_Kept]:
+        found = []
+        for intent in leaving:
+            self._slots += 1
+            self._visits += 1
+            times, most_s = intent.times, intent.request.template.run_max_s
+            begun = times.created_at  # by this machine's clock; of one that comes again, its end is known
+            lived_s = 0.0 if begun is None else max(0.0, (datetime.now(UTC) - begun).total_seconds())
+            ends_at = self._ends_at.setdefault(intent.id, now + most_s - lived_s)
+            name = f"{intent.id}-{self._visits}"
+            found.append(_Kept(intent, self._slots, name, wants.made_of, ends_at, now, intent.job_id))
+        return found
+
+    def _chosen(self, wants: TrialWants, vacant: Sequence[VmSlot], now: float) -> dict[int, str]:
+        open_slots = [OpenSlot(one.number, tuple(option.key for option in one.options)) for one in vacant]
+        return to_take(self._seen(now), wants, open_slots)
+
+    def _seen(self, now: float) -> list[KeptVm]:
+        if self._place is None:
+            return []
+        agents = {vm.spec.intent: vm for vm in self._place.server.vms()}
+        # the store has it that an agent has joined, too: else its VM cannot go over
+        known = {one.id for one in self._place.intents if one.acks}
+        found = []
+        for id, vm in self._vms.items():
+            agent = agents.get(vm.name)
+            found.append(
+                KeptVm(
+                    id,
+                    vm.intent.option.key,
+                    vm.made_of,
+                    vm.ends_at - now,
+                    now - vm.since,
+                    joined=agent is not None and agent.joined and id in known,
+                    silent_s=0.0 if agent is None else agent.heard_s_ago,
+                    is_ending=agent is not None and agent.preemption is not None,
+                    left_by=vm.left_by,
+                )
+            )
+        return found
+
+    def _to_here(self, place: _Place, spec: FleetSpec, vm: _Kept) -> Handover:
+        price, config = vm.intent.charges.price_usd_per_hour, place.region.config
+        reserved_usd = reserve_usd(price, _DRAIN_S, config)
+        return Handover(vm.intent.id, spec.job_id, place.job_id, vm.slot, 1, reserved_usd)
+
+    def _to_trial(self, place: _Place, spec: FleetSpec, slot: int, generation: int, vm: _Kept) -> Handover:
+        price, config = vm.intent.charges.price_usd_per_hour, place.region.config
+        reserved_usd = reserve_usd(price, spec.drain_s, config)
+        return Handover(vm.intent.id, place.job_id, spec.job_id, slot, spec.attempt, reserved_usd, generation)
+
+    def _carried_out(
+        self,
+        place: _Place,
+        arrived: Sequence[_Kept],
+        slots: set[int],
+        taken: Mapping[int, str],
+        went: frozenset[str],
+    ) -> Exchange:
+        """Note who has gone where; what has neither gone nor a slot any more ends."""
+        for id in [id for id, vm in self._vms.items() if id in went or vm.slot not in slots]:
+            vm = self._vms.pop(id)
+            if id not in went:
+                log.info("VM %s is ended: the trial wants others", vm.intent.instance_id)
+                place.server.gone(vm.name, "it is not needed any more")
+                place.agents.names.pop(id, None)
+        here = Leader(place.server.endpoint, place.server.server_key, place.server.boot_key)
+        orders = {}
+        for vm in arrived:
+            self._vms[vm.intent.id] = vm
+            place.agents.arrives(vm.intent.id, vm.name)
+            place.server.expect(vm.name, role="worker", vm=vm.intent.request.vm, threads=1)
+            orders[vm.intent.id] = here.order(vm.name)
+        place.reconciler.wake()
+        return Exchange(orders, tuple(id for id in taken.values() if id in went))
+
+    # ---- while they wait -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.wait(_LOOK_S):
+            with self._lock, contextlib.suppress(ScavengerError):
+                if self._place is not None and not self._closing.is_set():
+                    self._look(self._place, self._clock())
+
+    def _look(self, place: _Place, now: float) -> None:
+        store, config = place.store, place.region.config
+        place.intents = store.intents(place.job_id)
+        living = {one.id: one for one in place.intents if one.state == "UP"}
+        place.agents.verify(living.values())
+        place.agents.acknowledge(now)
+        if any(not living[id].acks for id in self._vms.keys() & living.keys()):
+            place.intents = store.intents(place.job_id)
+        if not place.reconciler.acts:
+            place.agents.renew(living.values(), config.vm.life_s, now)
+        place.server.await_moves(0.0)
+        for text in place.server.alarms():
+            log.warning("%s", text)
+        ending = to_end(self._seen(now), self._idle_s)
+        ending |= {id: "it has ended" for id in self._vms if id not in living}
+        if not self.budgeted(place.spent_usd, self._limit_usd(now)):
+            ending |= dict.fromkeys(self._vms, "the study's budget is used up")
+        if ending:
+            self._end(place, ending)
+        if self._is_due("heartbeat", _HEARTBEAT_S, now):
+            store.heartbeat(place.job_id)
+        if self._is_due("cost", _COST_S, now):
+            store.update_job(place.job_id, cost_usd=place.spent_usd)
+
+    def _end(self, place: _Place, ending: Mapping[str, str]) -> None:
+        left = {id: vm for id, vm in self._vms.items() if id not in ending}
+        place.store.want_vms(place.spec([vm.slot for vm in left.values()]))
+        for id in self._vms.keys() - left.keys():
+            log.info("VM %s is ended: %s", self._vms[id].intent.instance_id, ending[id])
+            place.server.gone(self._vms[id].name, ending[id])
+            place.agents.names.pop(id, None)
+        self._vms = left
+        place.reconciler.wake()
+
+    def _is_due(self, what: str, every_s: float, now: float) -> bool:
+        if now - self._done_at.get(what, -math.inf) < every_s:
+            return False
+        self._done_at[what] = now
+        return True
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all VMs that wait, and wait until they are gone; from now on none is kept. Idempotent."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            place = self._place
+        atexit.unregister(self.close)
+        if place is None:
+            return
+        self._thread.join(10.0)
+        left = ""
+        try:
+            place.close()  # agents that receive this power off their VMs
+            left = self._end_all(place)
+        finally:
+            place.reconciler.stop(place.region.config.look.actions_s)
+            self._vms = {}
+            self._finish(place, left)
+
+    def _end_all(self, place: _Place) -> str:
+        """Wait until all VMs are gone; returns what may be left, empty for nothing."""
+        asked, error, until = False, "", self._clock() + max(LIMIT_S, 1.5 * place.region.config.settle_s)
+        while True:
+            try:
+                if not asked:
+                    place.store.want_vms(place.spec(()))
+                    asked = True
+                place.store.heartbeat(place.job_id)
+                place.intents = place.store.intents(place.job_id)
+                if place.store.is_clean(place.job_id):
+                    self._remove_shared(place)
+                    return ""
+            except ScavengerError as failed:
+                error = str(failed)
+            if self._clock() > until:
+                living = "; ".join(str(one) for one in place.intents if one.state != "GONE")
+                return f"{living or 'kept VMs'}: {error or 'they did not end in time'}; run `scavenger gc`"
+            place.reconciler.wake()
+            time.sleep(min(_LOOK_S, place.region.config.look.interval_s))
+
+    def _remove_shared(self, place: _Place) -> None:
+        here, provider = _here(place.region.provider), place.region.provider
+        if not any((one.provider, one.region) == here for one in place.store.intents(living=True)):
+            provider.remove_leftovers(place.store.installation())
+
+    def _finish(self, place: _Place, left: str) -> None:
+        if left:
+            log.error("VMs may be left: %s", left)
+        with contextlib.suppress(ScavengerError):
+            place.store.finish_job(
+                place.job_id,
+                state="failed" if left else "stopped",
+                report=None,
+                error=left,
+                exit_code=None,
+                cost_usd=place.spent_usd,
+            )
+        self.budgeted(place.spent_usd, 0.0)
+
+
+def _here(provider: Provider) -> tuple[str, str]:
+    return provider.name, provider.region
