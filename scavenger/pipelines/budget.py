@@ -58,19 +58,22 @@ class Budget:
         aside = (*(more_usd for _, more_usd in self._waiting.values()), *self._aside.values())
         return max(0.0, self.usd - self.spent_usd - math.fsum(aside))
 
-    def wait_for(self, what: Hashable, spent_usd: float, more_usd: float) -> bool:
+    def wait_for(
+        self, what: Hashable, spent_usd: float, more_usd: float, *, returned_usd: float = 0.0
+    ) -> bool:
         """Note what VMs have cost that waited between jobs, and set aside what they may cost yet.
 
         Args:
             what: Of whom; in place of what was noted before.
             spent_usd, more_usd: These costs.
+            returned_usd: What a job that ends now will leave of what is set aside for it.
 
         Returns:
             Whether the budget has that; else nothing is set aside for them.
         """
         with self._lock:
             self._waiting[what] = (spent_usd, 0.0)
-            if more_usd > self._left():
+            if more_usd > self._left() + returned_usd:
                 return False
             self._waiting[what] = (spent_usd, more_usd)
             return True

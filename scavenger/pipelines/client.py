@@ -486,9 +486,9 @@ class Client:
         finally:
             del self._keeping[thread]
 
-    def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float) -> bool:
+    def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float, returned_usd: float) -> bool:
         """See `Budget.wait_for`, of the budget of all jobs of this client."""
-        return self._budget.wait_for(kept, spent_usd, more_usd)
+        return self._budget.wait_for(kept, spent_usd, more_usd, returned_usd=returned_usd)
 
     def running_job(self, thread: int) -> RunningJob | None:
         """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""

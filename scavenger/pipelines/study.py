@@ -344,9 +344,9 @@ class Study:
         budget = Budget(self._budget_usd, spent_usd + waited_usd)
         kept, client = self._kept, self._client
 
-        def budgeted(waited_usd: float, more_usd: float) -> bool:
-            mine = budget.wait_for(kept, waited_usd, more_usd)
-            return client.wait_for(kept, waited_usd, more_usd if mine else 0.0) and mine
+        def budgeted(waited_usd: float, more_usd: float, returned_usd: float) -> bool:
+            mine = budget.wait_for(kept, waited_usd, more_usd, returned_usd=returned_usd)
+            return client.wait_for(kept, waited_usd, more_usd if mine else 0.0, returned_usd) and mine
 
         kept.budgeted = budgeted
         return _Opened(budget, trials, used_s, len(live), waited_usd)

@@ -87,7 +87,7 @@ def test_three_trials_have_the_same_vms_and_the_study_ends_them(scene: Scene, ke
 def test_a_vm_that_no_trial_takes_ends_within_its_time(scene: Scene) -> None:
     kept = KeptVms("rates", 1.0)
     told: list[tuple[float, float]] = []
-    kept.budgeted = lambda spent, more: told.append((spent, more)) or True
+    kept.budgeted = lambda spent, more, _: told.append((spent, more)) or True
     try:
         begin(scene, kept, "w0")
         end(scene)
@@ -136,7 +136,7 @@ def test_a_trial_takes_what_another_does_not_need_any_more(
 
 
 def test_nothing_is_kept_for_which_there_is_no_money(scene: Scene, kept: KeptVms) -> None:
-    kept.budgeted = lambda spent, more: more == 0.0
+    kept.budgeted = lambda spent, more, _: more == 0.0
     begin(scene, kept, "w0")
     end(scene)
 

@@ -138,6 +138,25 @@ class TestMlflow:
         assert sorted(one.data.tags["scavenger.job_id"] for one in trials) == ["a", "b"]
         assert {one.data.tags["mlflow.parentRunId"] for one in trials} == {parent.info.run_id}
 
+    def test_what_a_killed_job_had_told_is_not_told_again(self, tmp_path: Path) -> None:
+        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        killed = Tracking({"mlflow": MlflowTracker(uri)}, Observer())
+        killed.begin(run_of(tmp_path))
+        for event in EVENTS:
+            killed.on_event(event)
+        killed.stop()  # without its end
+
+        again: list[Event] = [step(12), epoch(1), epoch(2)]  # its checkpoint was of step 10
+        told({"mlflow": MlflowTracker(uri)}, run_of(tmp_path, step=10), again)
+
+        from mlflow.tracking import MlflowClient
+
+        (run,) = self.runs(uri)
+        history = MlflowClient(tracking_uri=uri).get_metric_history(run.info.run_id, "val_loss")
+        assert [one.step for one in history] == [10, 20, 30]
+        assert run.data.metrics["actual_cost_usd"] == 0.25
+        assert run.info.status == "FINISHED"
+
     def test_relative_files_are_in_the_folder_of_the_job(self, tmp_path: Path) -> None:
         run = run_of(tmp_path)
         assert uri_of("./mlruns", run) == (tmp_path / "mlruns").as_uri()

@@ -95,6 +95,50 @@ def test_a_killed_runner_is_replaced_and_each_sample_counts_once(make_job: MakeJ
 
 
 @pytest.mark.long
+def test_a_killed_runner_goes_on_with_its_runs_and_tells_trackers_each_epoch_once(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    from mlflow.tracking import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    epochs, uri = 12, f"sqlite:///{tmp_path}/mlflow.db"
+    job = make_job(
+        goal={"metric": "val_loss", "max_epochs": epochs},
+        checkpoint={"path": "./saved", "every_steps": 90},
+        trackers={"mlflow": uri, "tensorboard": str(tmp_path / "runs")},
+        code={"sleep_s": 0.001},
+    )
+    records = MlflowClient(tracking_uri=uri)
+
+    def history(run: Any) -> list[int]:
+        return [one.step for one in records.get_metric_history(run.info.run_id, "val_loss")]
+
+    def runs() -> list[Any]:
+        found = records.get_experiment_by_name("tiny")
+        return [] if found is None else list(records.search_runs([found.experiment_id]))
+
+    with _servers_ended(job):
+        assert job.run("optimize", "--detach").code == 0
+        wait_for(lambda: _begun(job))
+        # an epoch after its checkpoint is told: it is trained again
+        wait_for(
+            lambda: _record(job).checkpoint is not None and any(len(history(run)) >= 3 for run in runs())
+        )
+        os.kill(_record(job).owner.pid, signal.SIGKILL)
+        wait_for(lambda: _record(job).attempts == 2)
+        wait_for(lambda: not _submission(job).is_open)
+
+    steps = list(range(SAMPLES // 32, epochs * SAMPLES // 32 + 1, SAMPLES // 32))
+    (run,) = runs()
+    assert history(run) == steps
+    assert (run.info.status, run.data.tags["scavenger.job_id"]) == ("FINISHED", _first(job))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(list(folder.iterdir())) == 2  # a file for each attempt
+    scalars = EventAccumulator(str(folder)).Reload().Scalars("val_loss")
+    assert [one.step for one in scalars] == steps
+
+
+@pytest.mark.long
 def test_a_queued_job_waits_for_the_first_and_can_be_cancelled(make_job: MakeJob) -> None:
     first = make_job(goal={"max_epochs": 100_000}, code={"sleep_s": 0.001})
     second = make_job(store=first.store, goal={"max_epochs": 1})

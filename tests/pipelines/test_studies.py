@@ -21,6 +21,7 @@ from studies import put_on_record
 from scavenger import Client, Job, Study
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError, StoreError
 from scavenger.integrations.optuna import COST, StopAtBudget, objective, resume_interrupted
+from scavenger.pipelines.budget import Budget
 from scavenger.pipelines.study import PRUNED, trial_key, union_s
 from scavenger.store import Store
 
@@ -239,3 +240,18 @@ def test_the_example_goes_on_after_it_was_killed(tmp_path: Path) -> None:
     assert "Study digits: 4 trials for $" in second.stdout
     search = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/digits.db")
     assert [trial.state.name for trial in search.trials].count("RUNNING") == 0
+
+
+def test_what_vms_wait_for_is_set_aside_and_a_trial_that_ends_leaves_its_rest() -> None:
+    budget = Budget(1.0)
+    with budget.allowance(None) as trial:
+        assert budget.left_usd == 0.0
+        assert not budget.wait_for("vms", 0.0, 0.1)
+        assert budget.wait_for("vms", 0.0, 0.1, returned_usd=0.6)  # it has cost 0.4
+        assert not budget.wait_for("others", 0.0, 0.8, returned_usd=0.6)
+        trial.cost_usd = 0.4
+    assert budget.left_usd == pytest.approx(0.5)
+    assert budget.wait_for("vms", 0.05, 0.05)
+    assert (budget.spent_usd, budget.left_usd) == (pytest.approx(0.45), pytest.approx(0.5))
+    assert budget.wait_for("vms", 0.07, 0.0)
+    assert (budget.spent_usd, budget.left_usd) == (pytest.approx(0.47), pytest.approx(0.53))

@@ -26,7 +26,7 @@ from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
 from scavenger.control.provisioning.fleet_keeping import FleetKeeping
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
-from scavenger.control.provisioning.kept_vms import KeptVms
+from scavenger.control.provisioning.kept_vms import Exchange, KeptVms
 from scavenger.control.provisioning.leader_meter import LeaderMeter, recorded_leader
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
@@ -319,7 +319,7 @@ class Fleet:
 
     def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
         """As `want_vms`, but VMs go over to the study and come from it."""
-        done = kept.exchange(spec, self._intents, self._agents, self._avoided)
+        done = self._exchanged(kept, spec)
         if done.taken:
             self._intents = self._store.intents(spec.job_id)
             self._agents.admit(self._intents, self._plan.types)
@@ -401,9 +401,10 @@ class Fleet:
         self.meter.look(self._intents, final=True)
         self._is_clean = True
 
-    @property
-    def _avoided(self) -> frozenset[str]:
-        return frozenset() if self._engine is None else self._engine.avoided
+    def _exchanged(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
+        avoided = frozenset[str]() if self._engine is None else self._engine.avoided
+        spent_usd = self.meter.spent_usd()
+        return kept.exchange(spec, self._intents, self._agents, avoided=avoided, spent_usd=spent_usd)
 
     def _leave_to_study(self) -> None:
         """Let the study keep the VMs that are sound; the others end."""
@@ -412,8 +413,7 @@ class Fleet:
         with contextlib.suppress(ScavengerError):
             self._intents = self._store.intents(self._inputs.spec.job_id)
             self._agents.look(self._clock())
-            nothing = _nothing(self._inputs.spec)
-            self._kept.exchange(nothing, self._intents, self._agents, self._avoided)
+            self._exchanged(self._kept, _nothing(self._inputs.spec))
         self._agent_server.await_moves(_MOVED_S)
 
     def _unseen(self, denied: str) -> str:

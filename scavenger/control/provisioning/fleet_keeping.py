@@ -45,7 +45,13 @@ class FleetKeeping:
         )
 
     def exchange(
-        self, spec: FleetSpec, intents: Sequence[Intent], agents: FleetAgents, avoided: Collection[str]
+        self,
+        spec: FleetSpec,
+        intents: Sequence[Intent],
+        agents: FleetAgents,
+        *,
+        avoided: Collection[str],
+        spent_usd: float,
     ) -> Exchange:
         """Store what the trial wants; leave sound VMs that it wants no more, and take others for vacant slots.
 
@@ -54,6 +60,7 @@ class FleetKeeping:
             intents: Of its VMs.
             agents: As of their last look.
             avoided: Addresses of VMs on which too many processes have failed.
+            spent_usd: What the trial has cost.
 
         Returns:
             What has gone over: `send` tells the agents of the VMs that were taken, once they are expected.
@@ -74,6 +81,8 @@ class FleetKeeping:
                 for number, slot in wanted.items()
                 if number not in filled
             ],
+            # a trial that wants no VM any more ends
+            returned_usd=0.0 if wanted else max(0.0, spec.budget_usd - spent_usd),
         )
         for intent_id, order in done.orders.items():
             self._server.move(intent_id, order)

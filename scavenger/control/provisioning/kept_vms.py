@@ -58,6 +58,10 @@ _VMS_MAX = 1_000
 _DRAIN_S = 0.0
 """A VM that waits has nothing to save."""
 
+Budgeted = Callable[[float, float, float], bool]
+"""Told what waiting has cost, what it may cost yet, and what a trial that ends leaves of its budget; sets the second
+aside, and returns whether there is so much."""
+
 log = logging.getLogger(__name__)
 
 
@@ -234,12 +238,12 @@ class KeptVms:
         clock: Monotonic seconds.
 
     Attributes:
-        budgeted: Told what waiting has cost, and what it may cost yet; returns whether the budget has that.
+        budgeted: The study's budget.
     """
 
     def __init__(self, study: str, idle_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._study, self._idle_s, self._clock = study, idle_s, clock
-        self.budgeted: Callable[[float, float], bool] = lambda spent_usd, more_usd: True
+        self.budgeted: Budgeted = lambda spent_usd, more_usd, returned_usd: True
         self._trials = 0
         self._lock = threading.RLock()
         self._place: _Place | None = None
@@ -295,6 +299,7 @@ class KeptVms:
         *,
         leaving: Sequence[Intent] = (),
         vacant: Sequence[VmSlot] = (),
+        returned_usd: float = 0.0,
     ) -> Exchange:
         """Store what a trial wants, take over the VMs that it leaves, and give it those that it can use.
 
@@ -304,6 +309,7 @@ class KeptVms:
             wants: What its VMs may be.
             leaving: Sound VMs of the trial in no slot of `spec`, without processes.
             vacant: Slots of `spec` without a VM.
+            returned_usd: What the trial, if it ends, leaves of its budget.
 
         Raises:
             ScavengerError: The store cannot be used; nothing has gone over.
@@ -316,9 +322,8 @@ class KeptVms:
             now = self._clock()
             if vacant and self.ready < self.waiting:
                 self._look(place, now)
-            arriving = (
-                self._arriving(place, leaving, wants, now) if self._is_kept(place, region, leaving) else []
-            )
+            kept = self._is_kept(place, region, leaving, returned_usd)
+            arriving = self._arriving(leaving, wants, now) if kept else []
             chosen, ready = self._chosen(wants, vacant, now), self._ready(now)
             taken = {slot: id for slot, id in chosen.items() if id in ready}
             spec = replace(
@@ -366,22 +371,21 @@ class KeptVms:
             return None
         return place
 
-    def _is_kept(self, place: _Place, region: Region, leaving: Sequence[Intent]) -> bool:
+    def _is_kept(self, place: _Place, region: Region, leaving: Sequence[Intent], returned_usd: float) -> bool:
         """Whether the study's budget has what these VMs may cost while they wait."""
         if not leaving:
             return False
         rates = {one.id: one.charges.price_usd_per_hour + region.disk_usd_per_hour for one in leaving}
         more_usd = idle_limit_usd(rates, dict.fromkeys(rates, 0.0), self._idle_s)
-        return self.budgeted(place.spent_usd, self._limit_usd(self._clock()) + more_usd)
+        limit_usd = self._limit_usd(self._clock()) + more_usd
+        return self.budgeted(place.spent_usd, limit_usd, returned_usd)
 
     def _limit_usd(self, now: float) -> float:
         disk_usd = 0.0 if self._place is None else self._place.region.disk_usd_per_hour
         rates = {id: vm.intent.charges.price_usd_per_hour + disk_usd for id, vm in self._vms.items()}
         return idle_limit_usd(rates, {id: now - vm.since for id, vm in self._vms.items()}, self._idle_s)
 
-    def _arriving(
-        self, place: _Place, leaving: Sequence[Intent], wants: TrialWants, now: float
-    ) -> list[_Kept]:
+    def _arriving(self, leaving: Sequence[Intent], wants: TrialWants, now: float) -> list[_Kept]:
         found = []
         for intent in leaving:
             self._slots += 1
@@ -480,10 +484,9 @@ class KeptVms:
             log.warning("%s", text)
         ending = to_end(self._seen(now), self._idle_s)
         ending |= {id: "it has ended" for id in self._vms if id not in living}
-        if not self.budgeted(place.spent_usd, self._limit_usd(now)):
-            ending |= dict.fromkeys(self._vms, "the study's budget is used up")
         if ending:
             self._end(place, ending)
+        self.budgeted(place.spent_usd, self._limit_usd(now), math.inf)  # it was there when they were left
         if self._is_due("heartbeat", _HEARTBEAT_S, now):
             store.heartbeat(place.job_id)
         if self._is_due("cost", _COST_S, now):
@@ -565,7 +568,7 @@ class KeptVms:
                 exit_code=None,
                 cost_usd=place.spent_usd,
             )
-        self.budgeted(place.spent_usd, 0.0)
+        self.budgeted(place.spent_usd, 0.0, 0.0)
 
 
 def _here(provider: Provider) -> tuple[str, str]:

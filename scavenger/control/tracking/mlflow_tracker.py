@@ -27,9 +27,10 @@ class MlflowTracker:
         self._uri = uri
         self._client: Any = None
         self._run_id = ""
+        self._told: dict[str, int] = {}
 
     def begin(self, run: TrackedRun) -> None:
-        """See `Tracker`."""
+        """See `Tracker`; steps that are trained again are not told again, as MLflow keeps all that it was told."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -47,6 +48,9 @@ class MlflowTracker:
         if known is not None:
             self._run_id = known
             self._client.update_run(known, status="RUNNING")
+            for name in self._client.get_run(known).data.metrics:
+                history = self._client.get_metric_history(known, name)
+                self._told[name] = max(one.step for one in history)
             return
         tags = {JOB: run.job_id, NAME: run.name} | ({} if parent is None else {PARENT: parent})
         self._run_id = self._client.create_run(experiment, tags=tags).info.run_id
@@ -66,7 +70,11 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1e3)
-        found = [Metric(name, value, now_ms, step) for name, value in values.items()]
+        found = [
+            Metric(name, value, now_ms, step)
+            for name, value in values.items()
+            if step > self._told.get(name, -1) or name.startswith(_FIGURES)
+        ]
         self._client.log_batch(self._run_id, metrics=found)
 
     def event(self, step: int, name: str, text: str) -> None:
@@ -80,6 +88,8 @@ class MlflowTracker:
 
 
 _ENDS = {"failed": "FAILED"}
+_FIGURES = ("predicted_", "actual_")
+"""Of the report: the last ones count, whatever their step."""
 
 
 def uri_of(uri: str, run: TrackedRun) -> str:
