@@ -60,7 +60,7 @@ def settled(prepared: PreparedJob, store: Store) -> PreparedJob:
     }
     job, offers = override_job(job, changes), platform.resources.offered
     notes = [note for note in platform.notes if note not in offers.notes]
-    again = RentedVms(job, CloudResources(job), notes)
+    again = RentedVms(job, CloudResources(job), notes, kept=platform.kept)
     again.notes += (chosen.reason,)
     return replace(prepared, job=job, platform=again)
 

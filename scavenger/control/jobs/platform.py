@@ -332,7 +332,7 @@ class RentedVms:
         meets_at_leader: bool = False,
         kept: KeptVms | None = None,
     ) -> None:
-        self._kept = kept
+        self.kept = kept
         self._job, self._cloud_resources = job, cloud_resources
         self._meets_at_leader = meets_at_leader
         self.cloud: Cloud = cloud_resources.cloud
@@ -407,7 +407,7 @@ class RentedVms:
             inform=inform,
             clock=clock,
             make_engine=make_engine,
-            kept=self._kept,
+            kept=self.kept,
         )
         shares = ShareMeter(store, record.id) if self._shared else None
         meeting = _MeetingRoom(self._job.worker_counts[-1], warn) if self._meets_at_leader else None

@@ -410,10 +410,12 @@ class Fleet:
         """Let the study keep the VMs that are sound; the others end."""
         if self._kept is None or self._engine is None or self._reconciler is None:
             return
-        with contextlib.suppress(ScavengerError):
+        try:
             self._intents = self._store.intents(self._inputs.spec.job_id)
             self._agents.look(self._clock())
             self._exchanged(self._kept, _nothing(self._inputs.spec))
+        except ScavengerError as error:
+            self._notes.note(f"the VMs end, and are not kept for the next trial: {error}")
         self._agent_server.await_moves(_MOVED_S)
 
     def _unseen(self, denied: str) -> str:
