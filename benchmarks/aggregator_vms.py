@@ -1,4 +1,4 @@
-"""Steps with two aggregator VMs behind links of their own, predicted from steps with one, against measured ones."""
+"""Steps with two aggregator VMs, each VM behind a link of its own: predicted from steps with one, and measured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _run(*words: str) -> None:
 def _steps(workers: int, vms: int, steps: int, folder: Path) -> tuple[_Steps, float]:
     """Time and computing of each step, and the largest share of the model on one aggregator VM."""
     with ExitStack() as stack:
-        links = _links(stack, vms)
+        links = _links(stack, vms + workers)
         command = (
             *links[0].within(0),
             *(sys.executable, "-m", "benchmarks.aggregator_vms_job"),
@@ -138,9 +138,9 @@ def run(repetitions: int, work_dir: Path) -> Result:
         f"{statistics.mean(map(abs, errors)):.0%} on average",
         figures={"model_bytes": size, "share": share, **figures},
         remarks=(
-            f"each aggregator VM behind a link of {_RATE_BITS_PER_S / 1e6:.0f} Mbit/s and "
-            f"{_ROUND_TRIP_S * 1e3:.0f} ms, workers without a limit of their own; a model of {size / 1e6:.0f} MB, of "
-            f"which the fuller of two VMs holds {share:.0%}",
+            f"each aggregator and each worker on a VM behind a link of {_RATE_BITS_PER_S / 1e6:.0f} Mbit/s and "
+            f"{_ROUND_TRIP_S * 1e3:.0f} ms; a model of {size / 1e6:.0f} MB, of which the fuller of two VMs holds "
+            f"{share:.0%}",
             "predicted as a job does that chooses its number of aggregator VMs: `models/parallel.py`, `with_share`",
         ),
     )

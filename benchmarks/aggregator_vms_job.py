@@ -1,7 +1,7 @@
-"""A job whose aggregators are on VMs behind links of their own, for `benchmarks.aggregator_vms`.
+"""A job whose aggregators and workers are on VMs behind links of their own, for `benchmarks.aggregator_vms`.
 
 `python -m benchmarks.aggregator_vms_job FOLDER ADDRESS TRAIN WORKERS BATCH STEPS SPACE...` runs in the network in which
-all links end, with each worker on a VM of its own there; an aggregator's agent runs in each network namespace SPACE.
+all links end; an agent runs in each network namespace SPACE, of which the last ones are those of the workers.
 Prints a line of JSON: time and computing of each step after the first ones, and the largest share of the model.
 """
 
@@ -17,6 +17,7 @@ from benchmarks.two_hosts_job import agent
 from scavenger.control.provisioning.model_size import model_size
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.values import Role
 
 _WARM_UP_STEPS = 3
 
@@ -25,6 +26,7 @@ def main() -> None:
     folder, address, train = Path(sys.argv[1]), *sys.argv[2:4]
     workers, batch, steps = map(int, sys.argv[4:7])
     spaces = sys.argv[7:]
+    aggregators = len(spaces) - workers
     code = folder / "code"
     code.mkdir(parents=True)
     agents = AgentServer(address, code)
@@ -33,15 +35,14 @@ def main() -> None:
         stack.enter_context(contextlib.closing(agents))
         for number, space in enumerate(spaces):
             within = ("ip", "netns", "exec", space)
-            stack.enter_context(agent(agents, f"far{number}", "aggregator", folder, within=within))
-        for number in range(workers):
-            stack.enter_context(agent(agents, f"near{number}", "worker", folder))
+            role: Role = "aggregator" if number < aggregators else "worker"
+            stack.enter_context(agent(agents, f"vm{number}", role, folder, within=within))
         training = stack.enter_context(
             Training(
                 train,
                 folder / "job",
                 job_dir=code,
-                aggregators=len(spaces),
+                aggregators=aggregators,
                 engine=lambda log_dir, _: VmEngine(log_dir, agents),
             )
         )
@@ -50,7 +51,7 @@ def main() -> None:
         seen = training.go_on(steps)
         manifest = training.supervisor.manifest
         assert manifest is not None
-        share = model_size(manifest, 1).share(len(spaces))
+        share = model_size(manifest, 1).share(aggregators)
         lost = [one.worker for one in training.lost]
     if lost:
         raise RuntimeError(f"{lost} were lost during the benchmark; measure again")

@@ -27,6 +27,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from scavenger.domain.curve import FloatArray
+from scavenger.models.step_laws import Load
 from scavenger.models.types import Count, NotNegative, Positive
 
 __all__ = ["NO_SCATTER", "SCATTER", "Kriging", "Law", "Measured", "Places", "Scatter", "places_of"]
@@ -77,6 +78,9 @@ def places_of(measured: Sequence[Measured]) -> Places:
 class Law(Protocol):
     """Interface of a trend; implemented by `LinearLaw` and `OverlapLaw`."""
 
+    @property
+    def load(self) -> Load: ...
+
     def evaluate(
         self,
         workers: FloatArray,
@@ -123,7 +127,7 @@ class Kriging:
         self.law, self.scatter_log_sd, self.scatter = law, scatter_log_sd, scatter
         places = places_of(measured)
         step_time_s, self.features, self.sync = _relative(law, places)
-        self.log_work, self.log_nodes = _coordinates(places)
+        self.log_work, self.log_nodes = _coordinates(places, law.load)
         observed = np.array([m.step_time_s for m in measured], dtype=np.float64)
         self.residual = np.log(observed) - np.log(step_time_s)
         own = np.array([m.log_sd for m in measured], dtype=np.float64) ** 2
@@ -140,12 +144,16 @@ class Kriging:
         """Squared distance of the points from the law, in deviations of scatter, smooth part and measurement."""
         return float(self.residual @ cho_solve(self.factor, self.residual))
 
-    def predict(self, places: Places, covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def predict(
+        self, places: Places, covariance: FloatArray, law: Law | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """Predict ln τ and its variance at unmeasured points, shape `(n,)` both.
 
         Args:
             covariance: Covariance of the coefficients given the points, shape `(p, p)`.
+            law: The same law under another load than that of the points; None for theirs.
         """
+        law = self.law if law is None else law
         count = len(places.workers)
         log_time, variance = np.empty(count), np.empty(count)
         root = _root(covariance)
@@ -154,8 +162,8 @@ class Kriging:
         whiten = solve_triangular(self.factor[0], np.eye(len(weights)), lower=True).T
         for start in range(0, count, CHUNK):
             part = places.part(start, start + CHUNK)
-            step_time_s, features, sync = _relative(self.law, part)
-            cross = self._smooth(sync, *_coordinates(part))
+            step_time_s, features, sync = _relative(law, part)
+            cross = self._smooth(sync, *_coordinates(part, law.load))
             explained = cross @ whiten
             spread = features @ root - cross @ trend
             prior = self._smooth_variance(sync) + self._scatter_variance(sync)
@@ -170,7 +178,10 @@ class Kriging:
         """Posterior covariance of ln τ without its scatter, shape `(len(some), len(others))`."""
         _, features, sync = _relative(self.law, some)
         _, features2, sync2 = _relative(self.law, others)
-        here, there = (sync, *_coordinates(some)), (sync2, *_coordinates(others))
+        here, there = (
+            (sync, *_coordinates(some, self.law.load)),
+            (sync2, *_coordinates(others, self.law.load)),
+        )
         cross, cross2 = self._smooth(*here), self._smooth(*there)
         trend = features - cross @ cho_solve(self.factor, self.features)
         trend2 = features2 - cross2 @ cho_solve(self.factor, self.features)
@@ -217,9 +228,10 @@ def _relative(law: Law, places: Places) -> tuple[FloatArray, FloatArray, FloatAr
     return step_time_s, features, sync
 
 
-def _coordinates(places: Places) -> tuple[FloatArray, FloatArray]:
+def _coordinates(places: Places, load: Load) -> tuple[FloatArray, FloatArray]:
+    """ln x, and ln of the machines that are waited for."""
     nodes = np.ceil(places.workers / np.minimum(places.workers_per_node, places.workers))
-    return np.log(places.work), np.log(nodes)
+    return np.log(places.work), np.log(load.served(nodes))
 
 
 def _root(covariance: FloatArray) -> FloatArray:

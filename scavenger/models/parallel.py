@@ -243,13 +243,12 @@ class ParallelModel:
         covariance = np.array(self.covariance) * self.residual_log_sd**2
         log_time, variance = kriging.predict(places, covariance)
         if not self.of_measured_load:
-            other, _ = self.law.evaluate(*places)
-            own, _ = replace(self.law, load=self.measured_load).evaluate(*places)
-            shift = np.log(other) - np.log(own)
-            doubt = LOAD_DOUBT if self.workers_max > self.workers_min else UNVARIED_LOAD_DOUBT
+            before, (log_time, variance) = log_time, kriging.predict(places, covariance, self.law)
             carried = np.log(self.law.load.served(places.workers) / self.measured_load.served(places.workers))
-            log_time = log_time + shift
-            variance = variance + (doubt * shift) ** 2 + (LOAD_LOG_SD * carried) ** 2
+            # VMs that carry less make no step longer, whatever the points scatter by
+            log_time = np.where(carried <= 0.0, np.minimum(log_time, before), np.maximum(log_time, before))
+            doubt = LOAD_DOUBT if self.workers_max > self.workers_min else UNVARIED_LOAD_DOUBT
+            variance = variance + (doubt * (log_time - before)) ** 2 + (LOAD_LOG_SD * carried) ** 2
         variance += extrapolation_variance(
             places, (self.workers_min, self.workers_max), (self.work_min, self.work_max)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually, 
 from conftest import MakeJob
 from rented import Rented
 
+from scavenger.control.provisioning.model_size import record_size, recorded_size
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
+from scavenger.models.aggregation import OWN_BYTES, held_models
 from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.store import Store
 
@@ -173,3 +176,41 @@ def test_aggregators_on_two_vms_train_through_the_loss_of_one_and_each_vm_is_bil
         assert abs(one["usd"] - paid_usd(job, tokens[one["instance_id"]])) <= CLOCKS_S * rate
     (item,) = (item for item in cost["estimate"]["items"] if item["name"] == "aggregators")
     assert item["how"].startswith("2 VMs on demand x ")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(540)
+@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
+def test_a_job_has_as_many_aggregator_vms_as_its_last_run_showed_that_it_needs(
+    cloud: Rented, make_job: MakeJob
+) -> None:
+    job = make_job(
+        tiny=True,
+        search={"workers": 1, "batch_size": [32]},
+        objective="time",
+        profile={"steps": 8},
+        goal={"metric": "val_loss", "max_epochs": 10},
+    )
+    first = job.ended(job.start())
+    assert first.code == 0, first.stderr
+    assert sum(not vm.spot for vm in cloud.vms()) == 2, "one for the aggregators, and one for the worker"
+    with Store.open(job.store) as store:
+        size = recorded_size(store, first.job_id)
+        assert size is not None
+        assert size.shares[0] == 1.0 > size.shares[1]
+        room = 4.0 * 2**30 - OWN_BYTES  # of a c5.large
+        too_large = 0.9 * room / size.shares[1] / held_models(size.copies)
+        record_size(store, first.job_id, replace(size, weights_bytes=too_large))
+
+    second = job.ended(job.start())
+
+    assert second.code == 0, second.stderr
+    assert second.report["actual"]["epochs"] == 10
+    assert_nothing_left(job)
+    bill = job.ask("cost", second.job_id).report["job"]["vms"]
+    assert [one["role"] for one in bill].count("aggregator") == 2
+    with Store.open(job.store) as store:
+        said = " ".join(event.message for event in store.events(second.job_id, limit=500))
+        assert store.job(second.job_id).spec["elastic"] == {"aggregator_vms": 2, "aggregators": 2}
+    assert "fewer would not hold the model" in said
+    assert "the stored model is from a run with 1 aggregator VM" in said
