@@ -5,7 +5,7 @@ n, w       machines, ceil(K / workers per node); workers on each, at most K
 n'         `Load.served` of n: n itself, under the load of the measurements
 C          computing of the slowest worker, (a0 + a1 x) K^σ: the slowest of K is slower than the average one
 Y          synchronisation: l (1 + β (w - 2)) c^κ on one machine, r (1 + β (n' - 2)) w^ω c^κ between, in
-           proportion to n' below 2; 0 at K = 1
+           proportion to n' below 2, or to n' - 1 (`Load.alone`); 0 at K = 1
 φ, p       share of C that synchronisation may hide behind; how sharply the longer of the two hides the other
 =========  ==================================================================================================
 
@@ -159,9 +159,7 @@ class OverlapLaw:
         log_sync = (
             np.where(
                 remote,
-                math.log(self.sync_remote_s)
-                + self.sharing * log_per_node
-                + np.log(np.minimum(shared, 2.0) / 2.0),
+                math.log(self.sync_remote_s) + self.sharing * log_per_node + np.log(self.load.of_two(shared)),
                 math.log(self.sync_local_s),
             )
             + np.log(grown)

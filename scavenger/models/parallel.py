@@ -231,7 +231,9 @@ class ParallelModel:
             before: Share with which its steps were measured, in (0, 1].
             now: The other one.
         """
-        return replace(self, law=replace(self.law, load=self.law.load.changed(before, now)))
+        return replace(
+            self, law=replace(self.law, load=self.law.load.changed(before, now, alone=self.workers_min == 1))
+        )
 
     def _kriging(self) -> Kriging:
         """Of the points, under the load of their own."""

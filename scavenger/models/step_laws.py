@@ -26,6 +26,9 @@ __all__ = [
 
 StepLaw = Literal["linear", "overlap"]
 
+OF_TWO_MIN = 1e-9
+"""Keeps the logarithm of synchronisation finite where there is none."""
+
 STEP_TIME_MIN_S = 1e-9
 """Least step time; keeps logarithms finite if every coefficient of a law is zero."""
 
@@ -84,18 +87,29 @@ class Load:
     Attributes:
         ratio: s' / s.
         least: 1 / s.
+        alone: Whether a single worker was measured: what its own link takes then counts as its computing, and the rest
+            grows from nothing at K' = 1. Else it is taken to grow from nothing at 0.
     """
 
     ratio: Positive = 1.0
     least: Positive = 1.0
+    alone: bool = False
 
     def served(self, count: FloatArray) -> FloatArray:
         """K' of K workers, or of so many machines with workers, shape `(n,)`."""
         return np.asarray(np.maximum(self.ratio * count, np.minimum(count, self.least)))
 
-    def changed(self, before: float, now: float) -> Load:
+    def of_two(self, served: FloatArray) -> FloatArray:
+        """Synchronisation of K' below 2 over that of two, shape `(n,)`; above 0, and 1 from two on."""
+        part = served - 1.0 if self.alone else served / 2.0
+        return np.asarray(np.clip(part, OF_TWO_MIN, 1.0))
+
+    def changed(self, before: float, now: float, *, alone: bool = False) -> Load:
         """With the share `now` instead of `before`."""
-        return Load(self.ratio * now / before, self.least if self != AS_MEASURED else 1.0 / before)
+        ratio = self.ratio * now / before
+        if ratio == 1.0:
+            return AS_MEASURED
+        return Load(ratio, 1.0 / before, alone) if self == AS_MEASURED else replace(self, ratio=ratio)
 
 
 AS_MEASURED = Load()

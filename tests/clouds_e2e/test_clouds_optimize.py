@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from rented import Rented
 
 from scavenger.control.provisioning.model_size import record_size, recorded_size
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
-from scavenger.models.aggregation import OWN_BYTES, held_models
+from scavenger.models.aggregation import OWN_BYTES, ModelSize, held_models
 from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.store import Store
 
@@ -197,10 +196,10 @@ def test_a_job_has_as_many_aggregator_vms_as_its_last_run_showed_that_it_needs(
     with Store.open(job.store) as store:
         size = recorded_size(store, first.job_id)
         assert size is not None
-        assert size.shares[0] == 1.0 > size.shares[1]
+        assert size.shares[0] == 1.0 >= size.shares[1]
         room = 4.0 * 2**30 - OWN_BYTES  # of a c5.large
-        too_large = 0.9 * room / size.shares[1] / held_models(size.copies)
-        record_size(store, first.job_id, replace(size, weights_bytes=too_large))
+        too_large = 1.5 * room / held_models(size.copies)
+        record_size(store, first.job_id, ModelSize(too_large, size.copies, (1.0, 0.5)))
 
     second = job.ended(job.start())
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from scavenger.control.jobs.aggregator_vms import settled
@@ -212,6 +213,8 @@ def test_the_size_of_a_model_is_read_as_it_was_recorded(store: Store) -> None:
         sample_bytes=1,
         metric_names=(),
     )
+    tiny = msgspec.structs.replace(manifest, tensors=(TensorSpec("w", (2, 2), "float32", "trainable"),))
+    assert model_size(tiny, 1).shares[0] == 1.0, "whatever its memory is rounded up to"
     found = model_size(manifest, 1)
     record = store.create_job("tiny", spec={}, job_file="job.yaml")
     assert recorded_size(store, record.id) is None

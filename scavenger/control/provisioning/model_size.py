@@ -18,9 +18,8 @@ _KIND = "model"
 
 def largest_share(layout: Layout, vms: int) -> float:
     """Largest share of a model on one of these VMs; the one with most aggregators is taken to have the largest."""
-    parts = (sum(end - begin for begin, end in ranges) for ranges in layout.part_ranges)
-    most = sum(sorted(parts, reverse=True)[: evenly(layout.aggregators, vms)[0]])
-    return most / layout.weights_bytes
+    parts = [sum(end - begin for begin, end in ranges) for ranges in layout.part_ranges]
+    return sum(sorted(parts, reverse=True)[: evenly(layout.aggregators, vms)[0]]) / sum(parts)
 
 
 def model_size(manifest: Manifest, aggregators: int) -> ModelSize:
