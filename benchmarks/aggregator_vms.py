@@ -23,7 +23,7 @@ from scavenger.models.step_laws import StepTimes
 __all__ = ["BENCHMARK"]
 
 _NETWORK, _LOCAL_BATCH = "quarter", 2
-_RATE_BITS_PER_S = 4e8
+_RATE_BITS_PER_S = 2e8
 _ROUND_TRIP_S = 0.005
 _TIMEOUT_S = 900.0
 _WORKERS = (1, 2, 4)
@@ -146,4 +146,4 @@ def run(repetitions: int, work_dir: Path) -> Result:
     )
 
 
-BENCHMARK = Benchmark("aggregator_vms", 8, run)
+BENCHMARK = Benchmark("aggregator_vms", 6, run)
