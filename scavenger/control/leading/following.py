@@ -27,7 +27,7 @@ from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
 
-__all__ = ["LeaderSession", "Outcome"]
+__all__ = ["LeaderSession", "Outcome", "unpack_outputs"]
 
 _OUTPUTS = f"{FOLDER}/job/.scavenger"
 _FETCH_S = 3600.0
@@ -227,7 +227,7 @@ class LeaderSession:
             run_there(self._leaders.target(self.record), command, sink=file, timeout_s=_FETCH_S)
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                _unpack(tar, job_id, output)
+                unpack_outputs(tar, job_id, output)
         return output / job_id
 
     def end(self) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class LeaderSession:
         return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform, sleep=self._sleep)
 
 
-def _unpack(tar: tarfile.TarFile, job_id: str, output: Path) -> None:
+def unpack_outputs(tar: tarfile.TarFile, job_id: str, output: Path) -> None:
     """Unpack a job's folder; nothing is written outside of it, nor through a link."""
     links: list[tarfile.TarInfo] = []
     for member in tar:
@@ -287,6 +287,8 @@ def _unpack(tar: tarfile.TarFile, job_id: str, output: Path) -> None:
     for link in links:  # as the model of a command is
         target = os.path.normpath(os.path.join(os.path.dirname(link.name), link.linkname))
         at = output / link.name
+        if at.is_dir() and not at.is_symlink():
+            continue
         if target.startswith(f"{job_id}/") and link.linkname == os.path.normpath(link.linkname):
             at.unlink(missing_ok=True)
             at.symlink_to(link.linkname)
