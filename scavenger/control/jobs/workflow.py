@@ -196,7 +196,7 @@ class JobWorkflow:
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
-        if manifest.tensors:  # loops and commands have no aggregators
+        if trainer.supervisor.aggregators:  # loops and commands have none
             size = model_size(manifest, self._job.elastic.aggregators)
             recorder.keep(lambda: record_size(self._store, recorder.job_id, size))
         library = self._ask(
