@@ -240,7 +240,7 @@ class JobWorkflow:
     def _of_other_vms(self, library: ModelLibrary) -> JobModel | None:
         """The same job's model of another number of aggregator VMs, told of the present one."""
         manifest = self._trainer.supervisor.manifest
-        if manifest is None or not manifest.tensors:
+        if manifest is None or not self._trainer.supervisor.aggregators:
             return None
         size = model_size(manifest, self._job.elastic.aggregators)
         if (found := self._ask(lambda: library.of_other_vms(size))) is None:
