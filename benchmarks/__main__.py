@@ -57,6 +57,7 @@ _MODULES = (
     "study",
     "sampler",
     "pruners",
+    "spot_replay",
 )
 _OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
 """Further benchmarks of a module, beside its `BENCHMARK`."""
