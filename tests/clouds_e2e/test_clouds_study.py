@@ -84,7 +84,6 @@ def test_three_trials_rent_once_and_the_bills_add_up(cloud: Rented, make_job: Ma
     assert sum(bills.values()) == pytest.approx(paid_usd(job), abs=CLOCKS_S * rate)
     waited = sum(usd for name, usd in bills.items() if name.startswith(KEEPER_NAME))
     assert waited > 0.0
-    assert study["waited_usd"] >= waited
     assert study["waited_usd"] == pytest.approx(waited, rel=0.1)  # with disks
     assert study["spent_usd"] == pytest.approx(sum(t["cost_usd"] for t in trials) + study["waited_usd"])
     assert "VMs between trials" in study["bill"]
