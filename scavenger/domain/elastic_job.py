@@ -215,15 +215,9 @@ def job_document(
     made = {"version": 1, "name": name, "checkpoint": {"path": _CHECKPOINTS}, **job}
     if spec.replicas is None:
         return made
-    low, high = JobSpec.model_validate(made).elastic_range
-    elastic = dict(made.get("elastic", {}))
-    elastic = {
-        "min": min(1, low) if "min" not in elastic else low,
-        "max": max(high, spec.replicas) if "max" not in elastic else high,
-        **elastic,
-        "policy": "fixed",
-    }
-    made["elastic"] = elastic
+    _, high = JobSpec.model_validate(made).elastic_range
+    most = {"min": 1, "max": max(high, spec.replicas)}
+    made["elastic"] = {**most, **made.get("elastic", {}), "policy": "fixed"}
     made["search"] = {**made.get("search", {}), "workers": spec.replicas}
     return made
 

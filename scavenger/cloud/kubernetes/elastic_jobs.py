@@ -66,6 +66,7 @@ class Cluster:
         self.namespace = namespace
         self._settings = api.configuration
         self._local = threading.local()
+        self._policies: tuple[str, ...] = ("v1", "v1beta1")  # until it is known which one the cluster has
 
     def _call(self, method: str, path: str, body: Json | None = None, **query: object) -> Json:
         with translated_errors(f"{method} {path}", region="cluster"):
@@ -166,7 +167,7 @@ class Cluster:
     ) -> None:
         """Let evictions leave so many of the pods with these labels."""
         spec = {"minAvailable": pods, "selector": {"matchLabels": dict(selector)}}
-        for version in ("v1", "v1beta1"):
+        for version in self._policies:
             path = f"/apis/policy/{version}/namespaces/{namespace}/poddisruptionbudgets"
             body = {
                 "apiVersion": f"policy/{version}",
@@ -175,9 +176,11 @@ class Cluster:
                 "spec": spec,
             }
             if self._if_there("PATCH", f"{path}/{name}", {"spec": spec}) is not None:
+                self._policies = (version,)
                 return
             with contextlib.suppress(GoneError):  # the cluster has not this version of the API
                 self._created(path, body)
+                self._policies = (version,)
                 return
 
     def tell(self, job: Json, reason: str, message: str, *, warning: bool = False, by: str) -> None:

@@ -196,7 +196,8 @@ class Leader:
         """Ask the job for as many workers as it is to have, and to let go of those that are named."""
         now = self._clock()
         if self._asked.attempt != record.attempts:
-            self._asked = _Asked(record.attempts)
+            # what the leader before this one has asked for may be under way
+            self._asked = _Asked(record.attempts, self._store.open_operation(record.id))
         told = self._store.events(record.id, limit=1, kind="progress")
         there = Progress.read(told[0].data).configuration.workers if told else None
         busy = self._follow_operation(now)
