@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from real_jobs import Job, lines, marked, training, wait_for
 
+from scavenger.control.provisioning.model_size import recorded_size
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 
@@ -107,6 +108,8 @@ def test_a_loop_is_searched_and_survives_the_death_of_a_worker_and_of_the_comman
     driver.communicate()
     wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
     before = _record(job)
+    with Store.open(job.store) as store:
+        assert recorded_size(store, before.id) is None, "a loop has no aggregators"
 
     outcome = job.ask("resume", "tiny", "--yes", "--audit")
     report = outcome.report
