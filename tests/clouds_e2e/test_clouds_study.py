@@ -94,7 +94,7 @@ def test_a_study_that_was_killed_leaves_nothing_and_goes_on(cloud: Rented, make_
     job = make_job(**TRIAL)
     first = begin(job, [4, 400])
     try:
-        eventually(lambda: _running(job, 2), first, 200.0)
+        eventually(lambda: _running(job, 2), first, 300.0)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(10.0)
     finally:

@@ -158,25 +158,22 @@ class _Place:
 
     def __init__(self, study: str, region: Region) -> None:
         self.region, self.store = region, region.store
-        self._folder = TemporaryDirectory(prefix="scavenger-kept-")
-        self.server = AgentServer(
-            region.address,
-            Path(self._folder.name),
-            port=region.port + 2 if region.port else 0,
-            verified=region.verifier is not None,
-        )
+        with TemporaryDirectory(prefix="scavenger-kept-") as empty:  # nothing runs on VMs that wait
+            self.server = AgentServer(
+                region.address,
+                Path(empty),
+                port=region.port + 2 if region.port else 0,
+                verified=region.verifier is not None,
+            )
         try:
             self.server.start()
             self.agents = _Agents(region.store, self.server, region.verifier)
-            record = region.store.create_job(
-                KEEPER_NAME, spec={KEPT: study}, job_file=Path(self._folder.name) / "study"
-            )
+            record = region.store.create_job(KEEPER_NAME, spec={KEPT: study}, job_file=Path(empty) / "study")
             region.store.update_job(
                 record.id, state="running", phase="waiting", detail=f"VMs between trials of study {study}"
             )
         except ScavengerError:
             self.server.close()
-            self._folder.cleanup()
             raise
         self.job_id = record.id
         provider = region.provider
@@ -226,7 +223,6 @@ class _Place:
     def close(self) -> None:
         """Close the server, at which agents hear that they are not needed any more."""
         self.server.close()
-        self._folder.cleanup()
 
 
 class KeptVms:
