@@ -112,7 +112,16 @@ def test_the_api_server_takes_the_forms_of_a_job_file(
 def at_odds(words: str) -> bool:
     """Whether a fault is one of those that only Scavenger can find."""
     known = (
-        *("twice", "needs", "must be above", "must be below", "must have exactly", "spans", "must reach"),
+        *(
+            "unknown key",
+            "twice",
+            "needs",
+            "must be above",
+            "must be below",
+            "must have exactly",
+            "spans",
+            "must reach",
+        ),
         *("is missing", "expression", "at least", "must not", "only", "must be a name", "must be one of"),
         *("must hold", "must be a mapping", "is for", "with infra", "needs the"),
     )
