@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 NODES = tuple(NodeShape(f"machine-{name}", "zone-1", cpus=8, memory_gib=32) for name in "abcd")
 TRAINED, WITHIN_S = 1437, 240.0
-COOLDOWN_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +70,13 @@ def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves
     assert [pod.metadata.name for pod in left if pod.status.phase in ("Pending", "Running")] == []
 
 
-def test_a_node_whose_pods_keep_dying_gets_none_until_its_cool_down_is_over(
+def test_a_node_whose_pods_keep_dying_gets_none_of_those_that_replace_them(
     plane: ControlPlane, kubelet: Kubelet, machines: Machines, tmp_path: Path
 ) -> None:
     bad, good = NODES[0].name, NODES[1].name
     for node in NODES[1:]:
         plane.core().patch_node(node.name, {"spec": {"unschedulable": True}})
     goal = {"metric": "val_accuracy", "target": 0.99999, "max_epochs": 5000, "epochs_hint": 10}
-    rule = {"per_host": 3, "window": COOLDOWN_S, "cooldown": COOLDOWN_S}
     job = ClusterJob(
         plane,
         machines,
@@ -87,7 +84,7 @@ def test_a_node_whose_pods_keep_dying_gets_none_until_its_cool_down_is_over(
         namespace="failing",
         workers=3,
         goal=goal,
-        elastic={"failures": rule, "policy": "fixed", "max": 5},
+        elastic={"failures": {"per_host": 3}, "policy": "fixed"},
     )
     try:
         before = job.until(job.workers)
@@ -95,17 +92,9 @@ def test_a_node_whose_pods_keep_dying_gets_none_until_its_cool_down_is_over(
         plane.core().patch_node(good, {"spec": {"unschedulable": False}})
         for name in before:
             kubelet.pod(name).kill()
-        killed = time.monotonic()
-        after = job.until(lambda: _others(job, before))
+        # the scheduler alone would spread them over both nodes
+        after = job.until(lambda: _others(job, before), within_s=240.0)
         assert set(after.values()) == {good}
-        # the scheduler would take the node that keeps failing, which is the emptier one
-        job.command("scale", "digits-cnn", "--workers", "4", "--no-wait").wait(60)
-        assert set(job.until(lambda: job.workers(4)).values()) == {good}
-        assert time.monotonic() < killed + COOLDOWN_S, "it is no test if the cool-down is over before"
-
-        job.until(lambda: time.monotonic() > killed + 1.5 * COOLDOWN_S)
-        job.command("scale", "digits-cnn", "--workers", "5", "--no-wait").wait(60)
-        assert sorted(job.until(lambda: job.workers(5)).values()) == [bad, good, good, good, good]
     finally:
         job.close()
 
