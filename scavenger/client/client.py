@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from scavenger.client.address import ServerAddress
@@ -105,6 +105,10 @@ class Client(Connection):
     def submissions(self, limit: int, *, states: Sequence[str] = (), cursor: str | None = None) -> Document:
         """Submitted jobs, newest first."""
         return self.get("queue", {"limit": limit, "state": list(states), "cursor": cursor})
+
+    def fetch_outputs(self, job: str, file: IO[bytes]) -> None:
+        """Write a tar archive of a job's outputs to a file."""
+        self.download(f"jobs/{_part(job)}/outputs", file)
 
     def of_job(self, job: str, what: str, query: Mapping[str, Any] | None = None) -> Document:
         """What a route below a job tells: `plan`, `curve`, `cost`, `logs`, `events` or `operations`."""

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 import requests
@@ -116,6 +116,16 @@ class Connection:
         accept = {"Accept": "text/event-stream", "Accept-Encoding": "identity", **headers}
         with self._answer(self._plain, "GET", path, headers=accept, stream=True) as answer:
             yield _lines(answer)
+
+    def download(self, path: str, file: IO[bytes]) -> None:
+        """Write an answer to a file.
+
+        Raises:
+            ScavengerError: As of `get`; `TransientError` also if the answer breaks off.
+        """
+        with self._answer(self._plain, "GET", path, headers={"Accept": "*/*"}, stream=True) as answer:
+            for data in answer.iter_content(1 << 20):
+                file.write(data)
 
     @contextmanager
     def _answer(

@@ -156,6 +156,8 @@ def _of_leaders(
 
     leaders = Leaders.beside(store)
     for record in leaders.all():
+        if record.provider == "kubernetes":
+            continue  # `scavenger leader list` shows leaders' pods, which end themselves
         try:
             provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
             vm = LeaderVm(opened.enter_context(leaders.open_store(record)), provider, inform=inform)

@@ -325,6 +325,14 @@ class KubernetesSettings(CloudSettings):
         default="", description="Service account of the pods; no token of it is mounted."
     )
     pull_secret: _Label = Field(default="", description="Secret by which the image is pulled.")
+    leader_service_account: _Label = Field(
+        default="",
+        description="Service account of a leader's pod, which may start and end the pods of its job.",
+    )
+    leader_claim: _Label = Field(
+        default="",
+        description="Persistent volume claim for the folders of leaders; without it, they end with their pods.",
+    )
     node_labels: _Pairs = Field(default={}, description="Labels of the nodes that pods may be on.")
     spot_labels: _Pairs = Field(
         default={}, description="Labels of the nodes that the cloud may take back, for `spot`."
@@ -353,6 +361,11 @@ class KubernetesSettings(CloudSettings):
         default=None,
         description="Whether nodes are added for pods that no node has room for; without it, Scavenger looks.",
     )
+
+    @property
+    def leader_identity(self) -> str:
+        """See `CloudSettings.leader_identity`."""
+        return self.leader_service_account
 
     def vm_tags(self) -> tuple[tuple[str, str], ...]:
         """See `CloudSettings.vm_tags`."""

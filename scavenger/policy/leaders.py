@@ -13,6 +13,7 @@ from scavenger.domain.vm import VmSeen
 __all__ = [
     "END_LATE_S",
     "LEADER_CLOUDS",
+    "LED_AWAY",
     "IngressChanges",
     "LeaderChoice",
     "LeaderPlan",
@@ -24,6 +25,8 @@ __all__ = [
 
 LEADER_CLOUDS = ("aws", "gcp")
 """Clouds on which a leader's VM can be rented."""
+LED_AWAY = (*LEADER_CLOUDS, "kubernetes")
+"""Where jobs can be led away from the command: by VMs, or by a pod in their place."""
 
 END_LATE_S = 900.0
 """How much later than by its tags a VM's timer may end it, which begins when the VM has booted."""
@@ -58,7 +61,7 @@ def choose_leader(
     """
     if asked is not None:
         return LeaderChoice(asked, "the job file says so")
-    if provider not in LEADER_CLOUDS:
+    if provider not in LED_AWAY:
         return LeaderChoice("here", "this is the only place for jobs there")
     if address:
         return LeaderChoice("here", f"{address_variable} is set, so VMs reach this machine")

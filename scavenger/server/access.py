@@ -7,19 +7,36 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyCookie, APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from scavenger.domain.access import Caller
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.problems import RefusedError
 from scavenger.store.records import JobRecord
 
-__all__ = ["COOKIE", "SESSION", "Admin", "CallerOf", "Changer", "Overseer", "find_job", "only_of"]
+__all__ = [
+    "COOKIE",
+    "SESSION",
+    "TOKEN_HEADER",
+    "Admin",
+    "CallerOf",
+    "Changer",
+    "Overseer",
+    "find_job",
+    "only_of",
+]
 
 COOKIE = "scavenger_session"
 SESSION = timedelta(hours=12)
+TOKEN_HEADER = "X-Scavenger-Token"  # noqa: S105 - the name of a header
+"""Instead of `Authorization`, which the API server of Kubernetes takes out of what it forwards."""
 
 _bearer = HTTPBearer(auto_error=False, description="A token, as `scavenger api token` makes it.")
+_header = APIKeyHeader(
+    name=TOKEN_HEADER,
+    auto_error=False,
+    description="A token, where a proxy keeps the header Authorization to itself.",
+)
 _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The session of a browser, from `/login`.")
 
 
@@ -27,6 +44,7 @@ async def _caller(
     request: Request,
     context: ContextOf,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    header: Annotated[str | None, Depends(_header)],
     session: Annotated[str | None, Depends(_cookie)],
 ) -> Caller:
     """The user whose token comes with the request.
@@ -34,7 +52,8 @@ async def _caller(
     Raises:
         RefusedError: 401 without a valid token; 403 for a change by a cookie that another site may have sent.
     """
-    token = bearer.credentials if bearer is not None else session
+    sent = bearer.credentials if bearer is not None else header
+    token = sent or session
     caller = context.callers.kept(token) if token else None
     if caller is None and token:
         caller = await run_in_threadpool(context.callers.find, token)
@@ -47,7 +66,7 @@ async def _caller(
             headers={"WWW-Authenticate": 'Bearer realm="scavenger"'},
         )
     # a browser adds the cookie to what any page asks for; the Origin, which pages cannot set, was checked before
-    if bearer is None and request.method not in ("GET", "HEAD") and "origin" not in request.headers:
+    if not sent and request.method not in ("GET", "HEAD") and "origin" not in request.headers:
         raise RefusedError(403, "origin", "a change by a browser's session needs the header Origin")
     request.state.user = caller.user.name
     return caller

@@ -18,7 +18,17 @@ from scavenger.server.callers import Callers
 from scavenger.server.context import Context, answer
 from scavenger.server.dashboard import routes as dashboard
 from scavenger.server.dashboard import submission_routes, vm_routes
-from scavenger.server.routes import health, jobs, leftovers, operations, stored, streaming, submitting, users
+from scavenger.server.routes import (
+    health,
+    jobs,
+    leftovers,
+    operations,
+    outputs,
+    stored,
+    streaming,
+    submitting,
+    users,
+)
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
 from scavenger.server.turns import Turns
@@ -95,7 +105,7 @@ def create_app(
     app.add_middleware(Turns)
     app.add_middleware(Shield, context=context)
     problems.register(app)
-    for part in (jobs, submitting, operations, streaming, stored, leftovers, users):
+    for part in (jobs, outputs, submitting, operations, streaming, stored, leftovers, users):
         app.include_router(part.router, responses=_REFUSALS)
     app.include_router(health.router, responses=_REFUSALS)
     app.include_router(dashboard.router)

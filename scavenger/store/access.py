@@ -74,8 +74,16 @@ class Access(Part):
             session.delete(row)
             return True
 
-    def new_token(self, user: str, label: str, *, lasts: timedelta | None = None) -> tuple[Token, str]:
+    def new_token(
+        self, user: str, label: str, *, lasts: timedelta | None = None, text: str = ""
+    ) -> tuple[Token, str]:
         """Make a token of a user; only its digest is stored.
+
+        Args:
+            user: Whose it is.
+            label: What it is for.
+            lasts: How long it is valid; None for ever.
+            text: Its text, if whoever is to have it has made that; empty for a new one.
 
         Returns:
             The token on record, and its text, which is shown once.
@@ -83,7 +91,7 @@ class Access(Part):
         Raises:
             NotFoundError: There is no such user.
         """
-        text = TOKEN_PREFIX + secrets.token_urlsafe(32)
+        text = text or TOKEN_PREFIX + secrets.token_urlsafe(32)
         now = self._clock()
         with self._database.writing() as session:
             if session.get(UserRow, user) is None:

@@ -16,7 +16,9 @@ from kubernetes.client.exceptions import ApiException
 from machines import ROOT
 from ruamel.yaml import YAML
 
-__all__ = ["DEPLOY", "apply", "pods_of", "rendered", "unrestricted"]
+from tests.cluster.control_plane import ControlPlane
+
+__all__ = ["DEPLOY", "apply", "as_leader", "pods_of", "rendered", "unrestricted"]
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
 _WHOLE_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
@@ -104,3 +106,26 @@ def unrestricted(pod: Mapping[str, Any]) -> list[str]:
         }
         found += [f"{container['name']}: {name}" for name, bad in wrong.items() if bad]
     return found
+
+
+def as_leader(plane: ControlPlane, namespace: str) -> Path:
+    """A kubeconfig of the leaders' account in a namespace, with its rights by `deploy/kubernetes` alone."""
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": "scavenger-leader", "namespace": namespace}
+
+    def bound(kind: str, role: str, **place: str) -> dict[str, Any]:
+        return {
+            "apiVersion": f"{group}/v1",
+            "kind": kind,
+            "metadata": {"name": f"{role}-{namespace}", **place},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            "subjects": [subject],
+        }
+
+    roles = [one for one in rendered() if one["kind"] == "ClusterRole"]
+    bindings = [
+        bound("RoleBinding", "scavenger-leader", namespace=namespace),
+        bound("ClusterRoleBinding", "scavenger-nodes"),
+    ]
+    apply(plane.core().api_client, [*roles, *bindings])
+    return plane.kubeconfig(f"system:serviceaccount:{namespace}:scavenger-leader", "system:serviceaccounts")

@@ -140,6 +140,17 @@ class TestBrowsers:
             answer = client.request(method, "/v1/jobs", headers={**world.headers("root"), "Origin": origin})
             assert (answer.status_code, answer.json()["code"]) == (403, "origin")
 
+    def test_where_a_proxy_keeps_authorization_to_itself_the_token_has_a_header_of_its_own(
+        self, world: World, client: TestClient
+    ) -> None:
+        token = world.headers("root")["Authorization"].removeprefix("Bearer ")
+
+        assert client.get("/v1/jobs", headers={"X-Scavenger-Token": token}).status_code == 200
+        assert client.get("/v1/jobs", headers={"X-Scavenger-Token": f"{token}x"}).status_code == 401
+        # no page of another origin can send it, so that a change needs no Origin
+        asked = {"X-Scavenger-Token": token}
+        assert client.put("/v1/users/new", json={"role": "viewer"}, headers=asked).status_code in (200, 201)
+
     def test_a_session_by_cookie_changes_only_with_the_servers_own_origin(
         self, client: TestClient, world: World
     ) -> None:

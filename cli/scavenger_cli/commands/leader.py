@@ -162,7 +162,7 @@ def resume_led(
     from scavenger.control.leading.starting import Start
     from scavenger.domain.job import JobSpec
 
-    with _opened(store_url) as (leaders, _):
+    with _opened(store_url) as (leaders, store):
         record = leaders.find(key)
         if (state := _session(leaders, record).state()) != "gone":
             raise ConfigurationError(
@@ -171,6 +171,8 @@ def resume_led(
         with leaders.open_store(record) as own:
             spec = own.job(record.id).spec
         prepared = prepare_job(JobSpec.model_validate(spec), Path(record.job_file))
+        if record.claim and record.job_id:
+            return _led_again(prepared, leaders, record, store, follow=follow, as_json=as_json)
         if "://" not in record.checkpoints or not record.job_id:
             raise ConfigurationError(
                 f"job {record.name} has left no checkpoints: name an object store as checkpoint.path, and run it again "
@@ -187,6 +189,22 @@ def resume_led(
     url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
     start = Start(prepared, audit=audit, recover=url, job_id=record.job_id)
     return _led(start, follow=follow, store_url=store_url, as_json=as_json, lost=record)
+
+
+def _led_again(
+    prepared: PreparedJob,
+    leaders: Leaders,
+    record: LeaderRecord,
+    store: Store,
+    *,
+    follow: bool,
+    as_json: bool,
+) -> int:
+    """Start a leader's pod again, whose folder was kept."""
+    from scavenger.control.leading.starting import Start, restart_pod
+
+    restart_pod(Start(prepared), leaders, record, inform=console.note)
+    return _followed(leaders, record, store, as_json=as_json) if follow else 0
 
 
 def _followed(leaders: Leaders, record: LeaderRecord, store: Store, *, as_json: bool) -> int:
@@ -226,9 +244,9 @@ def _note(event: Mapping[str, Any]) -> None:
 
 
 def _session(leaders: Leaders, record: LeaderRecord) -> LeaderSession:
-    from scavenger.control.leading.following import LeaderSession
+    from scavenger.control.leading.following import session_of
 
-    return LeaderSession(leaders, record, inform=console.note)
+    return session_of(leaders, record, inform=console.note)
 
 
 def _leaders(store: Store) -> Leaders:

@@ -406,6 +406,51 @@ class KubernetesProvider:
                 self._forget(name)  # and with it its pod, which it owns
         return tuple(f"secret {name}" for name in secrets)
 
+    # ---- a leader's pod --------------------------------------------------------------------------------------
+
+    def keep_secret(self, name: str, files: dict[str, str]) -> str:
+        """Make a secret, or find the one of this name, whose content stays; returns its uid."""
+        meta = {"name": name, "labels": {"app.kubernetes.io/managed-by": "scavenger"}}
+        with translated_errors(f"making the secret {name}", region=self.region):
+            return str(self._secret(name, {"metadata": meta, "stringData": files}).metadata.uid)
+
+    def keep_pod(self, body: Mapping[str, Any]) -> None:
+        """Make a pod in the namespace, in place of one of its name that has ended."""
+        name = body["metadata"]["name"]
+        with translated_errors(f"starting the pod {name}", region=self.region):
+            found = self._found(name)
+            if found is not None and found.status.phase in ("Succeeded", "Failed"):
+                self._core.delete_namespaced_pod(
+                    name, self.settings.namespace, grace_period_seconds=0, _request_timeout=_TIMEOUT_S
+                )
+            self._created(body)
+
+    def phase_of(self, name: str) -> tuple[str, str]:
+        """What a pod does, by the API's word, and why.
+
+        Raises:
+            GoneError: There is no such pod, or it is being deleted.
+        """
+        with translated_errors(f"looking at the pod {name}", region=self.region):
+            pod = self._found(name)
+        if pod is None or pod.metadata.deletion_timestamp is not None:
+            raise GoneError(f"the pod {name} is gone")
+        return str(pod.status.phase), seen_of(pod).reason
+
+    def end_pod(self, name: str) -> None:
+        """End a pod that is no VM; nothing if it is gone."""
+        with translated_errors(f"ending the pod {name}", region=self.region):
+            try:
+                self._core.delete_namespaced_pod(name, self.settings.namespace, _request_timeout=_TIMEOUT_S)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+
+    def drop_secret(self, name: str) -> None:
+        """Delete a secret, and with it all that it owns; nothing if it is gone."""
+        with translated_errors(f"deleting the secret {name}", region=self.region):
+            self._forget(name)
+
     # ---- single calls ----------------------------------------------------------------------------------------
 
     def _found(self, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,16 @@ from scavenger.control.provisioning.providers import GCP_PROJECT
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm_settings import CloudSettings
 
-__all__ = ["PRICES", "LeaderConfiguration", "environment_there", "identity_files", "job_there"]
+__all__ = [
+    "POD_FILES",
+    "POD_VARIABLE",
+    "PRICES",
+    "LeaderConfiguration",
+    "PodLeaderConfiguration",
+    "environment_there",
+    "identity_files",
+    "job_there",
+]
 
 PASSED_ON = (
     PACKAGE_VARIABLE,
@@ -52,6 +61,43 @@ class LeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     idle_s: float
     environment: dict[str, str]
     recover: str = ""
+
+
+class _PodFiles(NamedTuple):
+    configuration: str = "leader.json"
+    job: str = "job.tar.gz.base64"
+    document: str = "job.yaml"
+    token: str = "token"  # noqa: S105 - a file's name
+    certificate: str = "certificate.pem"
+    key: str = "key.pem"
+
+
+POD_FILES = _PodFiles()
+"""Keys of the secret of a leader's pod, and files where it is mounted."""
+POD_VARIABLE = "SCAVENGER_LEADER_FILES"
+"""Environment variable of a leader's pod: the folder where its secret is mounted."""
+
+
+class PodLeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a leader's pod is told.
+
+    Attributes:
+        id: Of its record; also the key by which its job is submitted once.
+        owner, port, idle_s, recover: See `LeaderConfiguration`; the port is of the pod, and speaks TLS.
+        hosts: Names under which the API server is addressed, which it passes on.
+        job_id: The job that goes on from `recover`; empty for a new one.
+        audit, priority: See `new_submission`.
+    """
+
+    id: str
+    owner: str
+    port: int
+    idle_s: float
+    hosts: tuple[str, ...]
+    recover: str = ""
+    job_id: str = ""
+    audit: bool = False
+    priority: int = 0
 
 
 def environment_there(
@@ -90,10 +136,10 @@ def job_there(
     """
     document = {key: value for key, value in job.written().items() if key not in ("leader", "output")}
     given = settings.model_dump(mode="json", exclude_unset=True)
-    for key in ("leader_profile", "leader_service_account"):
+    for key in ("leader_profile", "leader_service_account", "leader_claim"):
         given.pop(key, None)
     given |= {key: f"{folder}/{name}" for key, name in _IDENTITY_FILES.items() if given.get(key)}
-    place = str(job.infra)
+    place = "kubernetes" if job.infra.provider == "kubernetes" else str(job.infra)  # a pod is in its cluster
     checkpoint = document.get("checkpoint")
     if checkpoint and "://" not in str(checkpoint.get("path", "")):
         document["checkpoint"] = {**checkpoint, "path": "./checkpoints"}

@@ -10,24 +10,26 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import IO, Any, Literal, NoReturn, cast
 
 from scavenger.client import Client
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.cloud.boot.leader import FOLDER
 from scavenger.control.leading.caller import caller_networks
+from scavenger.control.leading.pod_leader import LeaderOfPods
 from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
 from scavenger.control.leading.renting import LeaderVm
-from scavenger.control.leading.ssh import forwarded, run_there
-from scavenger.control.leading.starting import API_PORT, api_of
+from scavenger.control.leading.ssh import run_there
+from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.errors import ConfigurationError, GoneError, ScavengerError, TransientError
 from scavenger.policy.leaders import what_is_lost
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
+from scavenger.store.records import JobRecord
 
-__all__ = ["LeaderSession", "Outcome", "unpack_outputs"]
+__all__ = ["LeaderSession", "Outcome", "session_of", "unpack_outputs"]
 
 _OUTPUTS = f"{FOLDER}/job/.scavenger"
 _FETCH_S = 3600.0
@@ -134,7 +136,7 @@ class LeaderSession:
         self.readmit()
         while True:
             try:
-                with forwarded(self._leaders.target(self.record), API_PORT, here=here) as tunnel:
+                with tunnel_to(self._leaders, self.record, here=here) as tunnel:
                     if here:
                         self._inform("connected again")
                     else:
@@ -197,7 +199,7 @@ class LeaderSession:
             return Outcome(submission["state"], ConfigurationError.exit_code, str(submission["reason"]), None)
         folder = self._fetched(str(job["id"]))
         record = read_record(folder)
-        there, here = f"{_OUTPUTS}/{record.id}", str(folder)
+        there, here = f"{self._outputs(record)}/{record.id}", str(folder)
 
         def moved(path: str | None) -> str | None:
             return None if path is None else path.replace(there, here)
@@ -223,12 +225,25 @@ class LeaderSession:
         output = Path(self.record.output)
         make_private_folder(output)
         with tempfile.TemporaryFile(prefix="scavenger-") as file:
-            command = f"tar -c -C {_OUTPUTS} -f - {job_id}"
-            run_there(self._leaders.target(self.record), command, sink=file, timeout_s=_FETCH_S)
+            self._pack(job_id, file)
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 unpack_outputs(tar, job_id, output)
         return output / job_id
+
+    def _outputs(self, record: JobRecord) -> str:
+        """Where a job's outputs are there."""
+        return _OUTPUTS
+
+    def _pack(self, job_id: str, file: IO[bytes]) -> None:
+        """Write an archive of a job's outputs, as they are there."""
+        command = f"tar -c -C {_OUTPUTS} -f - {job_id}"
+        run_there(self._leaders.target(self.record), command, sink=file, timeout_s=_FETCH_S)
+
+    def _end_all(self) -> tuple[str, ...]:
+        """End the leader, and what it rented."""
+        with self._leaders.open_store(self.record) as store:
+            return self._vm(store).end(self.record.id)
 
     def end(self) -> tuple[str, ...]:
         """End the leader's VM and what it rented; returns a line for each that may be left.
@@ -241,8 +256,7 @@ class LeaderSession:
         except OSError as error:  # the VM is ended all the same
             self._inform(f"the record of the leader of job {record.name} cannot be written: {error}")
         try:
-            with self._leaders.open_store(record) as store:
-                left = self._vm(store).end(record.id)
+            left = self._end_all()
         except ScavengerError as error:
             left = (not_ended(record, error),)
         if not left:
@@ -292,3 +306,49 @@ def unpack_outputs(tar: tarfile.TarFile, job_id: str, output: Path) -> None:
         if target.startswith(f"{job_id}/") and link.linkname == os.path.normpath(link.linkname):
             at.unlink(missing_ok=True)
             at.symlink_to(link.linkname)
+
+
+class _PodSession(LeaderSession):
+    """With the leader as a pod, which is reached through the API server."""
+
+    @property
+    def _pod(self) -> LeaderOfPods:
+        return LeaderOfPods(cluster_of(self.record, self._environment), self.record, sleep=self._sleep)
+
+    def readmit(self) -> None:
+        """See `LeaderSession.readmit`: nothing keeps this machine out, but the pod may be gone."""
+        if self.state() == "gone":
+            raise GoneError(self._lost())
+
+    def _lost(self) -> str:
+        kept = f"its folder is kept on the claim {self.record.claim}" if self.record.claim else ""
+        lost = kept or what_is_lost(self.record.checkpoints, self.record.checkpoint_every_s)
+        words = kept or f"and with it {lost}"
+        return (
+            f"the leader's pod of job {self.record.name} is gone, {words}; "
+            f"`scavenger resume {self.record.name}` lets it go on under a new one"
+        )
+
+    def _outputs(self, record: JobRecord) -> str:
+        return f"{Path(record.job_file).parent}/.scavenger"
+
+    def _pack(self, job_id: str, file: IO[bytes]) -> None:
+        with api_of(self._leaders, self.record) as client:
+            client.fetch_outputs(job_id, file)
+
+    def _end_all(self) -> tuple[str, ...]:
+        with self._leaders.open_store(self.record) as store:
+            return self._pod.end(store.installation())
+
+    def state(self) -> Literal["there", "gone", "unknown"]:
+        """See `LeaderSession.state`."""
+        try:
+            return self._pod.state()
+        except ScavengerError:
+            return "unknown"
+
+
+def session_of(leaders: Leaders, record: LeaderRecord, *, inform: Callable[[str], None]) -> LeaderSession:
+    """What a command has to do with a leader, as a VM or as a pod."""
+    kind = _PodSession if record.provider == "kubernetes" else LeaderSession
+    return kind(leaders, record, inform=inform)

@@ -42,6 +42,7 @@ class LeaderRecord:
         job_id: Of the job, once it was submitted.
         address: Where its VM is reached; empty before there is one.
         ending: Whether its VM was to be ended; the record stays until all of it is gone.
+        namespace, claim: Of a leader's pod, where it keeps its folder; empty for a VM.
     """
 
     id: str
@@ -56,6 +57,8 @@ class LeaderRecord:
     job_id: str = ""
     address: str = ""
     ending: bool = False
+    namespace: str = ""
+    claim: str = ""
 
 
 def not_ended(record: LeaderRecord, error: Exception) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import msgspec
 
@@ -40,20 +40,37 @@ from scavenger.control.leading.configuration import (
     job_there,
 )
 from scavenger.control.leading.keys import login_key, new_host_key
+from scavenger.control.leading.pod_leader import LeaderOfPods, leader_secret, pod_name
+from scavenger.control.leading.pod_tunnel import PodTunnel, through_api_server
 from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
-from scavenger.control.leading.ssh import FailedThereError, SshTarget, forwarded, run_there
+from scavenger.control.leading.ssh import FailedThereError, SshTarget, Tunnel, forwarded, run_there
 from scavenger.control.provisioning.cloud_resources import CloudResources
 from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
+from scavenger.control.provisioning.providers import open_provider
+from scavenger.control.settings import cloud_settings
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmPackage, VmSeen
+from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError, ScavengerError, TransientError
 from scavenger.presentation.formatting import money
 from scavenger.store import Store
 from scavenger.train.engines.vm.job_archive import Archive
 
-__all__ = ["API_PORT", "Start", "api_of", "check_start", "start_leader"]
+if TYPE_CHECKING:
+    from scavenger.cloud.kubernetes.provider import KubernetesProvider
+
+__all__ = [
+    "API_PORT",
+    "Start",
+    "api_of",
+    "check_start",
+    "cluster_of",
+    "restart_pod",
+    "start_leader",
+    "tunnel_to",
+]
 
 API_PORT = 8765
 """Of the leader's API, on the loopback of its VM."""
@@ -108,6 +125,8 @@ def check_start(start: Start) -> None:
             f"nothing of {money(budget)}",
             key="constraints.budget",
         )
+    if start.prepared.job.infra.provider == "kubernetes":
+        return
     if shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         raise ConfigurationError(
             "a leader's VM is reached by OpenSSH: install its client (ssh)", key="leader"
@@ -135,6 +154,8 @@ def start_leader(
     Raises:
         ScavengerError: The job cannot be led there; nothing is left, or a line says what is.
     """
+    if start.prepared.job.infra.provider == "kubernetes":
+        return _start_pod(start, leaders, inform, environment)
     prepared, resources = start.prepared, start.resources
     key = login_key(leaders.folder)
     options, template = resources.leader_placement
@@ -145,18 +166,7 @@ def start_leader(
     access = LeaderAccess(public_key, host.secret, API_PORT, provider.deletes_at)
     script = leader_boot_script(access, proxy=settings.proxy)
     spec = LeaderVmSpec(options, replace(template, settings=settings), script, prepared.job.limits.vms)
-    checkpoint = prepared.job.checkpoint
-    record = LeaderRecord(
-        id=str(uuid.uuid4()),
-        name=prepared.job.name,
-        job_file=os.path.realpath(prepared.job_file),
-        provider=resources.provider.name,
-        region=resources.provider.region,
-        host_key=host.public,
-        output=str((prepared.folder / prepared.job.output).resolve()),
-        checkpoints="" if checkpoint is None else checkpoint.path,
-        checkpoint_every_s=600.0 if checkpoint is None else checkpoint.every,
-    )
+    record = _record(start, host_key=host.public)
     archive = Archive(prepared.folder, leave_out=(prepared.folder / prepared.job.output,))
     leaders.put(record)
     with leaders.open_store(record) as store:
@@ -173,6 +183,103 @@ def start_leader(
             archive.close()
 
 
+def _record(start: Start, *, host_key: str = "", namespace: str = "", claim: str = "") -> LeaderRecord:
+    prepared, provider = start.prepared, start.resources.provider
+    checkpoint = prepared.job.checkpoint
+    return LeaderRecord(
+        id=str(uuid.uuid4()),
+        name=prepared.job.name,
+        job_file=os.path.realpath(prepared.job_file),
+        provider=provider.name,
+        region=provider.region,
+        output=str((prepared.folder / prepared.job.output).resolve()),
+        checkpoints="" if checkpoint is None else checkpoint.path,
+        checkpoint_every_s=600.0 if checkpoint is None else checkpoint.every,
+        host_key=host_key,
+        namespace=namespace,
+        claim=claim,
+    )
+
+
+def _start_pod(
+    start: Start, leaders: Leaders, inform: Callable[[str], None], environment: Mapping[str, str]
+) -> LeaderRecord:
+    """See `start_leader`: as a pod."""
+    settings = start.resources.settings
+    assert isinstance(settings, KubernetesSettings)
+    record = _record(start, namespace=settings.namespace, claim=settings.leader_claim)
+    provider = cast("KubernetesProvider", start.resources.provider)
+    leaders.put(record)
+    with leaders.open_store(record) as store:
+        owner = store.installation()
+        store.create_job(
+            record.name, spec=start.prepared.job.written(), job_file=record.job_file, job_id=record.id
+        )
+    pod = LeaderOfPods(provider, record)
+    try:
+        files, token = leader_secret(start, record, owner=owner, host=provider.api.configuration.host)
+        leaders.put_token(record, token)
+        inform("starting the leader's pod")
+        pod.start(start, files, environment)
+        job_id = _led_by_pod(leaders, record)
+    except BaseException:
+        inform("the leader's pod is ended, as its job could not be started")
+        try:
+            left = pod.end(owner)
+        except ScavengerError as error:
+            left = (not_ended(record, error),)
+        for line in left:
+            inform(f"left behind: {line}; `scavenger leader end {record.id[:8]}` ends it")
+        if left:
+            leaders.change(record, ending=True)
+        else:
+            leaders.remove(record)
+        raise
+    inform(f"job {record.name} ({job_id[:8]}) is led there, and goes on without this machine")
+    return leaders.change(record, job_id=job_id)
+
+
+def restart_pod(
+    start: Start,
+    leaders: Leaders,
+    record: LeaderRecord,
+    *,
+    inform: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> LeaderRecord:
+    """Start a leader's pod again whose folder is on a volume; its job goes on.
+
+    Raises:
+        ScavengerError: It cannot be started; what there is stays.
+    """
+    provider = cast("KubernetesProvider", start.resources.provider)
+    with leaders.open_store(record) as store:
+        files, token = leader_secret(
+            start, record, owner=store.installation(), host=provider.api.configuration.host
+        )
+    provider.drop_secret(pod_name(record))  # what it owned is lost, or ends with it
+    leaders.put_token(record, token)
+    inform("starting the leader's pod again")
+    LeaderOfPods(provider, record).start(start, files, environment)
+    _led_by_pod(leaders, record)
+    inform(f"job {record.name} ({record.job_id[:8]}) goes on there")
+    return record
+
+
+def _led_by_pod(leaders: Leaders, record: LeaderRecord) -> str:
+    """Wait until a leader's pod serves; returns the id of its job."""
+    until_s = time.monotonic() + _SET_UP_S
+    with api_of(leaders, record) as client:
+        while True:
+            try:
+                if found := client.submissions(1)["submissions"]:
+                    return str(found[0]["id"])
+            except TransientError:  # it does not serve yet
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(_LOOK_S)
+
+
 def _undone(vm: LeaderVm, leaders: Leaders, record: LeaderRecord) -> tuple[str, ...]:
     """End what was rented, and forget it, or keep on record that it is to be ended; returns what may be left."""
     try:
@@ -187,6 +294,29 @@ def _undone(vm: LeaderVm, leaders: Leaders, record: LeaderRecord) -> tuple[str, 
 
 
 @contextmanager
+def tunnel_to(leaders: Leaders, record: LeaderRecord, *, here: int = 0) -> Iterator[Tunnel | PodTunnel]:
+    """A port of this machine that leads to the API of a leader within the block.
+
+    Raises:
+        TransientError: The leader cannot be reached.
+    """
+    if record.provider != "kubernetes":
+        with forwarded(leaders.target(record), API_PORT, here=here) as tunnel:
+            yield tunnel
+        return
+    cluster = cluster_of(record)
+    with through_api_server(cluster.api, record.namespace, pod_name(record), here=here) as way:
+        yield way
+
+
+def cluster_of(record: LeaderRecord, environment: Mapping[str, str] = os.environ) -> KubernetesProvider:
+    """The cluster of a leader's pod."""
+    settings = cloud_settings("kubernetes", environment).model_copy(update={"namespace": record.namespace})
+    found = open_provider(record.provider, record.region, environment, settings)
+    return cast("KubernetesProvider", found)
+
+
+@contextmanager
 def api_of(leaders: Leaders, record: LeaderRecord) -> Iterator[Client]:
     """The API of a leader, through a port that is forwarded within the block.
 
@@ -196,7 +326,7 @@ def api_of(leaders: Leaders, record: LeaderRecord) -> Iterator[Client]:
     """
     token = leaders.token(record)
     with (
-        forwarded(leaders.target(record), API_PORT) as tunnel,
+        tunnel_to(leaders, record) as tunnel,
         Client(ServerAddress(f"http://127.0.0.1:{tunnel.port}", token)) as client,
     ):
         yield client

@@ -75,6 +75,8 @@ RUN_MARGIN_S = 3_600.0
 _LEADER_IDENTITIES = {
     "aws": "an instance profile as aws.leader_profile in {path}, whose role may do what the policy aws.json allows",
     "gcp": "a service account as gcp.leader_service_account in {path}, which has the role of gcp.yaml",
+    "kubernetes": "a service account as kubernetes.leader_service_account in {path}, such as scavenger-leader of "
+    "deploy/kubernetes",
 }
 _METADATA = ("169.254.169.254", 80)
 THROTTLED_S, UNANSWERED_S = 300.0, 60.0

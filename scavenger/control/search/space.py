@@ -12,7 +12,7 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
-from scavenger.policy.leaders import LEADER_CLOUDS
+from scavenger.policy.leaders import LED_AWAY
 
 __all__ = [
     "check_keras_backend",
@@ -52,9 +52,9 @@ def check_supported(job: JobSpec) -> None:
             f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
         ),
         (
-            job.leader == "vm" and job.infra.provider not in LEADER_CLOUDS,
+            job.leader == "vm" and job.infra.provider not in LED_AWAY,
             "leader",
-            f"leader: vm is for jobs on VMs of aws/ and gcp/; with infra: {job.infra}, write here",
+            f"leader: vm is for jobs on VMs of aws/ and gcp/, and on pods; with infra: {job.infra}, write here",
         ),
         (
             job.aggregation == "shared" and job.engine != "process",

@@ -1,0 +1,117 @@
+"""`leader: vm` on Kubernetes: a job that is led by a pod, which is reached through the API server alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_jobs import EXAMPLE, PRICES
+from elastic_world import PodRunner
+from machines import AGENT, ROOT, Machines, unavailable
+from ruamel.yaml import YAML
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.installation import as_leader
+from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+NODES = tuple(NodeShape(f"place-{name}", "zone-1", cpus=8, memory_gib=32) for name in "ab")
+NAMESPACE = "led"
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    if reason := unavailable():
+        pytest.skip(reason)
+    with Machines(AGENT) as found:
+        yield found
+
+
+@pytest.fixture
+def kubelet(plane: ControlPlane, machines: Machines, tmp_path: Path) -> Iterator[Kubelet]:
+    volumes = tmp_path / "volumes"
+    volumes.mkdir()
+    with nodes_of(plane, *NODES, runner=PodRunner(plane, machines, volumes)) as found:
+        yield found
+    for node in NODES:
+        plane.core().delete_node(node.name)
+
+
+@pytest.fixture
+def command(plane: ControlPlane, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    plane.core().create_namespace({"metadata": {"name": NAMESPACE}})
+    account = {"metadata": {"name": "scavenger-leader"}}
+    plane.core().create_namespaced_service_account(NAMESPACE, account)
+    as_leader(plane, NAMESPACE)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "SCAVENGER_ADDRESS"},
+        **{f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+        "SCAVENGER_STORE": f"sqlite:///{tmp_path}/store/jobs.db",
+        "KUBECONFIG": str(plane.kubeconfig()),
+    }
+    (tmp_path / "store").mkdir()
+
+    def run(*words: str, within_s: float = 200.0, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "scavenger_cli", *words],
+            env={**environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+        )
+
+    return run
+
+
+def test_a_job_is_led_by_a_pod_shown_through_the_api_server_and_its_result_is_fetched(
+    plane: ControlPlane, kubelet: Kubelet, tmp_path: Path, command: Any
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    written = YAML(typ="safe").load((EXAMPLE / "job.yaml").read_text())
+    where = {"at": "kubernetes/tests", "namespace": NAMESPACE, "image": "scavenger:tests", **PRICES}
+    written |= {
+        "infra": {**where, "leader_service_account": "scavenger-leader"},
+        "resources": {"cpus": 2, "memory": 4},
+        "search": {"strategy": "full", "workers": [1], "batch_size": [32]},
+        "goal": {"metric": "val_accuracy", "target": 0.9999, "max_epochs": 2, "epochs_hint": 2},
+        "profile": {"steps": 4},
+    }
+    (folder / "job.yaml").write_text(json.dumps(written))
+    shutil.copy(EXAMPLE / "train.py", folder)
+
+    begun = command("optimize", str(folder / "job.yaml"), "--yes", "--detach")
+    assert begun.returncode == 0, begun.stderr
+    leaders = json.loads(command("leader", "list", "-o", "json").stdout)["leaders"]
+    assert [(one["name"], one["state"], one["namespace"]) for one in leaders] == [
+        (written["name"], "there", NAMESPACE)
+    ]
+
+    followed = command("leader", "follow", written["name"], "-o", "json", within_s=240.0)
+    assert followed.returncode in (0, 4), followed.stderr
+    told = json.loads(followed.stdout)
+    assert (Path(told["folder"]) / "record.json").is_file()
+    assert list(Path(told["folder"]).rglob("*.keras"))
+    assert told["state"] in ("done", "ended", "succeeded", "finished", "not_reached", "completed")
+    shown = json.loads(command("status", told["job_id"], "-o", "json").stdout)
+    assert shown["job"]["id"] == told["job_id"]
+    _until(lambda: not plane.core().list_namespaced_pod(NAMESPACE).items)
+    names = [one.metadata.name for one in plane.core().list_namespaced_secret(NAMESPACE).items]
+    assert [name for name in names if not name.startswith(("default-token", "scavenger-leader-token"))] == []
+
+
+def _until(what: Callable[[], Any], within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
