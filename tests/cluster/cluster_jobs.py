@@ -17,7 +17,6 @@ from ruamel.yaml import YAML
 
 from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installation import as_leader
 
 __all__ = ["PRICES", "ClusterJob"]
 
@@ -70,7 +69,7 @@ class ClusterJob:
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
             "SCAVENGER_ADDRESS": machines.address,
             "SCAVENGER_STORE": self.store,
-            "KUBECONFIG": str(as_leader(plane, namespace)),
+            "KUBECONFIG": str(plane.kubeconfig()),
         }
         self.process = self.command("optimize", str(folder / "job.yaml"), "--yes", "--audit", "-o", "json")
 
