@@ -21,6 +21,7 @@ from cloud_jobs import CloudJob, assert_nothing_left_at, eventually
 from gcp_state import PROJECT
 from machines import AGENT, Machine, unavailable
 from rented import AwsRented, Rented, rented
+from test_e2e_loop import _MODULE as LOOP
 
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.caller import CALLER_VARIABLE
@@ -202,6 +203,24 @@ def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
     with Store.open(laptop.job.store) as store:
         (job,) = store.jobs(10)
     assert (job.state, job.attempts) == ("succeeded", 2)
+    assert_nothing_left_at(cloud)
+
+
+@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
+def test_a_loop_is_led_by_a_vm_and_its_replica_is_fetched(cloud: Rented, laptop: Laptop) -> None:
+    goal = {"metric": "val_error", "max_epochs": 12, "epochs_hint": 10}
+    search = {"workers": [1, 2], "batch_size": [32], "strategy": "full"}
+    laptop.job.change(goal=goal, search=search, profile={"steps": 5}, elastic={"policy": "fixed"})
+    (laptop.job.folder / "train.py").write_text(LOOP)
+
+    code, said = laptop.ask("optimize", str(laptop.job.file), "--yes")
+
+    assert code == 0, said
+    with Store.open(laptop.job.store) as store:
+        job = store.job(store.jobs(10)[0].id)
+    assert job.state == "succeeded"
+    assert (job.cost_usd or 0.0) > 0.0
+    assert (laptop.job.folder / ".scavenger" / job.id / "model.safetensors").is_file()
     assert_nothing_left_at(cloud)
 
 
