@@ -123,6 +123,8 @@ def test_what_makes_another_trial() -> None:
         )
         == key
     )
+    chosen = {"elastic": {"aggregators": 2, "aggregator_vms": 2}}
+    assert trial_key(JOB.spec.written() | chosen) == key, "a record has the number that was chosen"
     assert trial_key(JOB.with_params(width=3).spec.written()) != key
     assert trial_key(JOB.with_settings({"goal.max_epochs": 4}).spec.written()) != key
 
