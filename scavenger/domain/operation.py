@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "REASON_MAX",
+    "REASON_PATTERN",
     "Migrate",
     "Operation",
     "ProfileRange",
@@ -31,6 +32,9 @@ STEPS_MIN = 3
 
 REASON_MAX = 200
 """Longest reason of a stop, characters."""
+REASON_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
+"""What a reason is made of: no control characters, ends of lines, or changes of direction, which would rule the
+terminal that shows it. The same for Python, JSON Schema and Rust."""
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -121,7 +125,7 @@ class StopJob:
         if not isinstance(self.save, bool):
             raise ValueError(f"save must be true or false, not {self.save!r}")
         text = self.reason
-        if not isinstance(text, str) or len(text) > REASON_MAX or not (text.isprintable() or not text):
+        if not isinstance(text, str) or len(text) > REASON_MAX or not re.fullmatch(REASON_PATTERN, text):
             raise ValueError(f"a reason is one line of at most {REASON_MAX} characters")
 
 

@@ -16,7 +16,7 @@ from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
 from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
-from scavenger.domain.operation import REASON_MAX
+from scavenger.domain.operation import REASON_MAX, REASON_PATTERN
 from scavenger.domain.progress import Progress
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.domain.submission import ServerRecord
@@ -287,7 +287,7 @@ class StopRequest(_Request):
     reason: str = Field(
         default="",
         max_length=REASON_MAX,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
+        pattern=REASON_PATTERN,
         description="Why, in one line for the record; by default who asked.",
     )
 

@@ -187,7 +187,7 @@ def test_jobs_that_nobody_drives_are_clean_afterwards(scavenger: Run, scene: Sce
     assert list(leftover) == ["provider", "region", "vm", "reason", "quarantined"]
     assert list(leftover["vm"]) == [
         *("instance_id", "vm", "zone", "spot", "state", "owner", "token", "job_id", "slot", "generation"),
-        *("address", "public_address", "launched_at", "ended_at", "reason", "run_max_s"),
+        *("address", "public_address", "launched_at", "ended_at", "reason", "run_max_s", "queued"),
     ]
     assert leftover["vm"]["job_id"] == scene.job_id
     assert scene.store.is_clean(scene.job_id)

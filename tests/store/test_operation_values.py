@@ -89,3 +89,14 @@ def test_a_document_that_is_no_operation_is_refused_in_one_line(document) -> Non
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are those of the values
         operation_from_document(document)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("reason", ["", "pruned: 0.31 after 4 epochs", "zu teuer – später", "予算"])
+def test_a_stop_may_have_a_reason(reason: str) -> None:
+    assert operation_from_document({"kind": "stop", "save": True, "reason": reason}) == StopJob(True, reason)
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "\x1b[2J", "\x9b2J", "\u2028", "\u202egnp", "x" * 201, 3])
+def test_a_reason_does_not_rule_the_terminal_that_shows_it(reason: object) -> None:
+    with pytest.raises(ValueError, match="a reason is one line"):
+        operation_from_document({"kind": "stop", "save": True, "reason": reason})

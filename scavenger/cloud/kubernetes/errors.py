@@ -76,7 +76,7 @@ def translated_errors(doing: str, *, region: str) -> Iterator[None]:
         raise _of_answer(error, doing, region) from error
     except ConfigException as error:
         raise ConfigurationError(
-            f"{doing}: {_line(error)}; `kubectl config get-contexts` lists them"
+            f"infra: {doing}: {_line(error)}; `kubectl config get-contexts` lists contexts", key="infra"
         ) from error
     except (HTTPError, OpenApiException, OSError) as error:
         raise CloudUnavailableError(f"{doing}: no answer from the cluster: {_line(error)}") from error
