@@ -24,6 +24,10 @@ def test_the_example_goes_on_after_it_was_killed_within_its_budget(tmp_path: Pat
     pytest.importorskip("sklearn")
     for name in ("run.py", "train.py"):
         (tmp_path / name).write_text((EXAMPLE / name).read_text())
+    slower = (
+        (tmp_path / "train.py").read_text().replace("loss.backward()", "loss.backward(); time.sleep(0.01)")
+    )
+    (tmp_path / "train.py").write_text(slower.replace("import sys\n", "import sys\nimport time\n"))
     env = {**os.environ, "SCAVENGER_LOCAL_PRICE": "0.1"}
     command = [sys.executable, "run.py"]
     url = f"sqlite:///{tmp_path}/jobs.db"
