@@ -25,8 +25,8 @@ from scavenger.control.jobs.recovered import record_of_checkpoints
 from scavenger.control.leading.configuration import POD_FILES, POD_VARIABLE, PodLeaderConfiguration
 from scavenger.control.service.server import Server, serve
 from scavenger.control.service.submitting import new_submission, resubmission
-from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.private_files import make_private_folder
+from scavenger.server.leader_process import exit_status_of
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
@@ -108,19 +108,14 @@ def _submit(store: Store, configuration: PodLeaderConfiguration, path: Path) -> 
 def main() -> int:
     """Read what the command has sent, then lead; returns the exit status."""
     given = Path(os.environ.get(POD_VARIABLE, "."))
-    try:
-        configuration = msgspec.json.decode(
-            (given / POD_FILES.configuration).read_bytes(), type=PodLeaderConfiguration
-        )
+
+    def begin() -> None:
+        text = (given / POD_FILES.configuration).read_bytes()
+        configuration = msgspec.json.decode(text, type=PodLeaderConfiguration)
         logs.set_up("leader", logs.read_settings())
         lead(configuration, given, Path.home() / "leaders" / configuration.id)
-    except (OSError, msgspec.DecodeError) as error:
-        print(f"{given}: {error}", file=sys.stderr)
-        return ConfigurationError.exit_code
-    except ScavengerError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+
+    return exit_status_of(begin, given)
 
 
 if __name__ == "__main__":

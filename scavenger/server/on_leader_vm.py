@@ -25,8 +25,9 @@ from scavenger.cloud.boot.user_data import RENEW_COMMAND
 from scavenger.control.jobs.recovered import record_of_checkpoints
 from scavenger.control.leading.configuration import LeaderConfiguration
 from scavenger.control.service.server import Server, serve
-from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.errors import ConfigurationError
 from scavenger.private_files import make_private_folder, private_opener
+from scavenger.server.leader_process import exit_status_of
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
@@ -116,18 +117,14 @@ def main() -> int:
         print("usage: scavenger-leader CONFIG", file=sys.stderr)
         return ConfigurationError.exit_code
     path = Path(sys.argv[1])
-    try:
+
+    def begin() -> None:
         configuration = msgspec.json.decode(path.read_bytes(), type=LeaderConfiguration)
         os.environ.update(configuration.environment)
         logs.set_up("leader", logs.read_settings())
         lead(configuration, path.parent)
-    except (OSError, msgspec.DecodeError) as error:
-        print(f"{path}: {error}", file=sys.stderr)
-        return ConfigurationError.exit_code
-    except ScavengerError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+
+    return exit_status_of(begin, path)
 
 
 if __name__ == "__main__":
