@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from scavenger.cloud.aws.values import quota_name
 from scavenger.cloud.catalog.types import GIB
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.domain.vm import Quota
 
-__all__ = ["vms_left"]
+__all__ = ["after_vms", "vms_left", "vms_left_of_either"]
 
 _Share = Callable[[Quota, str, int, bool], float]
 
@@ -58,3 +59,27 @@ def vms_left(
         if (taken := share(quota, vm, cpus, spot)) > 0.0
     ]
     return min(found, key=lambda pair: pair[0], default=None)
+
+
+def vms_left_of_either(
+    provider: str, quotas: Iterable[Quota], vm: str, cpus: int
+) -> tuple[int, Quota] | None:
+    """Number of VMs of a type that may still be started if on-demand VMs stand in for spot VMs; see `vms_left`."""
+    quotas = tuple(quotas)
+    spot = vms_left(provider, quotas, vm, cpus, spot=True)
+    others = vms_left(provider, quotas, vm, cpus, spot=False)
+    if spot is None or others is None:
+        return None
+    share = _SHARES[provider]
+    of_both = [
+        quota for quota in quotas if share(quota, vm, cpus, True) > 0.0 < share(quota, vm, cpus, False)
+    ]
+    together = vms_left(provider, of_both, vm, cpus, spot=True)
+    apart = (spot[0] + others[0], spot[1])
+    return apart if together is None else min(apart, together, key=lambda pair: pair[0])
+
+
+def after_vms(provider: str, quotas: Iterable[Quota], vm: str, cpus: int, *, vms: int) -> tuple[Quota, ...]:
+    """The quotas when so many on-demand VMs of a type more are in use."""
+    share = _SHARES[provider]
+    return tuple(replace(quota, used=quota.used + vms * share(quota, vm, cpus, False)) for quota in quotas)

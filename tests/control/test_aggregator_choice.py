@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +14,45 @@ import pytest
 
 from scavenger.control.jobs.aggregator_vms import settled
 from scavenger.control.jobs.platform import PreparedJob, RentedVms, prepare_job
+from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources
 from scavenger.control.provisioning.model_size import model_size, record_size, recorded_size
 from scavenger.control.search.model_library import ModelLibrary, check_models_exist
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.fingerprint import Fingerprint, hardware_of_vms, place_of_hardware
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement, Profile
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, QuotaError
 from scavenger.models.aggregation import OWN_BYTES, ModelSize, held_models
 from scavenger.models.job_model import JobModel
 from scavenger.store import Store
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from aws_server import VCPUS, AwsServer
+
 VM, PLACE = "c5.xlarge", "aws/us-east-1"
 EVEN = tuple(1.0 / vms for vms in range(1, 17))
 SMALL = ModelSize(1e6, 2, EVEN)
 JOB = Fingerprint("a" * 64, 1000, "Adam:1", 6400, 64, "", VM, PLACE)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[AwsServer]:
+    server = AwsServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def account(started: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
+    """The account whose quotas are asked, with room for 32 VMs."""
+    started.reset()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    return started
 
 
 def job(tmp_path: Path, **sections: Any) -> PreparedJob:
@@ -123,6 +149,94 @@ def test_more_are_rented_where_the_links_of_one_are_what_steps_wait_for(store: S
     (why,) = (note for note in by_time.platform.notes if "aggregator VM" in note)
     assert "no step with" in why
     assert "with 1 " in why
+
+
+def within(account: AwsServer, vms: int) -> None:
+    account.vcpus_max = vms * VCPUS[VM]
+
+
+def reason(prepared: PreparedJob) -> str:
+    (why,) = (note for note in prepared.platform.notes if "aggregator VM" in note)
+    return why
+
+
+def resources(prepared: PreparedJob) -> CloudResources:
+    assert isinstance(prepared.platform, RentedVms)
+    return prepared.platform.resources
+
+
+@pytest.mark.parametrize("vms", [2, 3, 9])
+def test_no_number_is_chosen_that_quotas_refuse_and_what_was_better_is_named(
+    store: Store, tmp_path: Path, account: AwsServer, vms: int
+) -> None:
+    ran(store, link_s=2.0)
+    free = number(settled(job(tmp_path, objective="time"), store))
+    within(account, vms)
+    found = settled(job(tmp_path, objective="time"), store)
+
+    assert number(found) <= free
+    space, _ = resources(found).within_quotas()
+    assert number(found) + space.workers[-1] <= vms
+    if number(found) != free:
+        quota = f"not {free}, as quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances in us-east-1"
+        assert f"{quota} (0 of {4 * vms} used) leaves room for" in reason(found)
+    else:
+        assert "quota" not in reason(found)
+
+
+def test_workers_are_not_given_up_for_aggregators_that_gain_less(
+    store: Store, tmp_path: Path, account: AwsServer
+) -> None:
+    """Eight workers beside one aggregator VM are faster than seven beside two, though slower than eight beside two."""
+    ran(store, link_s=0.01)
+    assert number(settled(job(tmp_path, objective="time"), store)) > 1
+    ran(store, link_s=0.003)
+    within(account, 9)
+    found = settled(job(tmp_path, objective="time"), store)
+
+    assert number(found) == 1
+    assert resources(found).within_quotas()[0].workers[-1] == 8
+
+
+def test_the_vm_that_will_lead_the_job_has_its_part_of_the_quota(
+    store: Store, tmp_path: Path, account: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(store, link_s=2.0)
+    within(account, 3)
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    led = settled(job(tmp_path, objective="time", leader="vm"), store)
+
+    assert number(led) == 1
+    permitted, _ = resources(led).permitted(ahead=True)
+    room = permitted.room(2).space  # the leader's VM is smaller than a worker's
+    assert room is None
+
+
+def test_a_cloud_that_does_not_tell_its_quotas_is_no_reason_for_another_number(
+    store: Store, tmp_path: Path, account: AwsServer
+) -> None:
+    ran(store, link_s=2.0)
+    free = number(settled(job(tmp_path, objective="time"), store))
+    account.failing = 100
+    found = settled(job(tmp_path, objective="time"), store)
+
+    assert number(found) == free
+    assert "what quotas allow is not known" in reason(found)
+
+
+def test_a_number_that_memory_needs_and_quotas_refuse_ends_the_job_with_both(
+    store: Store, tmp_path: Path, account: AwsServer
+) -> None:
+    gib = job(tmp_path).platform.space.offers[0].memory_bytes
+    ran(store, size=ModelSize(2.5 * (gib - OWN_BYTES) / held_models(2), 2, EVEN), link_s=0.001)
+    within(account, 2)
+    found = settled(job(tmp_path), store)
+
+    assert number(found) == 3
+    words = r"leaves room for 2 of 3 aggregator VMs c5\.xlarge"
+    with pytest.raises(QuotaError, match=words):
+        resources(found).within_quotas()
+    assert re.search(words, reason(found))
 
 
 def test_none_are_added_where_steps_compute(store: Store, tmp_path: Path) -> None:

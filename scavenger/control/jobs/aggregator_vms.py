@@ -1,7 +1,8 @@
 """Chooses the number of aggregator VMs of a job, `elastic.aggregator_vms: auto`, before any is rented.
 
 It is fixed for a run, since the processes of a job are placed once. What it should be depends on the model, which is
-known once a worker has built it, and on measured steps: so it is taken from earlier runs of the job on record.
+known once a worker has built it, and on measured steps: so it is taken from earlier runs of the job on record. Only
+numbers are chosen that the cloud's quotas have room for.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.provisioning.cloud_resources import CloudResources
 from scavenger.control.provisioning.model_size import recorded_size
 from scavenger.control.search.space import fit_to_data
+from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.fingerprint import Fingerprint, place_of_hardware
 from scavenger.domain.job import JobSpec
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.models.aggregation import ModelSize
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
+from scavenger.presentation.formatting import plural
 from scavenger.search.aggregator_vms import ChosenVms, choose_vms
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
@@ -85,17 +88,40 @@ def _chosen(job: JobSpec, resources: CloudResources, store: Store) -> ChosenVms:
             "for the memory of the model" if least > 1 else "which hold the model; no step was measured here"
         )
         return ChosenVms(least, f"{least} aggregator VM{'' if least == 1 else 's'}, {why}")
-    options: dict[int, Choice | Infeasible] = {}
-    for vms in range(least, AGGREGATORS_MAX + 1):
-        if vms > least and size.share(vms) >= size.share(vms - 1) and vms not in models:
-            continue  # the model cannot be divided further
-        model = _model_of(vms, models, size)
-        options[vms] = _best(job, resources, model, vms, fingerprint.dataset_size)
+    numbers = [
+        vms
+        for vms in range(least, AGGREGATORS_MAX + 1)
+        # further VMs than the model can be divided into gain nothing
+        if vms == least or size.share(vms) < size.share(vms - 1) or vms in models
+    ]
     worth = None if job.utility is None else job.utility.worth_at
-    chosen = choose_vms(options, worth=worth, measured=frozenset(models))
-    if chosen.vms == least > 1:
-        return replace(chosen, reason=f"{chosen.reason}; fewer would not hold the model")
-    return chosen
+
+    def chosen_of(spaces: Mapping[int, SearchSpace]) -> ChosenVms:
+        options = {
+            vms: _best(job, resources, space, _model_of(vms, models, size), vms, fingerprint.dataset_size)
+            for vms, space in spaces.items()
+        }
+        chosen = choose_vms(options, worth=worth, measured=frozenset(models))
+        if chosen.vms == least > 1:
+            return replace(chosen, reason=f"{chosen.reason}; fewer would not hold the model")
+        return chosen
+
+    free = chosen_of(dict.fromkeys(numbers, resources.space))
+    try:
+        permitted, _ = resources.permitted(ahead=True)
+    except ScavengerError as error:  # the job ends with it if it lasts
+        return replace(free, reason=f"{free.reason}; what quotas allow is not known: {error}")
+    rooms = {vms: permitted.room(vms) for vms in numbers}
+    spaces = {vms: room.space for vms, room in rooms.items() if room.space is not None}
+    if all(spaces.get(vms) == resources.space for vms in numbers):
+        return free
+    if not spaces:  # the job ends with the quota
+        return ChosenVms(least, f"{plural(least, 'aggregator VM')}: {rooms[least].notes[0]}")
+    chosen = chosen_of(spaces)
+    if chosen.vms == free.vms:
+        return chosen
+    refused = "; ".join(rooms[free.vms].notes) or "the cluster refuses some sizes"
+    return replace(chosen, reason=f"{chosen.reason}; not {free.vms}, as {refused}")
 
 
 def _earlier(job: JobSpec, store: Store) -> Iterator[tuple[Fingerprint, ModelSize]]:
@@ -135,10 +161,10 @@ def _model_of(vms: int, models: Mapping[int, JobModel], size: ModelSize) -> JobM
 
 
 def _best(
-    job: JobSpec, resources: CloudResources, model: JobModel, vms: int, dataset_size: int
+    job: JobSpec, resources: CloudResources, space: SearchSpace, model: JobModel, vms: int, dataset_size: int
 ) -> Choice | Infeasible:
-    """What the objective chooses with so many aggregator VMs."""
-    space, _ = fit_to_data(resources.space, dataset_size)
+    """What the objective chooses from a space with so many aggregator VMs."""
+    space, _ = fit_to_data(space, dataset_size)
     deadline_s, budget_usd = job.constraints.deadline, job.constraints.budget
     curve = build_curve(
         model,

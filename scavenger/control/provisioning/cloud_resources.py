@@ -21,7 +21,7 @@ from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.kubernetes.prices import PodCatalog
-from scavenger.cloud.quotas import vms_left
+from scavenger.cloud.quotas import after_vms
 from scavenger.control.provisioning.admission import admitted
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.kept_vms import KeptVms
@@ -29,6 +29,7 @@ from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, 
 from scavenger.control.provisioning.model_size import largest_share
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
+from scavenger.control.provisioning.quota_room import Permitted
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.settings import settings_of, settings_path
 from scavenger.control.training.aggregation_share import recorded_share
@@ -37,7 +38,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
+from scavenger.domain.vm import LaunchTemplate, VmPackage
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 from scavenger.models.aggregation import AggregatorVms, optimizer_copies
@@ -308,8 +309,8 @@ class CloudResources:
         infra = self._job.infra
         return open_provider(infra.provider, infra.region, self._environment, self.settings)
 
-    def _answer(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask the cloud, and again if it throttles the call or does not answer.
+    def _answer(self, ask: Callable[[], Answer], *, patient: bool = True) -> Answer:
+        """Ask the cloud, and again, if patient, while it throttles the call or does not answer.
 
         Raises:
             CloudError: Any other, or one of these for too long.
@@ -320,7 +321,7 @@ class CloudResources:
                 return ask()
             except (ThrottledError, CloudUnavailableError) as error:
                 limit_s = THROTTLED_S if isinstance(error, ThrottledError) else UNANSWERED_S
-                if waited_s >= limit_s:
+                if waited_s >= limit_s or not patient:
                     raise
                 if not times:
                     self.warn(f"{error}; tried again for up to {limit_s / 60:g} min")
@@ -336,30 +337,31 @@ class CloudResources:
             QuotaError: If no configuration is left.
             CloudError: If the cloud does not report its quotas.
         """
-        space, refused = self._admitted()
-        quotas = self._answer(self.provider.quotas)
-        capacities = {offer: self._capacity(offer, quotas) for offer in space.offers}
-        known = [room for room in capacities.values() if room is not None]
-        # the space is a product: a type that would limit all cluster sizes is removed instead
-        most = min(space.workers[-1], max((workers for workers, _ in known), default=space.workers[-1]))
-        most = space.workers[-1] if len(known) < len(capacities) else most
-        notes = list(refused)
-        for offer, room in capacities.items():
-            if room is not None and room[0] < space.workers[-1]:
-                workers, quota = room
-                what = "larger clusters are left out" if workers >= most else f"{offer.vm} is left out"
-                notes.append(
-                    f"quota {quota.name} in {quota.region} ({quota.used:g} of {quota.limit:g} used) leaves room for "
-                    f"{workers} workers on {offer.vm}: {what}"
-                )
-        if most < space.workers[0]:
-            _, quota = known[0]
-            raise QuotaError(notes[len(refused)], quota=quota.name, region=quota.region)
-        offers = tuple(offer for offer, room in capacities.items() if room is None or room[0] >= most)
-        sizes = tuple(k for k in space.workers if k <= most)
-        return replace(space, offers=offers, workers=sizes), tuple(notes)
+        permitted, refused = self.permitted()
+        room = permitted.room(self._aggregator_vms)
+        if room.space is None:
+            assert room.quota is not None
+            raise QuotaError(room.notes[0], quota=room.quota.name, region=room.quota.region)
+        return room.space, (*refused, *room.notes)
 
-    def _admitted(self) -> tuple[SearchSpace, tuple[str, ...]]:
+    def permitted(self, *, ahead: bool = False) -> tuple[Permitted, tuple[str, ...]]:
+        """Ask the cloud what the job may rent; returns that, and a note for each size that it refuses altogether.
+
+        Args:
+            ahead: Whether this is for a preview: the cloud is asked once, and the leader's VM is not running yet.
+
+        Raises:
+            ConfigurationError: It refuses all sizes, or that of the aggregators.
+            CloudError: It does not answer.
+        """
+        space, refused = self._admitted(patient=not ahead)
+        quotas = self._answer(self.provider.quotas, patient=not ahead)
+        if ahead and self.leader is not None:
+            offer = self.leader.offer
+            quotas = after_vms(self.provider.name, quotas, offer.vm, offer.cpus, vms=1)
+        return Permitted(self.provider.name, space, quotas, self.aggregators, self._job.spot), refused
+
+    def _admitted(self, *, patient: bool) -> tuple[SearchSpace, tuple[str, ...]]:
         """Remove sizes of pods that the cluster takes under no circumstances; returns a note for each.
 
         Raises:
@@ -373,34 +375,10 @@ class CloudResources:
         offers, notes = admitted(
             space.offers,
             self.aggregators.vm if self._aggregator_vms else "",
-            lambda vm, spot: self._answer(lambda: cluster.refusal(vm, spot=spot)),
+            lambda vm, spot: self._answer(lambda: cluster.refusal(vm, spot=spot), patient=patient),
             spot=self._job.spot,
         )
         return replace(space, offers=offers), notes
-
-    def _capacity(self, offer: Offer, quotas: tuple[Quota, ...]) -> tuple[int, Quota] | None:
-        """Number of workers on a VM type that the quotas allow, and the limiting quota; None if no quota applies."""
-        name, aggregator_offer = self.provider.name, self.aggregators
-
-        def left(*, spot: bool) -> tuple[int, Quota] | None:
-            found = vms_left(name, quotas, offer.vm, offer.cpus, spot=spot)
-            if found is None:
-                return None
-            count, quota = found
-            # the aggregator VMs are launched first, on demand
-            same = (
-                vms_left(name, (quota,), aggregator_offer.vm, aggregator_offer.cpus, spot=False) is not None
-            )
-            cpus = self._aggregator_vms * aggregator_offer.cpus
-            room = max(0, count - (-(-cpus // offer.cpus) if same else 0))
-            return room * offer.workers_per_vm, quota
-
-        room = left(spot=offer.spot)
-        if room is None or not (offer.spot and self._job.spot == "auto"):
-            return room
-        # if no spot VM is available, on-demand VMs are launched instead
-        others = left(spot=False)
-        return None if others is None else (room[0] + others[0], room[1])
 
     def planned_terms(self, aggregator_vms: int) -> CostTerms:
         """Costs besides the workers with so many aggregator VMs, before anything is rented."""
