@@ -18,6 +18,7 @@ _HERE = Path(__file__).resolve().parent
 _MODULES = (
     "backtest",
     "curves",
+    "final_values",
     "planning",
     "startup",
     "starting",

@@ -12,13 +12,14 @@ import numpy as np
 from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.backtest import Skipped
 from scavenger.models.curve_shapes import EarlierRun, Schedule
+from scavenger.models.final_value import forecast_value
 from scavenger.models.learning_curve import (
     EVALUATIONS_MIN,
     RATIO_MAX,
     Hint,
     Mode,
     forecast,
-    forecast_value,
+    value_by_shapes,
 )
 
 __all__ = ["OWN", "CurveErrors", "CurveResult", "CurveRun", "backtest_curves", "pooled"]
@@ -174,7 +175,10 @@ def _estimates(run: CurveRun, other: CurveRun, share: float) -> dict[str, _Estim
         hint: Hint | None = None, schedule: Schedule | None = None, earlier: Sequence[EarlierRun] = ()
     ) -> _Estimate:
         found = forecast(steps, values, target, mode=run.mode, hint=hint, schedule=schedule, earlier=earlier)
-        final = forecast_value(steps, values, end, mode=run.mode, schedule=schedule)
+        if schedule is None:
+            final = forecast_value(steps, values, end, mode=run.mode).value
+        else:
+            final = value_by_shapes(steps, values, end, mode=run.mode, schedule=schedule)
         return _Estimate(found.total, final, (found.low, found.high))
 
     methods = {OWN: own()}

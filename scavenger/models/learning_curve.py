@@ -40,7 +40,7 @@ from scipy.special import logsumexp, ndtri
 from scavenger.domain.curve import FloatArray
 from scavenger.models.curve_shapes import ANNEALED, SHAPES, EarlierRun, Nodes, Schedule, join_nodes
 
-__all__ = ["EVALUATIONS_MIN", "Forecast", "Hint", "forecast", "forecast_value"]
+__all__ = ["EVALUATIONS_MIN", "Forecast", "Hint", "forecast", "value_by_shapes"]
 
 EVALUATIONS_MIN = 2
 """Fewest evaluations that a forecast can be made from; from so few it is mostly the prior."""
@@ -188,7 +188,7 @@ def _evidence(nodes: Nodes, x: FloatArray, y: FloatArray, counts: FloatArray) ->
     return np.asarray(logsumexp(np.concatenate(weights), axis=0)), log_short
 
 
-def forecast_value(
+def value_by_shapes(
     at: Sequence[float] | FloatArray,
     values: Sequence[float] | FloatArray,
     end: float,
@@ -197,6 +197,8 @@ def forecast_value(
     schedule: Schedule | None = None,
 ) -> float:
     """The best value that the run will have reached at its end, whatever its target; the median over curves.
+
+    With a schedule this is the forecast to use; without, `final_value.forecast_value` errs less.
 
     Args:
         at, values, mode, schedule: As in `forecast`.
@@ -210,7 +212,7 @@ def forecast_value(
     x, best, counts = course.points()
     fallen = float(best[0] - best[-1])
     if fallen <= 0.0:
-        return float(values[-1])
+        return float(course.best[-1]) if mode == "min" else -float(course.best[-1])
     y = (best - best[-1]) / fallen
     if schedule is None:
         shapes, log_prior = SHAPES.values(x), SHAPES.log_prior

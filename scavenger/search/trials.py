@@ -31,7 +31,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.learning_curve import forecast_value
+from scavenger.models.final_value import further_fall
 from scavenger.models.surrogate import Surrogate
 
 __all__ = ["Outlook", "SearchTrial", "TrialDecision", "decide_trial", "is_look", "outlook", "propose"]
@@ -46,13 +46,6 @@ PRIOR_TRIALS = 2.0
 
 PATIENCE = 3.0
 """How much better a dollar in new trials must be for a trial to be stopped."""
-
-LASTING = 0.45
-"""What is left of the fall of a metric when the epochs double: the fall of a doubling, relative to that of the one
-before. A forecast by shapes alone promises far too much of a trial that has just begun."""
-
-FORECAST_MIN = 6
-"""Evaluations from which on the forecast by shapes is asked, too; the smaller fall counts."""
 
 FALL_SD, SCATTER_SD = 1.0, 0.5
 """Standard deviation of a final value: relative to the fall that is expected, and to the spread of finals at the
@@ -134,15 +127,13 @@ def outlook(trial: SearchTrial, mode: Mode, spread: float, complete: Sequence[Se
     if trial.complete:
         return Outlook(best, 0.0)
     share = trial.epochs[-1] / trial.epochs_max
-    fall = _fall(trial.epochs, losses, trial.epochs_max)
+    fall = further_fall(trial.epochs, losses, trial.epochs_max)
     variance = (FALL_SD * fall) ** 2 + (SCATTER_SD * spread * (1.0 - share)) ** 2
     errors = [_error(one, mode, share) for one in complete]
     correction = sum(errors) / (len(errors) + PRIOR_TRIALS)
     variance = (PRIOR_TRIALS * variance + sum((error - correction) ** 2 for error in errors)) / (
         len(errors) + PRIOR_TRIALS
     )
-    if len(losses) >= FORECAST_MIN:
-        fall = min(fall, best - forecast_value(trial.epochs, losses, trial.epochs_max, mode="min"))
     return Outlook(best - max(0.0, fall + correction), math.sqrt(variance))
 
 
@@ -153,23 +144,13 @@ def _losses(trial: SearchTrial, mode: Mode) -> list[float]:
 
 
 def _error(trial: SearchTrial, mode: Mode, share: float) -> float:
-    """By how much more a complete trial fell, from this share of its epochs on, than `_fall` says."""
+    """By how much more a complete trial fell, from this share of its epochs on, than `further_fall` says."""
     losses = _losses(trial, mode)
     seen = max(1, sum(epoch <= share * trial.epochs_max + 1e-9 for epoch in trial.epochs))
     start, end = min(losses[:seen]), min(losses)
     if not math.isfinite(start):
         return 0.0
-    return start - end - _fall(trial.epochs[:seen], losses[:seen], trial.epochs_max)
-
-
-def _fall(epochs: Sequence[int], losses: Sequence[float], last: int) -> float:
-    """By how much the best value still falls, if each doubling of the epochs has `LASTING` of the fall before."""
-    best = np.minimum.accumulate(losses)
-    now = epochs[-1]
-    known = np.isfinite(best)
-    half = float(np.interp(now / 2.0, np.asarray(epochs)[known], best[known]))
-    doublings = math.log2(last / now)
-    return float((half - float(best[-1])) * LASTING * (1.0 - LASTING**doublings) / (1.0 - LASTING))
+    return start - end - further_fall(trial.epochs[:seen], losses[:seen], trial.epochs_max)
 
 
 def decide_trial(trial: SearchTrial, others: Sequence[SearchTrial], mode: Mode) -> TrialDecision:

@@ -7,7 +7,7 @@ import pytest
 
 from scavenger.domain.curve import FloatArray
 from scavenger.models.curve_shapes import EarlierRun, Schedule
-from scavenger.models.learning_curve import Forecast, Hint, forecast, forecast_value
+from scavenger.models.learning_curve import Forecast, Hint, forecast, value_by_shapes
 
 EPOCHS = np.arange(1.0, 41.0)
 
@@ -114,7 +114,7 @@ def test_two_evaluations_of_a_metric_that_stands_still_are_enough() -> None:
     found = forecast([1.0, 2.0], [2.0, 2.0], 1.0, mode="min", limit=50.0)
 
     assert 2.0 <= found.low <= found.total <= found.high <= 50.0
-    assert forecast_value([1.0, 2.0], [2.0, 2.0], 10.0, mode="min") == 2.0
+    assert value_by_shapes([1.0, 2.0], [2.0, 2.0], 10.0, mode="min") == 2.0
 
 
 def test_an_earlier_run_foretells_a_plateau_and_its_end() -> None:
@@ -141,7 +141,7 @@ def test_an_earlier_run_that_never_fell_tells_nothing() -> None:
 
 
 def test_the_value_in_the_end_is_forecast_too() -> None:
-    assert forecast_value(EPOCHS, falling(), 160.0, mode="min") == pytest.approx(
+    assert value_by_shapes(EPOCHS, falling(), 160.0, mode="min") == pytest.approx(
         1.0 + 2.0 / 160**0.5, rel=0.03
     )
 
@@ -159,7 +159,7 @@ def test_a_known_schedule_tells_of_the_fall_at_its_end() -> None:
     schedule, half = Schedule(STEPS, rates), STEPS <= 12_000.0
     loss = loss_under(schedule)
     with_, without = (
-        forecast_value(STEPS[half], loss[half], 24_000.0, mode="min", schedule=known)
+        value_by_shapes(STEPS[half], loss[half], 24_000.0, mode="min", schedule=known)
         for known in (schedule, None)
     )
 
