@@ -112,13 +112,18 @@ def _written(folder: Path, text: str) -> Path:
 
 
 class AwsRented:
-    """See `Rented`."""
+    """See `Rented`.
+
+    Attributes:
+        profile: Instance profile that the settings name; empty for none.
+    """
 
     name, region, small, large = "aws", AWS_REGION, "c5.large", "c5.xlarge"
     prices = {"c5.large": (0.085, 0.034), "c5.xlarge": (0.17, 0.068)}  # noqa: RUF012 - never changed
 
     def __init__(self, server: LiveAws, machines: Machines) -> None:
         self.server, self.machines = server, machines
+        self.profile = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -132,7 +137,8 @@ class AwsRented:
 
     def settings_file(self, folder: Path) -> Path:
         (folder / "certificate.pem").write_text(Signer.of_tests().certificate)
-        return _written(folder, f'[aws]\nidentity_certificate = "{folder}/certificate.pem"\n')
+        profile = f'instance_profile = "{self.profile}"\n' if self.profile else ""
+        return _written(folder, f'[aws]\nidentity_certificate = "{folder}/certificate.pem"\n{profile}')
 
     def vms(self) -> tuple[RentedVm, ...]:
         return tuple(self._vm(each) for each in self.server.instances().values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from cloud_jobs import CloudJob, assert_nothing_left_at, eventually
 from gcp_state import PROJECT
 from machines import AGENT, Machine, unavailable
 from rented import AwsRented, Rented, rented
+from test_clouds_command import EPOCHS, as_command
 from test_e2e_loop import _MODULE as LOOP
 
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
@@ -221,6 +223,26 @@ def test_a_loop_is_led_by_a_vm_and_its_replica_is_fetched(cloud: Rented, laptop:
     assert job.state == "succeeded"
     assert (job.cost_usd or 0.0) > 0.0
     assert (laptop.job.folder / ".scavenger" / job.id / "model.safetensors").is_file()
+    assert_nothing_left_at(cloud)
+
+
+@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
+def test_a_command_is_led_by_a_vm_and_what_it_saved_is_fetched(cloud: Rented, laptop: Laptop) -> None:
+    goal = {"metric": "val_error", "target": 1e-3, "max_epochs": EPOCHS, "epochs_hint": 10}
+    search = {"workers": [1, 2], "batch_size": [32], "strategy": "full"}
+    laptop.job.change(goal=goal, search=search, profile={"steps": 5}, elastic={"policy": "fixed"})
+    as_command(laptop.job)
+
+    code, said = laptop.ask("optimize", str(laptop.job.file), "--yes")
+
+    assert code == 0, said
+    with Store.open(laptop.job.store) as store:
+        job = store.job(store.jobs(10)[0].id)
+    assert job.state == "succeeded"
+    assert (job.cost_usd or 0.0) > 0.0
+    state = json.loads((laptop.job.folder / ".scavenger" / job.id / "model").read_text())
+    assert state["error"] <= 1e-3
+    assert state["samples"] == 640 * state["epoch"] + state["done"]
     assert_nothing_left_at(cloud)
 
 

@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,41 @@ for step in range(1, 20 * epochs + 1):
         print(f"epoch {step // 20} done, val_error {1 / step:.5f}")
 open(sys.argv[2] + "/model.txt", "w").write("done")
 """
+
+
+@dataclass
+class Bucket:
+    """A bucket of an S3 on the loopback, which the job's environment leads to."""
+
+    name: str
+    client: Any
+
+    def files(self, folder: str) -> list[str]:
+        found = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
+        return [one["Key"] for one in found if f"/{folder}/" in one["Key"]]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    pytest.importorskip("s3fs")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = Bucket(f"job-{uuid.uuid4()}", boto3.client("s3"))
+    found.client.create_bucket(Bucket=found.name)
+    yield found
+    server.stop()
 
 
 def _command(make_job: Callable[..., Job], program: str, **sections: Any) -> Job:
@@ -127,6 +164,40 @@ def test_a_command_is_searched_and_survives_the_death_of_a_process_and_of_scaven
         assert line["metrics"]["val_error"] == pytest.approx(10.0 * 0.99 ** (20 * (epoch + 1)), rel=1e-6)
     state = json.loads(Path(report["model_path"]).read_text())
     assert (state["epoch"], state["error"]) == (epochs, pytest.approx(10.0 * 0.99 ** (20 * epochs)))
+
+
+def test_an_object_store_keeps_the_checkpoints_of_processes_on_this_machine(
+    make_job: Callable[..., Job], mark: str, bucket: Bucket
+) -> None:
+    epochs = 12
+    job = _command(
+        make_job,
+        _PROGRAM,
+        run="python train.py {local_batch_size} {workers} {rank} {checkpoint_dir} {epochs}",
+        search={"workers": [2], "batch_size": [32]},
+        goal={"metric": "val_error", "target": 1e-9, "max_epochs": epochs, "epochs_hint": epochs},
+        checkpoint={"path": f"s3://{bucket.name}/saved", "every_steps": 40},
+    )
+    driver = job.start()
+    wait_for(lambda: _programs(mark, "16", "2", "1"), driver)
+    wait_for(lambda: _record(job).checkpoint, driver)
+    _programs(mark, "16", "2", "1")[0].send_signal(signal.SIGKILL)
+    time.sleep(1.0)
+    wait_for(lambda: len(_programs(mark, "16", "2")) == 2, driver)
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
+    assert bucket.files("command-files")
+
+    outcome = job.ask("resume", "tiny", "--yes")
+    report = outcome.report
+
+    assert report["job"]["state"] == "target_missed", outcome.stderr
+    assert report["steps"] == 20 * epochs
+    model = Path(report["model_path"])
+    state = json.loads(model.read_text())
+    assert (state["epoch"], state["error"]) == (epochs, pytest.approx(10.0 * 0.99 ** (20 * epochs)))
+    assert list(model.parent.glob("carried*")) == []  # the folders of the processes went with them
 
 
 def test_a_program_that_only_prints_is_read_by_patterns_and_ends_when_its_goal_is_reached(

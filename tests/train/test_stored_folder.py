@@ -237,8 +237,8 @@ def test_one_folder_of_many_has_what_each_wrote_and_nothing_that_one_removed(
 def test_a_host_stores_what_the_program_told_of_last_and_what_it_left(tmp_path: Path) -> None:
     sent: list[Any] = []
     folder = tmp_path / "here"
-    carrier = Carrier(folder, sent.append)
-    order = cm.Run(1, ("x",), {}, storage=str(tmp_path / "stored"))
+    carrier = Carrier(sent.append)
+    order = cm.Run(1, ("x",), {}, storage=str(tmp_path / "stored"), folder=str(folder))
     carrier.begin(order)
     assert eventually(carrier.ready)
     write(folder, {"state": b"1"})
@@ -251,6 +251,7 @@ def test_a_host_stores_what_the_program_told_of_last_and_what_it_left(tmp_path: 
     assert eventually(carrier.look)
     carrier.close()
 
+    assert not folder.exists()
     first, last = stored(sent)
     assert (first.number, first.last, sorted(first.files)) == (2, False, ["state"])
     assert (last.last, sorted(last.files), last.problem) == (True, ["best", "state"], "")

@@ -19,7 +19,7 @@ class Place:
     """Where the command's checkpoints are.
 
     Attributes:
-        folder: Its own folder, if that is the same on all machines.
+        folder: Its own folder on this machine; if each process has one of its own, those here begin with its name.
         storage: URL under which hosts store it, if each has one of its own; else empty.
         seen: Called with what a host has stored.
     """
@@ -27,6 +27,16 @@ class Place:
     folder: str
     storage: str = ""
     seen: Callable[[Listing], None] = lambda files: None
+
+    def folder_of(self, worker: str, there: str) -> str:
+        """The folder of one process.
+
+        Args:
+            there: That of its machine, if it is another one than this.
+        """
+        if not self.storage:
+            return self.folder
+        return there or f"{self.folder}-{worker}"
 
 
 @dataclass(frozen=True, slots=True)

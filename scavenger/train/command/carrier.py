@@ -31,18 +31,17 @@ class _GivenUpError(Exception):
 
 
 class Carrier:
-    """The folder on one machine.
+    """The folder of one process, which is removed at the end.
 
     Args:
-        folder: The folder.
         send: Sends a message to the leader.
     """
 
-    def __init__(self, folder: Path, send: Callable[[cm.CommandMessage], None]) -> None:
-        self._folder, self._send = folder, send
+    def __init__(self, send: Callable[[cm.CommandMessage], None]) -> None:
+        self._send = send
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="carrier")
         self._stored: StoredFolder | None = None
-        self._storage = ""
+        self._carried = ("", "")
         self._order: cm.Run | None = None
         self._given_up = threading.Event()
         self._moved = False
@@ -60,9 +59,9 @@ class Carrier:
         if not order.storage:
             self._fetching = None
             return
-        if self._stored is None or self._storage != order.storage:
-            self._storage = order.storage
-            self._stored = StoredFolder(self._folder, open_files(order.storage), self._note)
+        if self._stored is None or self._carried != (order.folder, order.storage):
+            self._carried = order.folder, order.storage
+            self._stored = StoredFolder(Path(order.folder), open_files(order.storage), self._note)
         self._fetching = self._thread.submit(self._stored.fetch, order.files)
 
     def ready(self) -> bool:
@@ -168,6 +167,8 @@ class Carrier:
         self._given_up.clear()
 
     def close(self) -> None:
-        """End what is under way, and the thread."""
+        """End what is under way, and the thread; remove the folder."""
         self._give_up()
         self._thread.shutdown(wait=True)
+        if self._stored is not None:
+            self._stored.remove()

@@ -85,15 +85,19 @@ class CommandCheckpoints:
         self._kept: list[set[str]] = []
         self._seen: set[str] = set()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the command's folder, or what it is stored in, is one of this machine."""
+        return self._local
+
     def make_folder(self) -> None:
-        """Make the command's folder, if it is one of this machine.
+        """Make the command's folder.
 
         Raises:
             ConfigurationError: If it cannot be made.
         """
         try:
-            if self._local:
-                Path(self.folder).mkdir(parents=True, exist_ok=True)
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(
                 f"{self.folder}: {error.strerror or error}", key="checkpoint.path"

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -257,13 +256,12 @@ class Host:
 def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Dealer) -> None:
     """Run the host in this process until it is ordered to leave."""
     _adopt_orphans()
-    elsewhere = VARIABLE in os.environ
     job_dir = Path(config.job_dir)
     # on a VM, beside the job's folder, which its agent removes at its end
-    checkpoints = job_dir.parent / f"checkpoints-{config.name}"
-    arrived = cm.Arrived(1, str(checkpoints) if elsewhere else "", config.threads)
+    checkpoints = str(job_dir.parent / f"checkpoints-{config.name}") if VARIABLE in os.environ else ""
+    arrived = cm.Arrived(1, checkpoints, config.threads)
     with tempfile.TemporaryDirectory(prefix="command-") as folder:
-        carrier = Carrier(checkpoints, lambda message: socket.socket.send(cm.encode(message)))
+        carrier = Carrier(lambda message: socket.socket.send(cm.encode(message)))
         host = Host(socket, job_dir, Path(folder), carrier, arrived)
         heartbeat = Heartbeat(context, config, host.status)
         heartbeat.start()
@@ -272,8 +270,6 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
         finally:
             heartbeat.close()
             carrier.close()
-            if elsewhere:
-                shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 def _environment(without: Collection[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -39,6 +40,14 @@ __all__ = ["CommandJobSupervisor"]
 
 _TURN_S = 0.05
 _GRACE_S = 5.0
+_CARRIED = "carried"
+"""How the names of folders in the job's outputs begin in which processes here save what an object store keeps."""
+
+
+def _remove_carried(work_dir: Path) -> None:
+    """Remove the folders that processes here saved to; what counts of them is in the object store."""
+    for folder in work_dir.glob(f"{_CARRIED}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class CommandJobSupervisor(WithoutAggregators):
@@ -50,6 +59,7 @@ class CommandJobSupervisor(WithoutAggregators):
         source: The command.
         checkpoints: The record of its checkpoints.
         plan: When checkpoints are asked for; None for never.
+        work_dir: The job's outputs.
         first_batch: The global batch size of a group that is started to learn how many samples an epoch has.
         clock: Monotonic seconds.
 
@@ -72,12 +82,13 @@ class CommandJobSupervisor(WithoutAggregators):
         source: CommandSource,
         checkpoints: CommandCheckpoints,
         plan: CheckpointPlan | None,
+        work_dir: Path,
         *,
         first_batch: int,
         clock: Callable[[], float],
     ) -> None:
         self._run, self._source, self._checkpoints = run, source, checkpoints
-        self._plan, self._first_batch, self._clock = plan, first_batch, clock
+        self._plan, self._work_dir, self._first_batch, self._clock = plan, work_dir, first_batch, clock
         self._events: list[Event] = []
         self._returned_step, self._recorded_step = run.progress.step, run.progress.step
         self._saved_at_s, self._saved_files_s = clock(), checkpoints.newest_at_s()
@@ -117,15 +128,17 @@ class CommandJobSupervisor(WithoutAggregators):
             clock=clock,
         )
         try:
-            storage = checkpoints.carry(begun.files) if hosts.elsewhere else ""
-            if not storage:
+            carried = hosts.elsewhere or not checkpoints.is_here
+            storage = checkpoints.carry(begun.files) if carried else ""
+            if not carried:
                 checkpoints.make_folder()
+            _remove_carried(work_dir)  # of an attempt that was killed
             run = CommandRun(
                 hosts,
                 replace(source, carry_every_s=checkpoint.every_s or 0.0),
                 Progress(begun.step, begun.epoch, begun.samples),
                 place=Place(
-                    checkpoints.folder,
+                    checkpoints.folder if checkpoints.is_here else str(work_dir.absolute() / _CARRIED),
                     hosts.engine.reachable(storage) if storage else "",
                     checkpoints.seen,
                 ),
@@ -136,7 +149,7 @@ class CommandJobSupervisor(WithoutAggregators):
         except BaseException:
             hosts.close()
             raise
-        return cls(run, source, checkpoints, checkpoint, first_batch=first_batch, clock=clock)
+        return cls(run, source, checkpoints, checkpoint, work_dir, first_batch=first_batch, clock=clock)
 
     @property
     def engine(self) -> Engine:
@@ -252,7 +265,10 @@ class CommandJobSupervisor(WithoutAggregators):
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End every process and free everything; safe to call twice."""
-        self._run.hosts.close()
+        try:
+            self._run.hosts.close()
+        finally:
+            _remove_carried(self._work_dir)
 
     # ---- the state of the job ------------------------------------------------------------------------------
 

@@ -156,6 +156,7 @@ class Run(_Message, frozen=True):
         metric: The name of the metric that the group `metric` stands for.
         storage: URL of the storage from which and to which the folder of checkpoints is carried; empty if it is the
             same folder everywhere.
+        folder: The folder, on the machine of the process, if it is carried.
         files: What is in that folder when the program begins.
         carry_every_s: How often it is stored if the program does not report by itself.
     """
@@ -167,6 +168,7 @@ class Run(_Message, frozen=True):
     log: tuple[str, ...] = ()
     metric: str = ""
     storage: str = ""
+    folder: str = ""
     files: dict[str, StoredFile] = {}
     carry_every_s: float = 0.0
 

@@ -262,7 +262,8 @@ class CommandRun:
         if not self._place.storage:
             self.checkpointed(path, took_s)
             return
-        folder = self.hosts.arrived[attempt.group.members[0]].folder
+        first = attempt.group.members[0]
+        folder = self._place.folder_of(first, self.hosts.arrived[first].folder)
         path = path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
         attempt.states.told(replace(self._now, path=path), took_s)
 
@@ -395,12 +396,11 @@ class CommandRun:
         addresses = [self.hosts.address(name) for name in members]
         for rank, name in enumerate(members):
             arrived = self.hosts.arrived[name]
-            folder = arrived.folder if self._place.storage else self._place.folder
             order = self._source.order(
                 group,
                 rank,
                 addresses,
-                folder,
+                self._place.folder_of(name, arrived.folder),
                 self.held,
                 threads=arrived.threads,
                 storage=self._place.storage,

@@ -100,6 +100,7 @@ class CommandSource:
             self.run.log or (),
             self.metric,
             storage,
+            checkpoint_dir if storage else "",
             files,
             self.carry_every_s if storage else 0.0,
         )

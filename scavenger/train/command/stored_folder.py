@@ -106,6 +106,10 @@ class StoredFolder:
                 self._read(at, file)
                 self._known[path] = _Seen.of(at), file
 
+    def remove(self) -> None:
+        """Remove the folder from this machine; what is stored stays."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _holds(self, path: str, seen: _Seen, file: StoredFile | None) -> bool:
         if file is None:
             return False
