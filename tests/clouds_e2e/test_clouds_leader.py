@@ -228,7 +228,7 @@ def test_a_loop_is_led_by_a_vm_and_its_replica_is_fetched(cloud: Rented, laptop:
 
 @pytest.mark.parametrize("cloud", ["aws"], indirect=True)
 def test_a_command_is_led_by_a_vm_and_what_it_saved_is_fetched(cloud: Rented, laptop: Laptop) -> None:
-    goal = {"metric": "val_error", "target": 1e-3, "max_epochs": EPOCHS, "epochs_hint": 10}
+    goal = {"metric": "val_error", "target": 0.1, "max_epochs": EPOCHS, "epochs_hint": 10}
     search = {"workers": [1, 2], "batch_size": [32], "strategy": "full"}
     laptop.job.change(goal=goal, search=search, profile={"steps": 5}, elastic={"policy": "fixed"})
     as_command(laptop.job)
@@ -241,7 +241,7 @@ def test_a_command_is_led_by_a_vm_and_what_it_saved_is_fetched(cloud: Rented, la
     assert job.state == "succeeded"
     assert (job.cost_usd or 0.0) > 0.0
     state = json.loads((laptop.job.folder / ".scavenger" / job.id / "model").read_text())
-    assert state["error"] <= 1e-3
+    assert state["error"] <= 0.1
     assert state["samples"] == 640 * state["epoch"] + state["done"]
     assert_nothing_left_at(cloud)
 
