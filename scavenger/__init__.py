@@ -15,10 +15,24 @@ if TYPE_CHECKING:
     from scavenger.pipelines.async_client import AsyncClient
     from scavenger.pipelines.client import Client
     from scavenger.pipelines.job import Job
-    from scavenger.pipelines.study import Study
-    from scavenger.sdk import KerasJob, RunningJob
+    from scavenger.pipelines.results import Plan, Run
+    from scavenger.pipelines.running import RunningJob
+    from scavenger.pipelines.study import Study, Trial
+    from scavenger.sdk import KerasJob
 
-__all__ = ["AsyncClient", "Client", "Job", "KerasJob", "RunningJob", "ScavengerError", "Study", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Job",
+    "KerasJob",
+    "Plan",
+    "Run",
+    "RunningJob",
+    "ScavengerError",
+    "Study",
+    "Trial",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
@@ -27,19 +41,24 @@ _MODULES = {
     "Client": "scavenger.pipelines.client",
     "Job": "scavenger.pipelines.job",
     "KerasJob": "scavenger.sdk",
-    "RunningJob": "scavenger.sdk",
+    "Plan": "scavenger.pipelines.results",
+    "Run": "scavenger.pipelines.results",
+    "RunningJob": "scavenger.pipelines.running",
     "ScavengerError": "scavenger.errors",
     "Study": "scavenger.pipelines.study",
+    "Trial": "scavenger.pipelines.study",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # a checker of types would take every other name for one of unknown type
 
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        from importlib import import_module
+
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,7 @@ __all__ = [
     "checked_url",
     "keep_token",
     "kept_token",
+    "known_address",
     "server_address",
     "tokens_path",
 ]
@@ -115,6 +116,21 @@ def kept_token(url: str) -> str | None:
         ConfigurationError: The file cannot be read.
     """
     return _kept().get(url)
+
+
+def known_address(server: str, token: str | None = None) -> ServerAddress:
+    """A server that is named in a program, with its token: the one given, that of `SCAVENGER_TOKEN`, or the kept one.
+
+    Raises:
+        ConfigurationError: The URL is none, or no token is known for it.
+    """
+    url = checked_url(server)
+    found = token or os.environ.get(TOKEN, "").strip() or kept_token(url)
+    if not found:
+        raise ConfigurationError(
+            f"no token is known for {url}; give token=, or keep one with `scavenger api login`"
+        )
+    return ServerAddress(url, found, os.environ.get(CERTIFICATES) or None)
 
 
 def keep_token(url: str, token: str) -> Path:

@@ -38,8 +38,8 @@ from scavenger.integrations.trials import ending_of, pays_for_another, searched_
 from scavenger.pipelines.budget import dollars
 from scavenger.pipelines.client import Client
 from scavenger.pipelines.job import Job
+from scavenger.pipelines.running import RunningJob
 from scavenger.pipelines.study import PRUNED, Study
-from scavenger.sdk.running import RunningJob
 from scavenger.search.trial_pool import RunningTrial, plan_pool
 from scavenger.store.records import LIVE_STATES
 

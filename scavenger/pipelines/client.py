@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from scavenger.client import Client as ServerClient
-from scavenger.client import ServerAddress, SubmitOptions, server_address
-from scavenger.client.address import CERTIFICATES, TOKEN, checked_url, kept_token
+from scavenger.client import SubmitOptions, server_address
+from scavenger.client.address import known_address
 from scavenger.control.documents.curves import report_with_curve
 from scavenger.control.sources import reading
 from scavenger.control.sources.of_server import ServerSource
@@ -32,7 +31,7 @@ from scavenger.pipelines.handing_over import job_file_of, told
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
-from scavenger.sdk.running import RunningJob
+from scavenger.pipelines.running import RunningJob
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -90,7 +89,11 @@ class Client:
         if store is not None and server is not None:
             raise ConfigurationError("a client has a store or a server, not both; leave one out")
         address = (
-            _address(server, token) if server is not None else server_address() if store is None else None
+            known_address(server, token)
+            if server is not None
+            else server_address()
+            if store is None
+            else None
         )
         self._source: Source = (
             StoreSource(_url(store)) if address is None else ServerSource(ServerClient(address))
@@ -306,6 +309,14 @@ class Client:
 
     # ---- what is on record ---------------------------------------------------------------------------------
 
+    def running(self, job: str | Submission) -> RunningJob:
+        """A running job, to be asked for changes: scaled, migrated, stopped.
+
+        Args:
+            job: What `submit` returned, or as of `result`.
+        """
+        return RunningJob.known_to(self._source, job if isinstance(job, str) else job.id)
+
     def result(self, job: str) -> Run:
         """The report of a job that has ended.
 
@@ -493,7 +504,7 @@ class Client:
     def running_job(self, thread: int) -> RunningJob | None:
         """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""
         run = self._running.get(thread)
-        return RunningJob(run.job_id, self._store()) if run is not None and run.job_id else None
+        return self.running(run.job_id) if run is not None and run.job_id else None
 
     # ---- by a server ---------------------------------------------------------------------------------------
 
@@ -515,16 +526,6 @@ class Client:
 
 def _url(store: str | None) -> str | None:
     return store if store is None or "://" in store else f"sqlite:///{Path(store).absolute()}"
-
-
-def _address(server: str, token: str | None) -> ServerAddress:
-    url = checked_url(server)
-    found = token or os.environ.get(TOKEN, "").strip() or kept_token(url)
-    if not found:
-        raise ConfigurationError(
-            f"no token is known for {url}; give token=, or keep one with `scavenger api login`"
-        )
-    return ServerAddress(url, found, os.environ.get(CERTIFICATES) or None)
 
 
 def _limited(job: Job, usd: float | None) -> Job:

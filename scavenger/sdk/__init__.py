@@ -12,8 +12,8 @@ from scavenger.sdk.job import KerasJob
 from scavenger.sdk.loop_job import LoopJob
 
 if TYPE_CHECKING:
+    from scavenger.pipelines.running import RunningJob
     from scavenger.sdk import loop
-    from scavenger.sdk.running import RunningJob
     from scavenger.train.custom_loop.start import run_loop
 
 __all__ = [
@@ -29,20 +29,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "RunningJob": "scavenger.sdk.running",
+    "RunningJob": "scavenger.pipelines.running",
     "loop": "scavenger.sdk.loop",
     "run_loop": "scavenger.train.custom_loop.start",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # a checker of types would take every other name for one of unknown type
 
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_MODULES[name])
-    return module if name == "loop" else getattr(module, name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        from importlib import import_module
+
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(_MODULES[name])
+        return module if name == "loop" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 from cli_fake import Run
-from scavenger_cli.commands import operate
 from scavenger_cli.ui import console
 
+from scavenger.control.sources import asking
 from scavenger.domain.operation import (
     Migrate,
     Operation,
@@ -40,7 +40,7 @@ Answer = Callable[[Store, OperationRecord], object]
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operate, "POLL_S", 0.01)
+    monkeypatch.setattr(asking, "POLL_S", 0.01)
 
 
 @pytest.fixture

@@ -14,9 +14,12 @@ PUBLIC = {
         "Client",
         "Job",
         "KerasJob",
+        "Plan",
+        "Run",
         "RunningJob",
         "ScavengerError",
         "Study",
+        "Trial",
         "__version__",
     ],
     "scavenger.sdk": [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,20 +22,24 @@ from scavenger_cli.main import app, main
 from server_world import World, end_runner, submission
 from typer.main import get_command
 
+from scavenger import Client
 from scavenger.control.provisioning import clean_up, providers
 from scavenger.control.search.outcome import NOTHING_SEARCHED
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.intent import FleetSpec, PlacementOption, VmSlot
-from scavenger.domain.operation import ScaleTo, StopJob
+from scavenger.domain.operation import ScaleOut, ScaleTo, StopJob
 from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.domain.report import Actual, Predicted, ReportedJob, RunReport
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen
+from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.sdk import RunningJob
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
+from scavenger.store.records import Verdict
 from scavenger.store.schema import RestoreRow
 from scavenger.train.pool import protocol
 from scavenger.train.pool.placement import Node
@@ -458,3 +464,45 @@ def test_a_token_is_kept_once_the_server_knows_it(
     assert main(["api", "login"]) == 0
     assert "eve (viewer) at http://127.0.0.1" in capsys.readouterr().out
     assert main(["status"]) == 0
+
+
+def test_a_running_job_is_asked_from_python_by_the_server(
+    store: Store, world: World, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also by a client that a program has open; a request that the job refuses comes back in its own words."""
+    monkeypatch.setenv("SCAVENGER_STORE", f"sqlite:///{tmp_path}/none.db")
+    before = store.next_operation(jobs["running"])
+    assert before is not None
+    store.end_operation(before.id, "done", "3 workers")
+
+    def drive(verdict: Verdict, message: str) -> threading.Thread:
+        def answer() -> None:
+            while (taken := store.next_operation(jobs["running"])) is None:
+                time.sleep(0.01)
+            store.end_operation(taken.id, verdict, message)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        return thread
+
+    with serving(store, ServerSettings(port=0)) as url:
+        running = RunningJob(jobs["running"], server=url, token=world.tokens["root"], timeout_s=30.0)
+        driver = drive("done", "")
+        running.scale_to(2)
+        driver.join()
+        driver = drive("refused", "it has 1 to 4 workers")
+        with (
+            Client(server=url, token=world.tokens["root"]) as client,
+            pytest.raises(ConfigurationError, match="asked to add 9 workers: refused: it has 1 to 4 workers"),
+        ):
+            client.running(jobs["running"]).scale_out(9)
+        driver.join()
+        with pytest.raises(NotSupportedError, match="a server takes no profile"):
+            running.profile(1, 2)
+        with pytest.raises(ConfigurationError, match="no token is known"):
+            RunningJob("digits", server="http://127.0.0.1:1").stop()
+    with pytest.raises(ConfigurationError, match="a store or a server, not both"):
+        RunningJob("digits", "sqlite:///s.db", server=url)
+
+    asked = [one.operation for one in store.operations(jobs["running"])]
+    assert asked == [ScaleTo(3), ScaleTo(2), ScaleOut(9)]

@@ -9,12 +9,16 @@ References:
 
 from __future__ import annotations
 
-import getpass
-import socket
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self
 
+from scavenger.client import Client as ServerClient
+from scavenger.client.address import known_address
+from scavenger.control.sources import Source, open_source
+from scavenger.control.sources.asking import Asking
+from scavenger.control.sources.of_server import ServerSource
+from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.operation import (
     Migrate,
@@ -27,16 +31,12 @@ from scavenger.domain.operation import (
     StopJob,
     describe,
 )
-from scavenger.errors import ConfigurationError, TransientError
-from scavenger.store import Store
-from scavenger.store.records import JobRecord, OperationRecord
+from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
 
 __all__ = ["RunningJob"]
 
 TIMEOUT_S = 900.0
 """Default wait for an answer: on a cloud, launching and warming up a worker takes minutes."""
-_POLL_S = 0.2
-_WITHDRAWN = "withdrawn before the job had started it"
 
 
 class RunningJob:
@@ -44,15 +44,37 @@ class RunningJob:
 
     Args:
         job: The latest job of that name, or the one of that id.
-        store: The store that holds the job: an open store or a URL; None for the default one.
+        store: URL of the store that holds the job; None for the one that commands use.
+        server: URL of a server that runs the job instead, with what `scavenger api login` has kept for it.
+        token: The server's token; else that of `SCAVENGER_TOKEN`, or the kept one.
         timeout_s: Longest wait for an answer; a request that was not started by then is withdrawn.
 
     Every method raises `ConfigurationError` if there is no such job, it is not running, or it refuses, which
     changes nothing, and `TransientError` if it is busy with another request, fails, or does not answer in time.
     """
 
-    def __init__(self, job: str, store: Store | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._key, self._where, self._timeout_s = job, store, timeout_s
+    def __init__(
+        self,
+        job: str,
+        store: str | None = None,
+        *,
+        server: str | None = None,
+        token: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if store is not None and server is not None:
+            raise ConfigurationError("a running job has a store or a server, not both; leave one out")
+        self._key, self._timeout_s = job, timeout_s
+        self._opened: Callable[[], AbstractContextManager[Source]] = lambda: (
+            open_source(store) if server is None else ServerSource(ServerClient(known_address(server, token)))
+        )
+
+    @classmethod
+    def known_to(cls, source: Source, job: str, *, timeout_s: float = TIMEOUT_S) -> Self:
+        """A running job that an open store or server knows."""
+        known = cls(job, timeout_s=timeout_s)
+        known._opened = lambda: nullcontext(source)
+        return known
 
     def scale_to(self, workers: int) -> None:
         """Train with this many workers."""
@@ -79,62 +101,31 @@ class RunningJob:
 
         Sizes at which too many workers died are left out.
         """
-        with self._store() as store:
-            job = store.job(self._key)
-            before = set(store.measurements(job.id))
-            self._carry_out(store, job, lambda: ProfileRange(fewest, most, steps))
-            return tuple(m for m in store.measurements(job.id) if m not in before)
+        with self._opened() as source:
+            if not isinstance(source, StoreSource):
+                raise NotSupportedError("a server takes no profile; ask on its own machine, with its store")
+            job = source.job(self._key)
+            before = set(source.store.measurements(job.id))
+            self._carry_out(source, lambda: ProfileRange(fewest, most, steps))
+            return tuple(m for m in source.store.measurements(job.id) if m not in before)
 
     def stop(self, *, save: bool = True) -> None:
         """Stop the job gracefully and wait for its end; with `save`, save the model in its current state."""
         self._ask(lambda: StopJob(save))
 
     def _ask(self, make: Callable[[], Operation]) -> None:
-        with self._store() as store:
-            self._carry_out(store, store.job(self._key), make)
+        with self._opened() as source:
+            self._carry_out(source, make)
 
-    @contextmanager
-    def _store(self) -> Iterator[Store]:
-        if isinstance(self._where, Store):
-            yield self._where
-            return
-        with Store.open(self._where) as store:
-            yield store
-
-    def _carry_out(self, store: Store, job: JobRecord, make: Callable[[], Operation]) -> None:
+    def _carry_out(self, source: Source, make: Callable[[], Operation]) -> None:
+        asking = Asking(source, self._key)
         try:
             operation = make()
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
-        record = self._ended(store, job, store.submit_operation(job.id, operation, _requester()))
+        record = asking.carry_out(operation, self._timeout_s)
         if record.state != "done":
             refused = record.state == "refused"
             raise (ConfigurationError if refused else TransientError)(
-                f"{job.name} ({job.id[:8]}), asked to {describe(operation)}: {record.state}: {record.message}"
+                f"{asking.name}, asked to {describe(operation)}: {record.state}: {record.message}"
             )
-
-    def _ended(self, store: Store, job: JobRecord, record: OperationRecord) -> OperationRecord:
-        until_s = time.monotonic() + self._timeout_s
-        while not record.ended:
-            if not store.is_alive(store.job(job.id)):
-                store.reap_dead_jobs()  # this also ends the requests to dead jobs
-            elif time.monotonic() > until_s:
-                record = store.withdraw_operation(record.id, _WITHDRAWN)
-                if record.ended and record.message != _WITHDRAWN:
-                    break  # the job answered at the last moment
-                what = "the job has not started it" if record.ended else "it is still in progress"
-                raise TransientError(
-                    f"{job.name} ({job.id[:8]}), asked to {describe(record.operation)}, has not answered within "
-                    f"{self._timeout_s:g} s: {what}"
-                )
-            time.sleep(_POLL_S)
-            record = store.operation(record.id)
-        return record
-
-
-def _requester() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"

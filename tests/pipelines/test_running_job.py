@@ -22,7 +22,7 @@ from scavenger.domain.operation import (
     StopJob,
 )
 from scavenger.errors import ConfigurationError, TransientError
-from scavenger.sdk.running import RunningJob
+from scavenger.pipelines.running import RunningJob
 from scavenger.store import Store
 from scavenger.store.records import Verdict
 
@@ -105,7 +105,7 @@ def test_a_profile_returns_what_it_measured_also_of_a_size_that_was_known(url: s
     with Driver(url, tmp_path, done) as driver, Store.open(url) as store:
         store.add_measurements(driver.job_id, [measured(3, 0.3), measured(2, 0.4)])
 
-        found = RunningJob(driver.job_id, store).profile(1, 2, steps=9)
+        found = RunningJob(driver.job_id, url).profile(1, 2, steps=9)
 
     assert found == (measured(2, 0.5), measured(1, 0.9))
     assert driver.taken == [ProfileRange(1, 2, 9)]
@@ -145,7 +145,7 @@ def test_what_no_job_could_be_asked_for_is_never_submitted(
 
 def test_what_nobody_takes_in_time_is_withdrawn(url: str, tmp_path: Path) -> None:
     driver = Driver(url, tmp_path, done)  # and nobody drives it
-    with pytest.raises(TransientError, match="the job has not started it"):
+    with pytest.raises(TransientError, match="no answer within 100 ms; the request was withdrawn"):
         RunningJob("tiny", url, timeout_s=0.1).scale_out(1)
 
     with Store.open(url) as store:
@@ -162,12 +162,12 @@ def test_a_job_that_is_busy_for_longer_than_one_waits_is_told_and_goes_on(url: s
 
         taker = threading.Thread(target=take)
         taker.start()
-        with pytest.raises(TransientError, match="still in progress"):
-            RunningJob("tiny", store, timeout_s=1.0).scale_out(1)
+        with pytest.raises(TransientError, match="the job is still working on it"):
+            RunningJob("tiny", url, timeout_s=1.0).scale_out(1)
         taker.join()
 
         with pytest.raises(TransientError, match="busy"):
-            RunningJob("tiny", store).scale_to(1)
+            RunningJob("tiny", url).scale_to(1)
         assert store.open_operation(driver.job_id) is not None
 
 

@@ -1,0 +1,132 @@
+"""Asks a running job for an operation, through a store or a server, and waits for what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from scavenger.control.documents.logs import LogReader, Wanted
+from scavenger.control.sources.base import Source
+from scavenger.domain.operation import Operation, StopJob, describe
+from scavenger.errors import TransientError
+from scavenger.presentation.formatting import duration
+from scavenger.store.records import LIVE_STATES, EventRecord, JobRecord, OperationRecord
+
+__all__ = ["Asking"]
+
+POLL_S = 0.2
+"""Between two looks: the job looks about once a second, and a look costs a millisecond."""
+
+
+class Asking:
+    """Asks one job for one operation.
+
+    Args:
+        source: Where the job is on record.
+        key: The job.
+        tell: Is told what happens meanwhile, in lines.
+
+    Raises:
+        ConfigurationError: If there is no such job.
+    """
+
+    def __init__(self, source: Source, key: str, tell: Callable[[str], None] = lambda line: None) -> None:
+        self._source, self._tell = source, tell
+        self._job = source.job(key)
+
+    def request(self, operation: Operation) -> OperationRecord:
+        """Request it, and do not wait.
+
+        Raises:
+            ConfigurationError: If the job is not running.
+            TransientError: If it is busy with another one.
+        """
+        return self._source.request(self._job.id, operation)
+
+    def carry_out(self, operation: Operation, timeout_s: float) -> OperationRecord:
+        """Request it, and wait for its result; that of a stop is known when the job has ended.
+
+        Raises:
+            ConfigurationError, TransientError: As of `request`.
+            TransientError: If the job does not answer in time, or has gone silent. What was not started is
+                withdrawn.
+        """
+        seen = self._source.logs(self._job.id, Wanted(events=True, written=False, process=None))
+        seen.begin(0, whole=False)
+        record = self.request(operation)
+        patience = duration(timeout_s)
+        try:
+            self._tell(
+                f"asked {self.name} to {describe(operation)}; waiting at most {patience}, Ctrl-C stops the waiting"
+            )
+            return self._wait(seen, record, time.monotonic() + timeout_s, patience)
+        except KeyboardInterrupt:
+            record = self._source.withdraw(self._job.id, record.id)
+            self._tell(f"stopped waiting; {self._outcome(record)}")
+            raise
+
+    @property
+    def name(self) -> str:
+        """The job's name and the beginning of its id."""
+        return f"{self._job.name} ({self._job.id[:8]})"
+
+    def job(self) -> JobRecord:
+        """The job, as it is on record by now."""
+        return self._source.job(self._job.id)
+
+    def _wait(
+        self, seen: LogReader, record: OperationRecord, until_s: float, patience: str
+    ) -> OperationRecord:
+        taken = False
+        while True:
+            record = self._source.operation(self._job.id, record.id)
+            if record.started_at is not None and not taken:
+                taken = True
+                self._tell("the job has started it")
+            chunk = seen.more()
+            for event in chunk.events:
+                self._tell(_event_words(event))
+            ended = chunk.state not in LIVE_STATES
+            if _answered(record, ended=ended):
+                return record
+            if chunk.over and not ended:
+                self._end_dead()
+            elif time.monotonic() > until_s:
+                record = self._source.withdraw(self._job.id, record.id)
+                if not _withdrawn(record) and _answered(record, ended=self.job().ended):
+                    return record  # at the last moment
+                raise TransientError(f"no answer within {patience}; {self._outcome(record)}")
+            else:
+                time.sleep(POLL_S)
+
+    def _end_dead(self) -> None:
+        self._source.end_dead()
+        job = self.job()
+        if not job.ended:
+            raise TransientError(
+                f"job {self.name} is run from {job.owner.host}, which has gone silent; "
+                "check on that machine whether it is still running"
+            )
+
+    def _outcome(self, record: OperationRecord) -> str:
+        if _withdrawn(record):
+            return "the request was withdrawn, and nothing was changed"
+        if _answered(record, ended=self.job().ended):
+            return f"it is {record.state}"
+        key = self._job.id[:8]
+        return f"the job is still working on it: see `scavenger status {key}` and `scavenger logs {key} -f`"
+
+
+def _withdrawn(record: OperationRecord) -> bool:
+    return record.state == "refused" and record.message.startswith("withdrawn")
+
+
+def _answered(record: OperationRecord, *, ended: bool) -> bool:
+    """Whether the result is known. That of a stop is when the job has ended: until then it saves, and costs money."""
+    stopping = isinstance(record.operation, StopJob) and record.state == "done"
+    return ended if stopping else record.ended
+
+
+def _event_words(event: EventRecord) -> str:
+    level = "" if event.level == "info" else f"{event.level}: "
+    return f"{event.kind}: {level}{event.message}"
