@@ -42,7 +42,7 @@ def _kubernetes(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
     return float(PodShape.parse(vm).gpus)
 
 
-_SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp, "kubernetes": _kubernetes}
+_SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp, "kubernetes": _kubernetes, "kuberay": _kubernetes}
 
 
 def vms_left(

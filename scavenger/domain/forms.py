@@ -48,6 +48,7 @@ __all__ = [
     "parse_money",
     "shown",
     "text_form",
+    "worker_group_of",
 ]
 
 MONEY_MAX_USD = 1e9
@@ -249,15 +250,26 @@ EntryPointText = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENTRY})$"}),
 ]
 
-_ENGINE = r"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}))?"
+_OBJECT = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_ENGINE = rf"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{{1,5}}|{_OBJECT}(?:/{_OBJECT})?))?"
 
 
 def parse_engine(value: object) -> str:
-    """Parse the engine: `process`, or `ray` on the local machine's Ray cluster, or `ray/HOST:PORT` on another one."""
+    """Parse the engine.
+
+    It is `process`, or `ray` on the local machine's Ray cluster, `ray/HOST:PORT` on another one, or `ray/NAME[/GROUP]`
+    on a RayCluster of Kubernetes.
+    """
     if isinstance(value, str) and re.fullmatch(_ENGINE, value):
         return value
     hint = did_you_mean(value.partition("/")[0], ("process", "ray")) if isinstance(value, str) else ""
-    raise fault(f"must be process, ray or ray/HOST:PORT, not {shown(value)}{hint}")
+    raise fault(f"must be process, ray, ray/HOST:PORT or ray/RAYCLUSTER, not {shown(value)}{hint}")
+
+
+def worker_group_of(engine: str) -> tuple[str, str] | None:
+    """The RayCluster that an engine names, and its worker group, empty if it names none; None for other engines."""
+    found = re.fullmatch(rf"ray/(?!(?:auto|local)$)({_OBJECT})(?:/({_OBJECT}))?", engine)
+    return None if found is None else (found[1], found[2] or "")
 
 
 EngineText = Annotated[

@@ -366,7 +366,8 @@ class JobSpec(FrozenModel):
     engine: EngineText = Field(
         default="process",
         description="What runs the job's processes: process, on this machine, or ray[/HOST:PORT], on the hosts of a "
-        "Ray cluster (without an address, the one that this machine belongs to).",
+        "Ray cluster (without an address, the one that this machine belongs to); with infra: kubernetes, "
+        "ray/RAYCLUSTER[/GROUP], on pods of a worker group of KubeRay.",
         examples=["ray"],
     )
     leader: Literal["here", "vm"] | None = Field(

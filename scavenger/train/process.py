@@ -70,6 +70,10 @@ def main() -> int:
         from scavenger.train.pool.tenant import serve_tenant
 
         return serve_tenant(config)
+    if config.role == "node":
+        from scavenger.train.engines.ray.node import serve_node
+
+        return serve_node(config)
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ class ClusterJob:
     """The example of digits on pods of a namespace of its own; `close` ends it.
 
     Args:
+        namespace: Begin of the namespace's name.
         workers: How many it trains with.
         spec: Further keys of its job file.
         infra: Further keys of its `infra`.
+        files: Further files of its folder.
 
     Attributes:
         store: URL of its store.
@@ -46,8 +49,10 @@ class ClusterJob:
         namespace: str,
         workers: int,
         infra: dict[str, Any] | None = None,
+        files: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
+        namespace = f"{namespace}-{uuid.uuid4().hex[:8]}"  # of this try of the test
         self._plane, self.namespace, self._workers = plane, namespace, workers
         self.folder, self.store = folder, f"sqlite:///{folder}/jobs.db"  # where it must not be packed
         plane.core().create_namespace({"metadata": {"name": namespace}})
@@ -61,6 +66,10 @@ class ClusterJob:
             "profile": {"steps": 8},
             **spec,
         }
+        if "run" in spec:
+            del written["train"]
+        for name, text in (files or {}).items():
+            (folder / name).write_text(text)
         (folder / "job.yaml").write_text(json.dumps(written))
         shutil.copy(EXAMPLE / "train.py", folder)
         self.environment = {

@@ -29,7 +29,7 @@ from ruamel.yaml import YAML
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, KIND, PLURAL, ROLE_LABEL, VERSION
 from tests.cluster.control_plane import ControlPlane
 
-__all__ = ["ElasticWorld", "PodRunner", "account", "until"]
+__all__ = ["ElasticWorld", "PodRunner", "account", "bound_claim", "until"]
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
 
@@ -258,27 +258,7 @@ class ElasticWorld:
 
     def add_claim(self, name: str) -> None:
         """A persistent volume claim, bound to a volume: the tests' controllers bind none."""
-        size, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
-        volume = f"{self.namespace}-{name}"
-        self.core.create_persistent_volume(
-            {
-                "metadata": {"name": volume},
-                "spec": {
-                    "capacity": size,
-                    "accessModes": modes,
-                    "hostPath": {"path": "/nowhere"},
-                    "claimRef": {"namespace": self.namespace, "name": name},
-                },
-            }
-        )
-        bound = {"pv.kubernetes.io/bind-completed": "yes"}
-        self.core.create_namespaced_persistent_volume_claim(
-            self.namespace,
-            {
-                "metadata": {"name": name, "annotations": bound},
-                "spec": {"accessModes": modes, "resources": {"requests": size}, "volumeName": volume},
-            },
-        )
+        bound_claim(self.core, self.namespace, name)
 
     def add(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """An ElasticJob."""
@@ -337,6 +317,31 @@ class ElasticWorld:
         """Reasons and messages of events of ElasticJobs."""
         found = self.core.list_namespaced_event(self.namespace).items
         return [(one.reason, one.message) for one in found if one.involved_object.kind == KIND]
+
+
+def bound_claim(core: client.CoreV1Api, namespace: str, name: str) -> None:
+    """A persistent volume claim, bound to a volume: the tests' controllers bind none."""
+    size, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
+    volume = f"{namespace}-{name}"
+    core.create_persistent_volume(
+        {
+            "metadata": {"name": volume},
+            "spec": {
+                "capacity": size,
+                "accessModes": modes,
+                "hostPath": {"path": "/nowhere"},
+                "claimRef": {"namespace": namespace, "name": name},
+            },
+        }
+    )
+    bound = {"pv.kubernetes.io/bind-completed": "yes"}
+    core.create_namespaced_persistent_volume_claim(
+        namespace,
+        {
+            "metadata": {"name": name, "annotations": bound},
+            "spec": {"accessModes": modes, "resources": {"requests": size}, "volumeName": volume},
+        },
+    )
 
 
 def until(ask: Callable[[], Any], within_s: float = 60.0, *, what: str = "") -> Any:

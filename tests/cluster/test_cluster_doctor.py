@@ -10,6 +10,7 @@ from cluster_world import NODES
 from kubernetes import client
 
 from scavenger.control.provisioning.cluster_inspection import inspect_cluster
+from scavenger.control.provisioning.inspection import inspect_infra
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from tests.cluster.control_plane import ControlPlane
@@ -94,3 +95,25 @@ def test_a_cluster_that_does_not_answer_or_is_not_there_ends_the_checks(
         other, {"KUBECONFIG": str(plane.kubeconfig()), "SCAVENGER_CONFIG": str(file)}
     )
     assert (unknown.status, "get-contexts" in unknown.found) == ("fail", True)
+
+
+def test_where_a_pod_would_lead_no_address_is_missing(plane: ControlPlane, tmp_path: Path) -> None:
+    def said(more: str, **environment: str) -> dict[str, Check]:
+        file = tmp_path / "config.toml"
+        file.write_text(SETTINGS + more)
+        named = {"KUBECONFIG": str(plane.kubeconfig()), "SCAVENGER_CONFIG": str(file), **environment}
+        return {check.name: check for check in inspect_infra(INFRA, named)}
+
+    alone = said("")
+    assert ("leader" in alone, alone["address"].status) == (False, "fail")
+    assert "leader_service_account" in alone["address"].fix
+    account = 'leader_service_account = "leads"\n'
+    assert said(account)["leader"].found == "there is no service account leads"
+    plane.core().create_namespaced_service_account("default", {"metadata": {"name": "leads"}})
+    led = said(account)
+    assert (led["leader"].status, "address" in led) == ("ok", False)
+    assert led["leader"].found == "jobs are led by a pod, as leads; its folder ends with it"
+    claimed = said(account + 'leader_claim = "kept"\n')["leader"]
+    assert (claimed.status, claimed.found) == ("fail", "there is no persistent volume claim kept")
+    plane.core().delete_namespaced_service_account("leads", "default")
+    assert "leader" not in said(account, SCAVENGER_ADDRESS="127.0.0.1")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 NODES = tuple(NodeShape(f"place-{name}", "zone-1", cpus=8, memory_gib=32) for name in "ab")
-NAMESPACE = "led"
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,19 @@ def kubelet(plane: ControlPlane, machines: Machines, tmp_path: Path) -> Iterator
 
 
 @pytest.fixture
-def command(plane: ControlPlane, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    plane.core().create_namespace({"metadata": {"name": NAMESPACE}})
+def namespace() -> str:
+    """Of this try of the test."""
+    return f"led-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def command(
+    plane: ControlPlane, tmp_path: Path, namespace: str
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    plane.core().create_namespace({"metadata": {"name": namespace}})
     account = {"metadata": {"name": "scavenger-leader"}}
-    plane.core().create_namespaced_service_account(NAMESPACE, account)
-    as_leader(plane, NAMESPACE)
+    plane.core().create_namespaced_service_account(namespace, account)
+    as_leader(plane, namespace)
     environment = {
         **{name: value for name, value in os.environ.items() if name != "SCAVENGER_ADDRESS"},
         **{f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
@@ -74,12 +82,12 @@ def command(plane: ControlPlane, tmp_path: Path) -> Callable[..., subprocess.Com
 
 
 def test_a_job_is_led_by_a_pod_shown_through_the_api_server_and_its_result_is_fetched(
-    plane: ControlPlane, kubelet: Kubelet, tmp_path: Path, command: Any
+    plane: ControlPlane, kubelet: Kubelet, tmp_path: Path, command: Any, namespace: str
 ) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     written = YAML(typ="safe").load((EXAMPLE / "job.yaml").read_text())
-    where = {"at": "kubernetes/tests", "namespace": NAMESPACE, "image": "scavenger:tests", **PRICES}
+    where = {"at": "kubernetes/tests", "namespace": namespace, "image": "scavenger:tests", **PRICES}
     written |= {
         "infra": {**where, "leader_service_account": "scavenger-leader"},
         "resources": {"cpus": 2, "memory": 4},
@@ -94,7 +102,7 @@ def test_a_job_is_led_by_a_pod_shown_through_the_api_server_and_its_result_is_fe
     assert begun.returncode == 0, begun.stderr
     leaders = json.loads(command("leader", "list", "-o", "json").stdout)["leaders"]
     assert [(one["name"], one["state"], one["namespace"]) for one in leaders] == [
-        (written["name"], "there", NAMESPACE)
+        (written["name"], "there", namespace)
     ]
 
     followed = command("leader", "follow", written["name"], "-o", "json", within_s=240.0)
@@ -103,13 +111,13 @@ def test_a_job_is_led_by_a_pod_shown_through_the_api_server_and_its_result_is_fe
     assert (Path(told["folder"]) / "record.json").is_file()
     assert list(Path(told["folder"]).rglob("*.keras"))
     assert told["state"] == "target_missed"
-    _until(lambda: not plane.core().list_namespaced_pod(NAMESPACE).items)
-    _until(lambda: not _secrets(plane))
+    _until(lambda: not plane.core().list_namespaced_pod(namespace).items)
+    _until(lambda: not _secrets(plane, namespace))
 
 
-def _secrets(plane: ControlPlane) -> list[str]:
+def _secrets(plane: ControlPlane, namespace: str) -> list[str]:
     """Secrets of the namespace that are not the cluster's own."""
-    found = plane.core().list_namespaced_secret(NAMESPACE).items
+    found = plane.core().list_namespaced_secret(namespace).items
     return [one.metadata.name for one in found if one.type == "Opaque"]
 
 

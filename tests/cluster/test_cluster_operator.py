@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,8 @@ def kubelet(
 
 
 @pytest.fixture
-def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path, request: Any) -> Iterator[ElasticWorld]:
-    found = ElasticWorld(plane, tmp_path, f"elastic-{abs(hash(request.node.name)) % 10**6}")
+def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path) -> Iterator[ElasticWorld]:
+    found = ElasticWorld(plane, tmp_path, f"elastic-{uuid.uuid4().hex[:8]}")
     found.add_code("digits", TRAIN)
     found.add_claim("digits")
     yield found

@@ -47,10 +47,10 @@ def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves
     job = ClusterJob(plane, machines, tmp_path, namespace="training", workers=2)
     try:
         first, second = job.until(job.workers)
-        _drain(plane, first)
+        _drain(plane, job.namespace, first)
         job.until(lambda: _replaced(job, {first, second}, other_than=first))
         third = next(name for name in job.workers() if name != second)
-        kubelet.delete(plane.core().read_namespaced_pod(third, "training").spec.node_name)
+        kubelet.delete(plane.core().read_namespaced_pod(third, job.namespace).spec.node_name)
         out, err = job.process.communicate(timeout=WITHIN_S)
     finally:
         job.process.kill()
@@ -66,7 +66,7 @@ def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves
         told = [event.data for event in opened.events(report["job"]["id"]) if event.kind == "worker"]
         assert {intent.state for intent in opened.intents()} == {"GONE"}
     assert any(one["state"] == "preempted" for one in told)
-    left = plane.core().list_namespaced_pod("training").items
+    left = plane.core().list_namespaced_pod(job.namespace).items
     assert [pod.metadata.name for pod in left if pod.status.phase in ("Pending", "Running")] == []
 
 
@@ -109,9 +109,9 @@ def _others(job: ClusterJob, before: dict[str, str]) -> dict[str, str]:
     return {} if set(found) & set(before) else found
 
 
-def _drain(plane: ControlPlane, pod: str) -> None:
+def _drain(plane: ControlPlane, namespace: str, pod: str) -> None:
     """As `kubectl drain` does: the node takes no more pods, and the pod is evicted with its grace period."""
-    node = plane.core().read_namespaced_pod(pod, "training").spec.node_name
+    node = plane.core().read_namespaced_pod(pod, namespace).spec.node_name
     plane.core().patch_node(node, {"spec": {"unschedulable": True}})
-    body = {"metadata": {"name": pod, "namespace": "training"}}
-    plane.core().create_namespaced_pod_eviction(pod, "training", body)
+    body = {"metadata": {"name": pod, "namespace": namespace}}
+    plane.core().create_namespaced_pod_eviction(pod, namespace, body)

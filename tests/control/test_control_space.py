@@ -34,6 +34,20 @@ def job(**sections: Any) -> JobSpec:
     [
         ({"infra": "kubernetes", "aggregation": "shared"}, "aggregation"),
         ({"infra": "gcp/us-central1", "engine": "ray"}, "engine"),
+        ({"infra": "gcp/us-central1", "engine": "ray/train"}, "engine"),
+        ({"infra": "kubernetes", "engine": "ray"}, "name the RayCluster .* as ray/NAME"),
+        ({"infra": "kubernetes", "engine": "ray/head:6379"}, "name the RayCluster"),
+        ({"engine": "ray/train"}, "needs infra: kubernetes"),
+        ({"infra": "kubernetes", "engine": "ray/train", "leader": "vm"}, "a node of the Ray cluster leads"),
+        ({"infra": "kubernetes", "engine": "ray/train", "aggregation": "shared"}, "aggregation: shared"),
+        (
+            {
+                "infra": "kubernetes",
+                "engine": "ray/train",
+                "elastic": {"aggregators": 2, "aggregator_vms": 2},
+            },
+            "aggregators are where the job is led",
+        ),
         ({"spot": "auto"}, "spot"),
         ({"resources": {"cpus": 1, "disk": 50}}, "disk"),
         ({"objective": {"utility": "time * 2"}}, "objective"),

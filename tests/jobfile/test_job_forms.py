@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from scavenger.domain.forms import parse_duration, parse_engine, parse_money, shown
+from scavenger.domain.forms import parse_duration, parse_engine, parse_money, shown, worker_group_of
 from scavenger.domain.job import Amount, EntryPoint, GoalSpec, Infra, JobSpec
 from scavenger.domain.ranges import BatchRange
 
@@ -286,15 +286,37 @@ def test_any_value_is_shown_on_one_short_harmless_line(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["process", "ray", "ray/auto", "ray/local", "ray/10.0.0.1:6379", "ray/head.internal:6379"]
+    "text",
+    [
+        *("process", "ray", "ray/auto", "ray/local", "ray/10.0.0.1:6379", "ray/head.internal:6379"),
+        *("ray/train-1", "ray/train-1/workers", "ray/auto/local"),
+    ],
 )
 def test_an_engine_is_this_machine_or_a_ray_cluster(text: str) -> None:
     assert parse_engine(text) == text
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Ray", "ray/", "ray/head", "ray/:1", "ray/a b:1", "rayy", "local", 3, None]
+    "text",
+    ["", "Ray", "ray/", "ray/Head", "ray/a/b/c", "ray/a/", "ray/:1", "ray/a b:1", "rayy", "local", 3, None],
 )
 def test_any_other_engine_is_refused_with_what_there_is(text: object) -> None:
-    with pytest.raises(PydanticCustomError, match="must be process, ray or ray/HOST:PORT, not"):
+    with pytest.raises(
+        PydanticCustomError, match="must be process, ray, ray/HOST:PORT or ray/RAYCLUSTER, not"
+    ):
         parse_engine(text)
+
+
+@pytest.mark.parametrize(
+    ("engine", "group"),
+    [
+        *((other, None) for other in ("process", "ray", "ray/auto", "ray/local", "ray/head:6379")),
+        ("ray/train", ("train", "")),
+        ("ray/train/workers", ("train", "workers")),
+        ("ray/local/workers", ("local", "workers")),
+    ],
+)
+def test_a_worker_group_of_a_raycluster_is_told_from_an_address(
+    engine: str, group: tuple[str, str] | None
+) -> None:
+    assert worker_group_of(engine) == group

@@ -23,7 +23,7 @@ REQUIRED: dict[str, Any] = {
 TEXTS = """
     never auto always full partial none universal time cost knee kne max min replace linear local gcp
     gcp/us-central1 gcp/us-central1-a aws/us-east-1 aws/us-east-1a aws/x kubernetes kubernetes/x azure/x
-    process ray ray/auto ray/head:6379 ray/ rayy
+    process ray ray/auto ray/head:6379 ray/head ray/head/a ray/A ray/ rayy
     1..4 2..2 1.. ..4 1..4..5 4+ 16+ 3.75+ + 4+x train:job train a.b:c a:b:c 8h 1h30m 250ms 8H h 90 1d2s
     $20 $0.50 $ 20 $-1 digits-cnn -digits Digits val_accuracy val/x e2-standard-4 e2_standard ./x /x/y
 """

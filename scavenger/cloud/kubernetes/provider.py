@@ -451,6 +451,28 @@ class KubernetesProvider:
         with translated_errors(f"deleting the secret {name}", region=self.region):
             self._forget(name)
 
+    def missing_of_leader(self, account: str, claim: str) -> str:
+        """What a leader's pod would lack: its service account, or its claim if it is to have one; empty for nothing.
+
+        Who may not look is told of nothing.
+        """
+        asked = [("service account", account, self._core.read_namespaced_service_account)]
+        asked += (
+            [("persistent volume claim", claim, self._core.read_namespaced_persistent_volume_claim)]
+            if claim
+            else []
+        )
+        with translated_errors("looking for what a leader's pod needs", region=self.region):
+            for kind, name, read in asked:
+                try:
+                    read(name, self.settings.namespace, _request_timeout=_TIMEOUT_S)
+                except ApiException as error:
+                    if error.status == 404:
+                        return f"{kind} {name}"
+                    if error.status != 403:
+                        raise
+        return ""
+
     # ---- single calls ----------------------------------------------------------------------------------------
 
     def _found(self, name: str) -> Any:

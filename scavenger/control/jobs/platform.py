@@ -21,6 +21,7 @@ from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, Clo
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.price_refresh import refresh_if_old
+from scavenger.control.provisioning.ray_pods import PodAddresses, on_group
 from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
 from scavenger.control.search.space import (
     check_keras_backend,
@@ -46,6 +47,8 @@ from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.ray.engine import RayHome
+from scavenger.train.engines.ray.pods import RayPodEngine
 from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.engines.warm import WarmServers
 from scavenger.train.pool.lodging import LodgedEngine
@@ -361,6 +364,8 @@ class RentedVms:
             raise ConfigurationError(
                 "leader: vm is for `scavenger optimize`; what runs here needs leader: here", key="leader"
             )
+        if on_group(self._job):
+            return  # Ray tells at which address it is
         address, _ = address_of(os.environ)
         if self._meets_at_leader and ipaddress.ip_address(address).is_global:
             raise NotSupportedError(
@@ -394,6 +399,12 @@ class RentedVms:
         make_engine: Callable[..., VmEngine] = VmEngine
         if self._shared:
             make_engine = lodged_on_vms(self._job, record)
+        home, kept = None, self.kept
+        if on_group(self._job):
+            home, kept = RayHome(), None  # agents end with the engine that has started them
+            cloud_resources.reached_at = cloud_resources.reached_at or home.address
+            addresses = PodAddresses(cloud_resources.provider, store.installation())
+            make_engine = partial(RayPodEngine, addresses=addresses)
         space, left_out = cloud_resources.within_quotas()
         for message in (*self.notes, *left_out):
             inform(message)
@@ -407,11 +418,11 @@ class RentedVms:
             inform=inform,
             clock=clock,
             make_engine=make_engine,
-            kept=self.kept,
+            kept=kept,
         )
         shares = ShareMeter(store, record.id) if self._shared else None
         meeting = _MeetingRoom(self._job.worker_counts[-1], warn) if self._meets_at_leader else None
-        return _VmResources(space, cloud_resources, fleet, shares, meeting)
+        return _VmResources(space, cloud_resources, fleet, shares, meeting, home)
 
 
 @dataclass(slots=True)
@@ -443,6 +454,7 @@ class _VmResources:
     Args:
         shares: Counts what the job's aggregators use of a pool; None if they are on VMs of its own.
         meeting: Looks at this machine's memory if workers meet here; None if they do not.
+        home: This machine's place in the Ray cluster whose nodes the VMs are; None if they are no such nodes.
     """
 
     def __init__(
@@ -452,7 +464,9 @@ class _VmResources:
         fleet: Fleet,
         shares: ShareMeter | None = None,
         meeting: _MeetingRoom | None = None,
+        home: RayHome | None = None,
     ) -> None:
+        self._home = home
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self._meeting = meeting
         self.engine: Callable[[Path, int], Engine] | None = self._engine_of
@@ -514,4 +528,8 @@ class _VmResources:
     def close(self) -> None:
         if self._shares is not None:
             self._shares.record()
-        self._fleet.close()
+        try:
+            self._fleet.close()
+        finally:
+            if self._home is not None:
+                self._home.close()

@@ -77,6 +77,8 @@ class BootingProvider(Provider):
         proxy = request.template.settings.proxy
         if boot.provider == "kubernetes":
             script = pod_script(join, boot.package, life_s=request.life_s, proxy=proxy)
+        elif boot.provider == "kuberay":
+            script = ""  # Ray starts the agent (`scavenger.train.engines.ray.pods`)
         else:
             script = boot_script(join, boot.package, proxy=proxy)
         template = replace(request.template, user_data=script)

@@ -30,6 +30,7 @@ from scavenger.control.provisioning.model_size import largest_share
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.quota_room import Permitted
+from scavenger.control.provisioning.ray_pods import group_of, on_group, sized_as
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.settings import settings_of, settings_path
 from scavenger.control.training.aggregation_share import recorded_share
@@ -57,6 +58,7 @@ from scavenger.train.transport.sockets import is_own
 
 if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
+    from scavenger.cloud.kubernetes.ray_groups import RayGroupProvider
 
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
 
@@ -140,6 +142,7 @@ class CloudResources:
         offered: The offers of the search, with messages for the user.
         pause: Waits for a number of seconds before a question to the cloud is repeated.
         warn: Receives a warning when that happens.
+        reached_at: Address at which VMs reach this machine, as `HOST` or `HOST:PORT`; empty if it is not set.
 
     Raises:
         ConfigurationError: If a VM type does not exist or a price is unknown, or the settings file is invalid.
@@ -160,6 +163,13 @@ class CloudResources:
         self.pause: Callable[[float], None] = time.sleep
         self.warn: Callable[[str], None] = lambda message: None
         self.settings = settings_of(job.infra, environment)
+        self.reached_at = environment.get(ADDRESS_VARIABLE, "")
+        self._ray_group: RayGroupProvider | None = None
+        if on_group(job):
+            assert isinstance(self.settings, KubernetesSettings)
+            self._ray_group = group_of(job, self.settings, environment)
+            self._job = job = sized_as(job, self._ray_group)
+            self._aggregator_vms = 0  # they are where the job is led
         self.cloud = CatalogCloud(
             job.infra.provider,
             job.infra.region,
@@ -198,7 +208,7 @@ class CloudResources:
             settings,
             self._job.infra.region,
             today=date.today(),
-            nodes=lambda spot: cast("KubernetesProvider", self.provider).nodes(spot=spot),
+            nodes=lambda spot: cast("KubernetesProvider | RayGroupProvider", self.provider).nodes(spot=spot),
         )
 
     @property
@@ -218,6 +228,8 @@ class CloudResources:
         Raises:
             ConfigurationError: If no price is known.
         """
+        if self._ray_group is not None:
+            return None
         choice = choose_leader(
             self._job.leader,
             self._job.infra.provider,
@@ -306,6 +318,8 @@ class CloudResources:
         Raises:
             ConfigurationError, CloudError: If the provider cannot be opened.
         """
+        if self._ray_group is not None:
+            return self._ray_group
         infra = self._job.infra
         return open_provider(infra.provider, infra.region, self._environment, self.settings)
 
@@ -472,7 +486,7 @@ class CloudResources:
             leader_usd_per_hour=self._leader_usd_per_hour,
             met_in=leader_zone(self._environment) if self._meets_at_leader else "",
         )
-        host, port = address_of(self._environment)
+        host, port = address_of({**self._environment, ADDRESS_VARIABLE: self.reached_at})
         verifier = open_verifier(job.infra, self.settings, self._environment)
         hosts = AgentServer(
             host,
@@ -500,6 +514,8 @@ class CloudResources:
 
     def package(self, folder: Path) -> VmPackage:
         """What VMs install: what the user has named, or else this process's own code with what the job needs there."""
+        if self._ray_group is not None:
+            return VmPackage(requirement="what the image of the Ray cluster has")
         if requirement := self._environment.get(PACKAGE_VARIABLE):
             return VmPackage(requirement=requirement)
         checkpoint = self._job.checkpoint

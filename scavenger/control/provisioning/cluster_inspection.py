@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
     from scavenger.cloud.kubernetes.rights import Right
 
-__all__ = ["inspect_cluster"]
+__all__ = ["inspect_cluster", "inspect_leader"]
 
 _RIGHTS = "kubectl apply -k deploy/kubernetes makes accounts that have them (docs/kubernetes.md)"
 
@@ -63,6 +63,35 @@ def inspect_cluster(infra: Infra, environment: Mapping[str, str] = os.environ) -
     yield from (inspection.rights(), inspection.namespace())
     yield from inspection.of_sizes()
     yield _image(environment, settings)
+
+
+def inspect_leader(infra: Infra, environment: Mapping[str, str] = os.environ) -> Check | None:
+    """Check that a pod can lead jobs; None if the settings name no account for that.
+
+    Args:
+        infra, environment: As of `inspect_cluster`.
+    """
+    from scavenger.cloud.kubernetes.rights import FOLLOW_RIGHTS
+
+    try:
+        settings = settings_of(infra, environment)
+        assert isinstance(settings, KubernetesSettings)
+        if not settings.leader_identity:
+            return None
+        provider = cast(
+            "KubernetesProvider", open_provider(infra.provider, infra.region, environment, settings)
+        )
+        lacking = provider.lacks(FOLLOW_RIGHTS)
+        if lacking:
+            return Check("leader", "fail", f"no right to {', '.join(map(str, lacking))}", _RIGHTS)
+        missing = provider.missing_of_leader(settings.leader_service_account, settings.leader_claim)
+    except ScavengerError as error:
+        return Check("leader", "fail", str(error))
+    if missing:
+        fix = f"make it in the namespace {settings.namespace}, or name another in the settings"
+        return Check("leader", "fail", f"there is no {missing}", fix)
+    kept = f"its folder is on {settings.leader_claim}" if settings.leader_claim else "its folder ends with it"
+    return Check("leader", "ok", f"jobs are led by a pod, as {settings.leader_service_account}; {kept}")
 
 
 def _reached(provider: KubernetesProvider) -> Check:

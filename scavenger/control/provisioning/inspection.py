@@ -21,7 +21,7 @@ from scavenger.control.provisioning.cloud_resources import (
     IMAGE_VARIABLE,
     address_of,
 )
-from scavenger.control.provisioning.cluster_inspection import inspect_cluster
+from scavenger.control.provisioning.cluster_inspection import inspect_cluster, inspect_leader
 from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import INSPECTIONS, open_provider
 from scavenger.control.settings import settings_of
@@ -37,7 +37,7 @@ from scavenger.errors import (
     ScavengerError,
     ThrottledError,
 )
-from scavenger.policy.leaders import LEADER_CLOUDS
+from scavenger.policy.leaders import LED_AWAY
 
 __all__ = ["inspect_infra"]
 
@@ -154,9 +154,11 @@ def _quotas(provider: Provider, offer: Offer) -> Check:
 
 
 def _leader(infra: Infra, environment: Mapping[str, str]) -> Check | None:
-    """Whether jobs are led by VMs of their own; None if they are led by this machine."""
-    if environment.get(ADDRESS_VARIABLE) or infra.provider not in LEADER_CLOUDS:
+    """Whether jobs are led by VMs of their own, or by pods; None if they are led by this machine."""
+    if environment.get(ADDRESS_VARIABLE) or infra.provider not in LED_AWAY:
         return None
+    if infra.provider == "kubernetes":
+        return inspect_leader(infra, environment)
     try:
         identity = settings_of(infra, environment).leader_identity
     except JobFileError:
@@ -173,7 +175,11 @@ def _address(environment: Mapping[str, str]) -> Check:
         address, port = address_of(environment)
     except ConfigurationError as error:
         return Check(
-            "address", "fail", str(error), f"set {ADDRESS_VARIABLE}, or see `leader: vm` in docs/clouds.md"
+            "address",
+            "fail",
+            str(error),
+            f"set {ADDRESS_VARIABLE}, or see `leader: vm` in docs/clouds.md; on Kubernetes, "
+            "leader_service_account in docs/kubernetes.md",
         )
     ports = f"ports {port} and {port + 1}" if port else "any two free ports"
     found = f"VMs join at {address}, {ports}"

@@ -76,10 +76,17 @@ def _kubernetes(region: str, environment: Mapping[str, str], settings: CloudSett
     return KubernetesProvider("" if region == CURRENT else region, settings=pods, environment=environment)
 
 
+def _kuberay(region: str, environment: Mapping[str, str], settings: CloudSettings | None) -> Provider:
+    from scavenger.cloud.kubernetes.ray_groups import RayGroupProvider
+
+    return RayGroupProvider(region, environment=environment)
+
+
 PROVIDERS: dict[str, Callable[[str, Mapping[str, str], CloudSettings | None], Provider]] = {
     "aws": _aws,
     "gcp": _gcp,
     "kubernetes": _kubernetes,
+    "kuberay": _kuberay,
 }
 
 
@@ -119,7 +126,7 @@ def open_provider(
     """
     if name not in PROVIDERS:
         raise NotSupportedError(f"cloud {name!r} is not supported; supported are {', '.join(PROVIDERS)}")
-    with _explained(name):
+    with _explained("kubernetes" if name == "kuberay" else name):
         return PROVIDERS[name](region, environment, settings)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.forms import worker_group_of
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
 from scavenger.policy.leaders import LED_AWAY
@@ -39,6 +40,7 @@ def check_supported(job: JobSpec) -> None:
     Raises:
         NotSupportedError: If a value is not supported; the message names the key and what to write instead.
     """
+    group = worker_group_of(job.engine)
     refused: list[tuple[bool, str, str]] = [
         (
             job.infra.provider not in ("local", *_VM_CLOUDS),
@@ -47,9 +49,31 @@ def check_supported(job: JobSpec) -> None:
             "kubernetes",
         ),
         (
-            job.infra.provider != "local" and job.engine != "process",
+            job.infra.provider not in ("local", "kubernetes") and job.engine != "process",
             "engine",
             f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
+        ),
+        (
+            job.infra.provider == "kubernetes" and job.engine != "process" and group is None,
+            "engine",
+            f"engine: {job.engine}: with infra: {job.infra}, name the RayCluster whose pods are sized, as ray/NAME; or "
+            "leave infra out, for the nodes that a Ray cluster has",
+        ),
+        (
+            job.infra.provider == "local" and group is not None,
+            "engine",
+            f"engine: {job.engine}: a RayCluster of KubeRay needs infra: kubernetes; a Ray cluster by its address is "
+            "ray/HOST:PORT",
+        ),
+        (
+            group is not None and job.elastic.known_aggregator_vms > 1,
+            "elastic",
+            f"elastic.aggregator_vms: with engine: {job.engine}, aggregators are where the job is led; leave it out",
+        ),
+        (
+            group is not None and job.leader == "vm",
+            "leader",
+            f"leader: vm: with engine: {job.engine}, a node of the Ray cluster leads the job; leave it out",
         ),
         (
             job.leader == "vm" and job.infra.provider not in LED_AWAY,

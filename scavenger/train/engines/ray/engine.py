@@ -29,7 +29,7 @@ from scavenger.train.engines.ray.host import Placed, ProcessActor, Report
 from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["RayEngine", "engine_maker"]
+__all__ = ["RayEngine", "RayHome", "engine_maker"]
 
 _PLACING_S = 60.0
 """How long a process may wait for a host with capacity before it counts as ended."""
@@ -150,6 +150,12 @@ class RayEngine(RemoteEngine[_Process]):
     def hosts(self) -> tuple[str, ...]:
         """See `Engine.hosts`."""
         return tuple(dict.fromkeys(node["NodeManagerAddress"] for node in self._usable_nodes()))
+
+    def cpus(self) -> dict[str, int]:
+        """How many CPUs each host has for processes, by its address."""
+        return {
+            node["NodeManagerAddress"]: int(node["Resources"].get("CPU", 0)) for node in self._usable_nodes()
+        }
 
     def avoid(self, hosts: Collection[str]) -> None:
         """See `Engine.avoid`."""
@@ -294,6 +300,30 @@ def engine_maker(choice: str) -> Callable[[Path, int], Engine] | None:
     if name == "process":
         return None
     return lambda log_dir, _: RayEngine(log_dir, address=address or "auto")
+
+
+class RayHome:
+    """A place in a Ray cluster, held until `close`.
+
+    Args:
+        address: See `RayEngine`.
+
+    Attributes:
+        address: At which the cluster's other nodes reach this machine.
+
+    Raises:
+        NotSupportedError, TransientError: See `RayEngine`.
+    """
+
+    def __init__(self, address: str = "auto") -> None:
+        self.address: str = _connections.join(address).util.get_node_ip_address()
+        self._open = True
+
+    def close(self) -> None:
+        """Leave it. Idempotent."""
+        if self._open:
+            self._open = False
+            _connections.leave()
 
 
 class _Connections:

@@ -67,7 +67,8 @@ class ProcessConfiguration(Body, frozen=True):
 
     Attributes:
         role: `worker`, `aggregator`, `coordinator`, `loop` or `command`; `tenant` for a place in a pool, which joins
-            its job by these keys and gets the processes to run from it (`scavenger.train.pool.tenant`).
+            its job by these keys and gets the processes to run from it (`scavenger.train.pool.tenant`),
+            and `node` for a node of a Ray cluster, which does the same (`scavenger.train.engines.ray.node`).
         name: The process's name.
         coordinator: Address of the hub.
         server_key: The hub's public key.
