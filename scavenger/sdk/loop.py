@@ -305,7 +305,12 @@ class Job:
         return self._link.allocate(like)
 
     def push_pull(
-        self, tensors: State | None, samples: int | None = None, *, into: dict[str, Array] | None = None
+        self,
+        tensors: State | None,
+        samples: int | None = None,
+        *,
+        into: dict[str, Array] | None = None,
+        borrow: bool = False,
     ) -> dict[str, Array]:
         """Average the workers' tensors over all samples of the step; waits for all workers.
 
@@ -314,9 +319,12 @@ class Job:
                 the same names and shapes at every worker. Ignored if the batch is empty: pass None.
             samples: Number of samples of the batch, checked if given.
             into: Arrays that the mean is written to; they may be those that are pushed. None for new ones.
+            borrow: Whether the arrays may be those in which the mean was formed, without a copy. All workers read them,
+                so they must not be written to, and hold until `notify_batch_end`. Ignored with `into`.
 
         Returns:
-            The mean by name, with the given types, read-only unless it is `into`; bit-identical at every worker.
+            The mean by name, with the given types, read-only unless it is `into` or borrowed; bit-identical at every
+            worker.
 
         Raises:
             TrainingCodeError: If there is no batch, it was already pushed, or has another size.
@@ -337,7 +345,7 @@ class Job:
                 raise TrainingCodeError("push_pull of a batch with samples needs their gradients")
             self._made = self._link.push(part, given)
         self._pulled = True
-        return _received(self._made, into)
+        return _received(self._made, into, borrow=borrow)
 
     def notify_batch_end(self, loss: Any = None) -> None:
         """Report that the mean is applied; workers join and leave during this call.
@@ -371,13 +379,13 @@ class Job:
         self._link.boundary(epoch, len(batch), value)
 
 
-def _received(made: Step, into: dict[str, Array] | None) -> dict[str, Array]:
-    """The mean of a step, in arrays that stay as they are."""
+def _received(made: Step, into: dict[str, Array] | None, *, borrow: bool) -> dict[str, Array]:
+    """The mean of a step, in arrays that stay as they are, unless they are borrowed."""
     if into is not None:
         for name, array in made.mean.items():
             np.copyto(into[name], array)
         return into
-    if not made.borrowed:
+    if borrow or not made.borrowed:
         return made.mean
     copies = {name: array.copy() for name, array in made.mean.items()}
     for copy in copies.values():

@@ -32,9 +32,10 @@ class Alone:
     def allocate(self, like: dict[str, Any]) -> dict[str, Any]:
         return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
 
-    def push_pull(self, arrays: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
+    def push_pull(self, arrays: dict[str, Any], *, borrow: bool) -> dict[str, Any]:
+        assert borrow
         self.pushed = {name: array.copy() for name, array in arrays.items()}
-        return into
+        return self.pushed
 
 
 def _network() -> Any:
@@ -101,6 +102,103 @@ def test_gradients_are_one_array_which_the_parameters_share_and_statistics_are_a
     assert STATISTICS + "1.running_mean" in job.pushed
     begin = elastic._arrays["torch.float32"].__array_interface__["data"][0]
     assert next(iter(model.parameters())).grad.data_ptr() == begin
+
+
+_WAYS: list[dict[str, Any]] = [
+    {"foreach": False},
+    {"foreach": True},
+    {"fused": True},
+    {"maximize": True, "foreach": True},
+    {"weight_decay": 0.1, "foreach": True},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    {"decoupled_weight_decay": True, "weight_decay": 0.1},
+    {"centered": True, "momentum": 0.9},
+    {"amsgrad": True, "maximize": True},
+]
+
+
+def test_optimizers_that_read_the_mean_where_all_workers_do_leave_it_as_it_is() -> None:
+    from scavenger.sdk.torch import ONLY_READING
+
+    tried = set()
+    for make in ONLY_READING:
+        for way in _WAYS:
+            parameter = torch.nn.Parameter(torch.ones(64))
+            try:
+                optimizer = make([parameter], lr=0.1, **way)
+            except (TypeError, ValueError):  # it has no such way
+                continue
+            before = torch.linspace(-1.0, 1.0, 64)
+            parameter.grad = before.clone()
+            for _ in range(3):
+                optimizer.step()
+            assert torch.equal(parameter.grad, before), (make, way)
+            assert parameter.grad._version == 0, (make, way)
+            assert not torch.equal(parameter.detach(), torch.ones(64))
+            tried.add(make)
+    assert tried == ONLY_READING
+
+
+def _clip(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.clamp_(-1e-3, 1e-3)
+
+
+class Clipping(torch.optim.SGD):  # type: ignore[misc]
+    """An optimizer of the user's, which writes to the gradients."""
+
+    def step(self, closure: Any = None) -> None:
+        _clip(self)
+        super().step(closure)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_what_an_optimizer_writes_to_gradients_no_other_worker_sees(hook: bool) -> None:
+    from scavenger.sdk.torch import Elastic
+
+    model, job = _network(), Alone()
+    optimizer = (torch.optim.SGD if hook else Clipping)(model.parameters(), lr=0.1)
+    if hook:
+        optimizer.register_step_pre_hook(lambda optimizer, *_: _clip(optimizer))
+    elastic = Elastic(model, optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    _step(elastic, job, 10.0 * torch.randn(8, 3))
+    moved = [(p.detach() - old).abs().max() for p, old in zip(model.parameters(), before, strict=True)]
+
+    assert max(moved) <= 1.01e-4
+    assert np.abs(job.pushed["torch.float32"]).max() > 1e-2, "the shared mean is as it was"
+
+
+def test_gradients_of_several_backward_passes_add_up_and_missing_ones_are_zero() -> None:
+    from scavenger.sdk.torch import Elastic
+
+    job, model = (
+        Alone(),
+        torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(2, 2)}),
+    )
+    model["table"] = torch.nn.Embedding(5, 2, sparse=True)
+    elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    pushed = []
+    for _ in range(2):  # nothing of a step is left in the next
+        elastic.zero_grad()
+        x = torch.ones(1, 3)
+        for _ in range(2):
+            (model["used"](x).sum() + model["table"](torch.tensor([1, 1])).sum()).backward()
+        elastic.step(job)
+        pushed.append(job.pushed["torch.float32"])
+
+    expected = {"used.weight": 2.0, "used.bias": 2.0, "unused.weight": 0.0, "unused.bias": 0.0}
+    table = np.zeros((5, 2))
+    table[1] = 4.0
+    for given in pushed:
+        at = 0
+        for name, parameter in model.named_parameters():
+            found = given[at : at + parameter.numel()].reshape(tuple(parameter.shape))
+            np.testing.assert_array_equal(
+                found, table if name == "table.weight" else expected[name], err_msg=name
+            )
+            at += parameter.numel()
 
 
 @pytest.mark.slow
