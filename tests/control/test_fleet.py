@@ -58,7 +58,11 @@ from vm_driving import AGENT
 
 pytestmark = pytest.mark.slow
 
-WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(600)"]
+WORK = [
+    sys.executable,
+    "-c",
+    "import sys, time; sys.stdin.readline(); sys.stdin.readline() or time.sleep(600)",
+]
 OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
 QUICK = Backoff(0.1, 0.2)
 CONFIG = ProvisioningConfig(
@@ -635,3 +639,21 @@ def test_the_last_vm_of_a_type_goes_with_its_last_worker(
     scene.until(lambda: [one.state for one in scene.store.intents()].count("GONE") == 1)
 
     assert scene.engines[0].running == ("aggregator-0",)
+
+
+def test_the_vm_of_a_released_worker_goes_at_once_and_that_of_a_crashed_one_is_kept_for_the_next(
+    scene: Scene,
+) -> None:
+    scene.fleet(scene.job())
+    scene.launch("aggregator-0", "w0", "w1")
+    scene.placed("aggregator-0", "w0", "w1")
+    engine = scene.engines[0]
+    crashed, began = engine.host("w1"), time.monotonic()
+    engine.kill("w1")
+    engine.send_line("w0", b"leave")
+    scene.until(lambda: [one.state for one in scene.store.intents()].count("GONE") == 1)
+
+    assert time.monotonic() - began < slots.IDLE_S / 2
+    scene.launch("w2")
+    scene.placed("w2")
+    assert engine.host("w2") == crashed

@@ -279,7 +279,7 @@ class Fleet:
         needs = engine.needs()
         return FleetSeen(
             intents=self._intents,
-            agents=self._agents.seen(now, avoided=engine.avoided),
+            agents=self._agents.seen(now, avoided=engine.avoided, released=engine.released),
             workers=needs.workers,
             aggregators=needs.aggregators,
             waiting={offer.vm: engine.waiting(offer.vm) for offer in self._inputs.offers},

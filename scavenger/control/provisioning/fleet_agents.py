@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 from scavenger.cloud.identity import IdentityVerifier
@@ -112,24 +113,32 @@ class FleetAgents(VmAgents):
             elif vm.joined:
                 self._idle_since.setdefault(vm.spec.intent, now)
 
-    def seen(self, now: float, *, avoided: Collection[str] = ()) -> dict[str, AgentSeen]:
+    def seen(
+        self, now: float, *, avoided: Collection[str] = (), released: Collection[str] = ()
+    ) -> dict[str, AgentSeen]:
         """State of every expected or joined agent as of the last look, by the intent of its VM.
 
         Args:
             avoided: Names of machines that receive no more workers; see `AgentStatus.node`.
+            released: See `VmEngine.released`; these VMs have been idle for ever.
         """
         return {
             vm.spec.intent: AgentSeen(
                 joined=vm.joined,
                 processes=len(vm.processes),
                 silent_s=vm.heard_s_ago,
-                idle_s=now - self._idle_since.get(vm.spec.intent, now),
+                idle_s=self._idle_s(vm, now, released),
                 is_ending=vm.preemption is not None,
                 ends_in_s=None if vm.preemption is None else vm.preemption.in_s,
                 is_avoided=vm.node in avoided,
             )
             for vm in self._vms.values()
         }
+
+    def _idle_s(self, vm: AgentStatus, now: float, released: Collection[str]) -> float:
+        if vm.spec.intent in released and not vm.processes:
+            return math.inf
+        return now - self._idle_since.get(vm.spec.intent, now)
 
     def processes(self) -> dict[str, int]:
         """Number of processes on each VM as of the last look, by the intent of the VM."""

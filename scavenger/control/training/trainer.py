@@ -401,6 +401,7 @@ class Trainer:
         self.until(lambda: self.supervisor.settled)
         self._handle(Look())
         self.until(lambda: not self.supervisor.ending)
+        self._ticked_at = -math.inf  # what nothing runs on any more is given back at once
 
     # ---- the loop ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ a worker runs or waits                              a place for it in a slot of 
 a worker on a VM that is ending or gone             no place: it ends with its VM
 a worker's VM will be preempted, or is silent       its slot goes once nothing runs there; others take its work
 a worker's VM is avoided                            its slot goes once nothing runs there; another VM is wanted
-a worker's VM has had nothing to do for `IDLE_S`    its slot goes
+a worker's VM has had nothing to do for `IDLE_S`    its slot goes; at once if its worker was released
 more slots than the job may have                    the last ones wait
 ==================================================  ==========================================================
 
@@ -139,7 +139,7 @@ class AgentSeen:
         joined: Whether it has connected and not ended.
         processes: Number of processes that run there.
         silent_s: Time since its last message.
-        idle_s: Time since the last process there ended; 0 while one runs.
+        idle_s: Time since the last process there ended, infinite if that was released; 0 while one runs.
         is_ending: Whether the cloud has announced the VM's end.
         ends_in_s: Time until that end; None if the cloud gives none.
         is_avoided: Whether too many processes have failed there.

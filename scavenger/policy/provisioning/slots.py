@@ -38,7 +38,7 @@ AGGREGATORS = ""
 """Key of the aggregator VMs in mappings by VM type."""
 
 IDLE_S = 10.0
-"""How long an idle VM is kept: a crashed process is usually replaced within seconds."""
+"""How long a VM is kept whose process has crashed: it is usually replaced within seconds."""
 
 LAST_S = 3.0
 """Time before its announced end at which a VM is given up, so that its slot is not filled again."""

@@ -97,6 +97,7 @@ class VmEngine(RemoteEngine[_Process]):
         self._locals: set[str] = set()
         self._notices: list[PreemptionNotice] = []
         self._avoided: frozenset[str] = frozenset()
+        self._released: set[str] = set()
 
     def launch(
         self,
@@ -191,6 +192,11 @@ class VmEngine(RemoteEngine[_Process]):
     def avoided(self) -> frozenset[str]:
         """Names of the machines that get no more workers: VMs by their addresses, nodes by their names."""
         return self._avoided
+
+    @property
+    def released(self) -> frozenset[str]:
+        """Intents of the VMs whose last process has ended in order, so that nothing takes its place there."""
+        return frozenset(self._released)
 
     def kill(self, name: str) -> None:
         """See `Engine.kill`."""
@@ -352,6 +358,7 @@ class VmEngine(RemoteEngine[_Process]):
         if not process.launch:
             return
         process.intent, process.placed_at, process.node = vm.spec.intent, vm.address, vm.node
+        self._released.discard(vm.spec.intent)
         for line in process.pending_lines or ():
             self._agents.send(vm.spec.intent, m.InputLine(process.launch, line))
         process.pending_lines = None
@@ -391,4 +398,5 @@ class VmEngine(RemoteEngine[_Process]):
 
     def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
         process.pending_lines = None
+        (self._released.discard if status else self._released.add)(process.intent)
         super()._end(process, status, reason, refused=refused)
