@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -132,12 +133,25 @@ def _measured(world: _World, process: subprocess.Popen[bytes], looks: Path) -> d
             list(pool.map(lambda number: world.report(number, step), range(JOBS)))  # noqa: B023
             most = max(most, memory.memory_info().rss)
             over.wait(max(0.0, REPORT_EVERY_S - (time.monotonic() - round_s)))
-    took = np.array([float(line) for line in looks.read_text().split()])
+    return _figures(looks, most, cpu_s=sum(memory.cpu_times()[:2]))
+
+
+def _figures(file: Path, rss_bytes: float, *, cpu_s: float) -> dict[str, float]:
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("]")]
+    waited, took = np.array([line[1:] for line in lines if line[0] == "look"]).T
+    calls = np.array([line[2] for line in lines if line[0] == "call"])
+    took_s = waited + took
     return {
-        "p50_s": float(np.quantile(took, 0.5)),
-        "p99_s": float(np.quantile(took, 0.99)),
-        "looks": float(len(took)),
-        "rss_bytes": float(most),
+        "p50_s": float(np.quantile(took_s, 0.5)),
+        "p99_s": float(np.quantile(took_s, 0.99)),
+        "waited_p99_s": float(np.quantile(waited, 0.99)),
+        "looks": float(len(took_s)),
+        "calls": float(len(calls)),
+        "call_p50_s": float(np.quantile(calls, 0.5)),
+        "call_p99_s": float(np.quantile(calls, 0.99)),
+        "called_share": float(calls.sum() / took.sum()),
+        "cpu_s": cpu_s,
+        "rss_bytes": rss_bytes,
     }
 
 
@@ -148,14 +162,25 @@ def run(repetitions: int, folder: Path) -> Result:
     p99, rss = figures["p99_s"], figures["rss_bytes"]
     good = p99.high < _AIM_S and rss.high < _AIM_BYTES
     return Result(
-        headers=("ElasticJobs", "pods", "looks", "median s", "p99 s", "memory MB"),
+        headers=(
+            "looks",
+            "median s",
+            "p99 s",
+            "of it waiting",
+            "calls",
+            "call, median s",
+            "call, p99 s",
+            "MB",
+        ),
         rows=(
             (
-                str(JOBS),
-                f"{PODS:,}",
                 figures["looks"].text(digits=0),
                 figures["p50_s"].text(digits=3),
-                p99.text(digits=3),
+                p99.text(digits=2),
+                figures["waited_p99_s"].text(digits=2),
+                figures["calls"].text(digits=0),
+                figures["call_p50_s"].text(digits=3),
+                figures["call_p99_s"].text(digits=2),
                 rss.text(1e-6, digits=0),
             ),
         ),
@@ -163,8 +188,10 @@ def run(repetitions: int, folder: Path) -> Result:
         f"{'met' if good else 'missed'}.",
         figures=figures,
         remarks=(
-            "All jobs are created at once, and each leader then reports every 5 s; API server, etcd, controllers and "
-            "who reports are on the same machine.",
+            f"{JOBS} ElasticJobs and {PODS:,} pods are created at once, and each leader then reports every "
+            f"{REPORT_EVERY_S:g} s; API server, etcd, controllers and who reports are on the same machine.",
+            "A call to the API server is timed by its client; the operator used "
+            f"{figures['cpu_s'].text()} s of processor time.",
         ),
     )
 

@@ -146,6 +146,9 @@ class _Leader:
             for child in psutil.Process(self._process.pid).children():
                 child.send_signal(signal.SIGTERM)
 
+    def cut(self) -> None:
+        """It is on the network of this machine."""
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -227,6 +230,7 @@ class ElasticWorld:
                     **os.environ,
                     "KUBECONFIG": str(file),
                     "SCAVENGER_CONFIG": str(settings),
+                    "SCAVENGER_LOG_LEVEL": "INFO",
                     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
                 },
                 stdin=subprocess.DEVNULL,
@@ -236,6 +240,14 @@ class ElasticWorld:
             )
         self._operators.append(process)
         return process
+
+    def acting_operator(self) -> subprocess.Popen[bytes] | None:
+        """The operator that holds the lease, as it says itself; None while none does."""
+        for number, process in enumerate(self._operators):
+            said = (self.folder / f"operator-{number}.log").read_text()
+            if process.poll() is None and "this operator acts" in said:
+                return process
+        return None
 
     def operator_log(self) -> str:
         """What all operators have written."""
@@ -314,9 +326,11 @@ class ElasticWorld:
         return int(found[0]["spec"]["minAvailable"]) if found else None
 
     def events(self) -> list[tuple[str, str]]:
-        """Reasons and messages of events of ElasticJobs."""
-        found = self.core.list_namespaced_event(self.namespace).items
-        return [(one.reason, one.message) for one in found if one.involved_object.kind == KIND]
+        """Reasons and messages of events of ElasticJobs, as they came."""
+        all_of_them = self.core.list_namespaced_event(self.namespace).items
+        found = [one for one in all_of_them if one.involved_object.kind == KIND and one.first_timestamp]
+        found.sort(key=lambda one: one.first_timestamp)
+        return [(one.reason, one.message) for one in found]
 
 
 def bound_claim(core: client.CoreV1Api, namespace: str, name: str) -> None:

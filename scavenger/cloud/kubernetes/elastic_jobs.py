@@ -24,10 +24,12 @@ from scavenger.cloud.kubernetes.pods import CONTAINER
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, LEADER, PLURAL, ROLE_LABEL, VERSION
 from scavenger.errors import CloudUnavailableError, GoneError, ScavengerError
 
-__all__ = ["Cluster", "Json", "api_client", "leader_why"]
+__all__ = ["LEADERS", "Cluster", "Json", "api_client", "leader_why"]
 
 Json = dict[str, Any]
 
+LEADERS = f"{JOB_LABEL},{ROLE_LABEL}={LEADER}"
+"""Label selector of the leaders' pods of all ElasticJobs."""
 _TIMEOUT_S = (5.0, 20.0)
 _WATCH_S = 60
 _AGAIN_S = 1.0
@@ -137,7 +139,7 @@ class Cluster:
 
     def leaders(self) -> tuple[list[Json], str]:
         """The leaders' pods, and the version from which a watch goes on."""
-        return self._listed(self._pods_path(), labelSelector=f"{JOB_LABEL},{ROLE_LABEL}={LEADER}")
+        return self._listed(self._pods_path(), labelSelector=LEADERS)
 
     def pods(self, selector: str) -> list[Json]:
         """Pods by their labels."""
@@ -163,9 +165,20 @@ class Cluster:
     # ---- budgets and events ---------------------------------------------------------------------------------
 
     def keep_available(
-        self, namespace: str, name: str, selector: Mapping[str, str], owner: Json, pods: int
+        self,
+        namespace: str,
+        name: str,
+        selector: Mapping[str, str],
+        owner: Json,
+        pods: int,
+        *,
+        first: bool = False,
     ) -> None:
-        """Let evictions leave so many of the pods with these labels."""
+        """Let evictions leave so many of the pods with these labels.
+
+        Args:
+            first: Whether there is most likely no budget of this name yet, which saves a call then.
+        """
         spec = {"minAvailable": pods, "selector": {"matchLabels": dict(selector)}}
         for version in self._policies:
             path = f"/apis/policy/{version}/namespaces/{namespace}/poddisruptionbudgets"
@@ -175,11 +188,10 @@ class Cluster:
                 "metadata": {"name": name, "ownerReferences": [owner]},
                 "spec": spec,
             }
-            if self._if_there("PATCH", f"{path}/{name}", {"spec": spec}) is not None:
-                self._policies = (version,)
-                return
             with contextlib.suppress(GoneError):  # the cluster has not this version of the API
-                self._created(path, body)
+                done = first and self._created(path, body)
+                if not done and self._if_there("PATCH", f"{path}/{name}", {"spec": spec}) is None:
+                    self._created(path, body)
                 self._policies = (version,)
                 return
 

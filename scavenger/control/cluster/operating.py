@@ -1,6 +1,7 @@
 """The operator's hands: reads what there is, asks `scavenger.policy.elastic_jobs`, and carries out what it decides.
 
-Jobs wait in a queue by name; each is looked at by one thread at a time, with all that is known of it then.
+Jobs wait in a queue by name; each is looked at by one thread at a time, with all that is known of it then. Nothing is
+read from the API server for a look: watches tell what there is, and the answer to a write is its newest version.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, leader_why
 from scavenger.cloud.kubernetes.leader import LeaderPod, Mounted, leader_pod
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.shapes import PodShape
+from scavenger.control.cluster.behind import Behind
 from scavenger.control.job_file.load import job_of
 from scavenger.control.provisioning.providers import POD_OWNER
 from scavenger.domain.elastic_job import (
@@ -51,7 +53,7 @@ from scavenger.policy.elastic_jobs import (
     decide,
 )
 
-__all__ = ["LEADER_ACCOUNT", "LEADER_COMMAND", "Installation", "Operator", "leader_of"]
+__all__ = ["LEADER_ACCOUNT", "LEADER_COMMAND", "Installation", "Looked", "Operator", "leader_of"]
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ LEADER_COMMAND = ("python3", "-P", "-m", "scavenger.control.cluster.leading")
 COMPONENT = "scavenger-operator"
 _CODE_FOLDER = "/run/scavenger-code"
 _FIRST_S, _LAST_S = 1.0, 30.0
-_THREADS = 4
+_THREADS = 8
 
 Place = tuple[str, str]
 """Namespace and name of an ElasticJob."""
@@ -136,6 +138,19 @@ def leader_of(job: Json, installation: Installation) -> Json:
     return leader_pod(leader, settings)
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """How long a look at a job has taken.
+
+    Attributes:
+        waited_s: From when it became due until it began.
+        took_s: From then on.
+    """
+
+    waited_s: float
+    took_s: float
+
+
 class Operator:
     """Keeps the ElasticJobs of a cluster, or of a namespace, as they should be.
 
@@ -144,7 +159,7 @@ class Operator:
         installation: What all jobs share.
         acts: Whether this operator may act now.
         clock: Monotonic seconds.
-        looked: Told how long each look at a job has taken since it became due, seconds.
+        looked: Told how long each look at a job has taken.
     """
 
     def __init__(
@@ -154,7 +169,7 @@ class Operator:
         *,
         acts: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
-        looked: Callable[[float], None] = lambda _: None,
+        looked: Callable[[Looked], None] = lambda _: None,
     ) -> None:
         self._cluster, self._installation, self._acts = cluster, installation, acts
         self._clock, self._looked = clock, looked
@@ -165,7 +180,9 @@ class Operator:
         self._failures: dict[Place, int] = {}
         self._lock = threading.Lock()
         self._due: dict[Place, float] = {}
-        self._queues: list[queue.SimpleQueue[Place | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
+        self._under_way: set[Place] = set()
+        self._queue: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
+        self._behind = Behind()
 
     # ---- what is known --------------------------------------------------------------------------------------
 
@@ -220,33 +237,46 @@ class Operator:
             if place in self._due:
                 return
             self._due[place] = self._clock()
-        self._queues[hash(place) % _THREADS].put(place)
+            if place in self._under_way:
+                return  # who looks at it has it looked at again
+        self._queue.put(place)
 
     def start(self) -> None:
         """Begin to look at jobs."""
-        for one in self._queues:
-            threading.Thread(target=self._work, args=(one,), name="operator", daemon=True).start()
+        self._behind.start()
+        for _ in range(_THREADS):
+            threading.Thread(target=self._work, name="operator", daemon=True).start()
 
     def close(self) -> None:
         """Look at no more jobs."""
-        for one in self._queues:
-            one.put(None)
+        for _ in range(_THREADS):
+            self._queue.put(None)
+        self._behind.close()
 
-    def _work(self, jobs: queue.SimpleQueue[Place | None]) -> None:
-        while (place := jobs.get()) is not None:
+    def _work(self) -> None:
+        while (place := self._queue.get()) is not None:
             with self._lock:
                 due_s = self._due.pop(place)
-            if not self._acts():
-                continue
-            try:
-                self.look(place)
-                self._failures.pop(place, None)
-                self._looked(self._clock() - due_s)
-            except ScavengerError as error:
-                self._again(place, str(error))
-            except Exception:
-                log.exception("internal fault")
-                self._again(place, "internal fault")
+                self._under_way.add(place)
+            if self._acts():
+                self._try(place, due_s)
+            with self._lock:
+                self._under_way.discard(place)
+                again = place in self._due
+            if again:
+                self._queue.put(place)
+
+    def _try(self, place: Place, due_s: float) -> None:
+        begun_s = self._clock()
+        try:
+            self.look(place)
+            self._failures.pop(place, None)
+            self._looked(Looked(begun_s - due_s, self._clock() - begun_s))
+        except ScavengerError as error:
+            self._again(place, str(error))
+        except Exception:
+            log.exception("internal fault")
+            self._again(place, "internal fault")
 
     def _again(self, place: Place, why: str) -> None:
         count = self._failures[place] = self._failures.get(place, 0) + 1
@@ -274,11 +304,14 @@ class Operator:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         decision = decide(self._seen(job), _leader_seen(pod), self._available.get(meta["uid"]), now=now)
         trouble: ScavengerError | None = None
+        created = False
         for action in decision.actions:
             try:
-                self._do(action, job, place)
+                created |= self._do(action, job, place)
             except ScavengerError as error:
                 trouble = error
+        if created:
+            return  # the watch tells of the pod at once, and of it `status` does
         status, told = dict(decision.status), list(decision.told)
         if trouble is not None and not trouble.retryable:
             told.append(Told("NotAllowed", str(trouble), warning=True))
@@ -286,23 +319,51 @@ class Operator:
             if job.get("status", {}).get("message") == status["message"]:
                 del status["message"]
         for one in told:
-            self._cluster.tell(job, one.reason, one.message, warning=one.warning, by=COMPONENT)
+            self._tell(job, one)
         if status:
-            self._cluster.patch_job(*place, {"status": status}, status=True)
+            self._take_answer(place, job, self._cluster.patch_job(*place, {"status": status}, status=True))
         if trouble is not None:
             raise trouble
 
-    def _do(self, action: StartLeader | RemoveLeader | KeepAvailable, job: Json, place: Place) -> None:
+    def _take_answer(self, place: Place, before: Json, answer: Json | None) -> None:
+        """Go on with what was written, unless something newer is known by now; the watch tells of it later."""
+        with self._lock:
+            if answer is not None and self._jobs.get(place) is before:
+                self._jobs[place] = answer
+
+    def _do(self, action: StartLeader | RemoveLeader | KeepAvailable, job: Json, place: Place) -> bool:
+        """Carry out an action; returns whether a pod was created."""
         uid = job["metadata"]["uid"]
         match action:
             case StartLeader():
-                self._cluster.create_pod(leader_of(job, self._installation))
+                return self._cluster.create_pod(leader_of(job, self._installation))
             case RemoveLeader(pod_uid):
                 self._cluster.delete_pod(place[0], leader_name(uid), pod_uid)
             case KeepAvailable(workers):
-                labels = {JOB_LABEL: place[1], ROLE_LABEL: WORKER}
-                self._cluster.keep_available(place[0], leader_name(uid), labels, owner_of(job), workers)
-                self._available[uid] = workers
+                self._behind.put(("budget", uid), lambda: self._keep_available(job, place, workers))
+        return False
+
+    def _keep_available(self, job: Json, place: Place, workers: int) -> None:
+        uid, labels = job["metadata"]["uid"], {JOB_LABEL: place[1], ROLE_LABEL: WORKER}
+        first = uid not in self._available
+        try:
+            self._cluster.keep_available(
+                place[0], leader_name(uid), labels, owner_of(job), workers, first=first
+            )
+        except ScavengerError as error:
+            if not error.retryable:
+                self._tell(job, Told("NotAllowed", str(error), warning=True))
+            self._again(place, str(error))
+        else:
+            self._available[uid] = workers
+
+    def _tell(self, job: Json, told: Told) -> None:
+        meta = job["metadata"]
+        key = (meta["uid"], meta.get("generation"), told)
+        self._behind.put(
+            key,
+            lambda: self._cluster.tell(job, told.reason, told.message, warning=told.warning, by=COMPONENT),
+        )
 
     def _seen(self, job: Json) -> JobSeen:
         meta = job["metadata"]

@@ -14,10 +14,10 @@ from typing import Any
 
 import kopf
 
-from scavenger.cloud.kubernetes.elastic_jobs import Cluster, api_client
+from scavenger.cloud.kubernetes.elastic_jobs import LEADERS, Cluster, api_client
 from scavenger.control.cluster.lease import LeaseKeeper
-from scavenger.control.cluster.operating import Installation, Operator
-from scavenger.domain.elastic_job import GROUP, JOB_LABEL, LEADER, PLURAL, ROLE_LABEL, VERSION
+from scavenger.control.cluster.operating import Installation, Looked, Operator
+from scavenger.domain.elastic_job import GROUP, PLURAL, VERSION
 from scavenger.errors import ScavengerError
 
 __all__ = ["Options", "run_operator"]
@@ -56,7 +56,7 @@ class Options:
 
 
 def run_operator(
-    options: Options, installation: Installation, *, looked: Callable[[float], None] = lambda _: None
+    options: Options, installation: Installation, *, looked: Callable[[Looked], None] = lambda _: None
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -123,14 +123,14 @@ def _handlers(operator: Operator) -> Any:
         settings.watching.server_timeout = 300
         settings.watching.reconnect_backoff = 0.5
         settings.networking.request_timeout = 30
+        # of all pods of the cluster, only leaders are sent: a job has one of them and many workers
+        settings.watching.label_selectors["", "v1", "pods"] = LEADERS
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job(event: Any, **_: Any) -> None:
         operator.note_job(dict(event["object"]), deleted=event["type"] == "DELETED")
 
-    labels: Any = {JOB_LABEL: kopf.PRESENT, ROLE_LABEL: LEADER}
-
-    @kopf.on.event("", "v1", "pods", labels=labels, registry=registry)
+    @kopf.on.event("", "v1", "pods", registry=registry)
     async def leader(event: Any, **_: Any) -> None:
         operator.note_leader(dict(event["object"]), deleted=event["type"] == "DELETED")
 
