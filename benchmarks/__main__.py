@@ -47,6 +47,7 @@ _MODULES = (
     "runner",
     "reconcile",
     "operator",
+    "elastic_job",
     "loop_step",
     "many_workers",
     "two_hosts",

@@ -89,7 +89,7 @@ class Machine:
         self._handle: int | None = None  # of the init, whose number may be another's once it has ended
         self._lock = threading.Lock()
         self._asked: Ended | None = None
-        self._said = ""
+        self._said, self._interface = "", ""
 
     def console(self) -> str:
         """All that was said on it until now."""
@@ -112,6 +112,11 @@ class Machine:
             if self._handle is not None:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def cut(self) -> None:
+        """Take it off the net, so that nobody hears of what becomes of it: not even that its connections end."""
+        if self._interface:
+            subprocess.run(["ip", "link", "set", self._interface, "down"], capture_output=True)
 
     def run(
         self, *argv: str, timeout_s: float = 30.0, **environment: str
@@ -147,7 +152,7 @@ class Machine:
                     self._init = psutil.Process(process.pid).children()[0].pid
                     self._handle = os.pidfd_open(self._init)
                 groups = limit(f"{net.mark}-{self.name}", self._init, cores)
-                interface = net.connect(self._init)
+                interface = self._interface = net.connect(self._init)
                 with contextlib.suppress(OSError, ValueError):
                     process.stdin.write(json.dumps({**told, "address": self.address}) + "\n")
                     process.stdin.flush()

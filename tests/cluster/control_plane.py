@@ -55,8 +55,10 @@ class Certificates:
         self._made = builder.sign(self._key, hashes.SHA256())
         self._write("ca.crt", self._made.public_bytes(serialization.Encoding.PEM))
 
-    def sign(self, user: str, group: str = "", *, server: bool = False) -> tuple[Path, Path]:
-        """A certificate and its key, of a user in a group or of a server on the loopback interface."""
+    def sign(
+        self, user: str, group: str = "", *, server: bool = False, names: tuple[str, ...] = ()
+    ) -> tuple[Path, Path]:
+        """A certificate and its key, of a user in a group or of a server on the loopback interface, with more names."""
         assert self._made is not None
         key = ec.generate_private_key(ec.SECP256R1())
         words = [x509.NameAttribute(NameOID.COMMON_NAME, user)]
@@ -66,8 +68,9 @@ class Certificates:
         builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         if server:
             addresses = [ipaddress.ip_address(one) for one in (HOST, _ADDRESS_IN_CLUSTER)]
-            names = [x509.DNSName("localhost"), *(x509.IPAddress(one) for one in addresses)]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            known = [x509.DNSName(name) for name in ("localhost", *names)]
+            alternatives = x509.SubjectAlternativeName([*known, *map(x509.IPAddress, addresses)])
+            builder = builder.add_extension(alternatives, critical=False)
         made = builder.sign(self._key, hashes.SHA256())
         stem = user.replace(":", "-")
         return (
@@ -180,6 +183,7 @@ class ControlPlane:
             "--node-monitor-grace-period=4s",  # a node is lost within seconds, not minutes
             "--pod-eviction-timeout=2s",
             "--resource-quota-sync-period=2s",
+            "--horizontal-pod-autoscaler-sync-period=1s",
         )
         self._run(
             "kube-scheduler",

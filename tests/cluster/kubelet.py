@@ -46,6 +46,9 @@ class Running(Protocol):
     def stop(self) -> None:
         """Ask it to end, as SIGTERM does."""
 
+    def cut(self) -> None:
+        """Take it off the network, where it has one of its own."""
+
     def kill(self) -> None:
         """End it."""
 
@@ -79,6 +82,9 @@ class Idle:
         self.status = 143 if self.status is None else self.status
 
     kill = stop
+
+    def cut(self) -> None:
+        """It has no network."""
 
     def log(self) -> str:
         return self.written
@@ -206,6 +212,7 @@ class Kubelet:
         with self._lock:
             self._lost.add(name)
             for pod in self._of_node(name):
+                pod.running.cut()
                 pod.running.kill()
 
     def delete(self, name: str) -> None:

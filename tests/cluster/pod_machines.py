@@ -93,6 +93,9 @@ class _PodMachine:
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             self.machine.run("sh", "-c", "kill -TERM $(cat /run/pod)", timeout_s=10.0)
 
+    def cut(self) -> None:
+        self.machine.cut()
+
     def kill(self) -> None:
         if not self._killed:
             self._killed = True
