@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from scavenger.store import Store
@@ -40,7 +40,7 @@ def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) 
                 links = re.findall(r"open (\S+)", text)
                 assert len(links) == (1 if start == 1 else 0)
                 if start == 1:
-                    with httpx.Client(timeout=60) as browser:
+                    with httpx2.Client(timeout=60) as browser:
                         page = browser.get(links[0], follow_redirects=True)
                         assert "<title>" in page.text
                         assert browser.get(f"{address}/v1/info").json()["role"] == "admin"
@@ -48,7 +48,7 @@ def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) 
                     told = json.loads(_scavenger("api", "info", "-o", "json", env=env).stdout)
                     assert [one["address"] for one in told["servers"]] == [address]
                     made = _scavenger("api", "token", "ann", "--role", "user", env=env).stdout.strip()
-                    mine = httpx.get(
+                    mine = httpx2.get(
                         f"{address}/v1/info", headers={"Authorization": f"Bearer {made}"}, timeout=60
                     )
                     assert (mine.json()["user"], mine.json()["servers"]) == ("ann", 1)

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 
-import httpx
+import httpx2
 import pytest
 from server_world import World
 from starlette.testclient import TestClient
@@ -71,7 +71,7 @@ def test_events_of_a_running_job_come_over_a_socket_as_they_are_added(store: Sto
             store.finish_job(job, state="succeeded", report=None, exit_code=0)
 
         adding = threading.Thread(target=add)
-        with httpx.stream("GET", url, headers=headers, timeout=60) as answer:
+        with httpx2.stream("GET", url, headers=headers, timeout=60) as answer:
             adding.start()
             first = []
             for line in answer.iter_lines():
@@ -82,7 +82,7 @@ def test_events_of_a_running_job_come_over_a_socket_as_they_are_added(store: Sto
                 last = int(line.removeprefix("id: ")) if line.startswith("id: ") else 0
         events = {event.message: event.id for event in store.events(job)}
         assert last in (0, events[first[-1]])
-        resumed = httpx.get(url, headers={**headers, "Last-Event-ID": str(events[first[-1]])}, timeout=60)
+        resumed = httpx2.get(url, headers={**headers, "Last-Event-ID": str(events[first[-1]])}, timeout=60)
         adding.join()
         rest = [message for _, message in _messages(resumed.text)]
         assert first + rest == [f"ann {number}" for number in range(10)]

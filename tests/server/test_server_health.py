@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_world import World
@@ -107,7 +107,7 @@ def test_the_first_token_is_made_once_for_an_admin(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_real_server_answers_at_its_address_and_ends(store: Store, world: World) -> None:
     with serving(store, ServerSettings(port=0)) as address:
-        answer = httpx.get(f"{address}/v1/info", headers=world.headers("ann"), timeout=60)
+        answer = httpx2.get(f"{address}/v1/info", headers=world.headers("ann"), timeout=60)
         assert (answer.status_code, answer.json()["user"]) == (200, "ann")
         assert "server" not in answer.headers
         port = int(address.rsplit(":", 1)[1])
@@ -116,6 +116,6 @@ def test_a_real_server_answers_at_its_address_and_ends(store: Store, world: Worl
             serving(store, ServerSettings(port=port)),
         ):
             pass
-        assert httpx.get(f"{address}/v1/info", timeout=60).status_code == 401
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{address}/healthz", timeout=60)
+        assert httpx2.get(f"{address}/v1/info", timeout=60).status_code == 401
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{address}/healthz", timeout=60)
