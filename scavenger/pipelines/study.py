@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.provisioning.kept_vms import KEEPER_NAME, KeptVms
+from scavenger.control.provisioning.kept_place import KEEPER_NAME
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.forms import parse_duration
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event, JobState, Observer

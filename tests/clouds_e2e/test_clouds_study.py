@@ -15,7 +15,7 @@ from cloud_jobs import CloudJob, assert_nothing_left, eventually, paid_usd
 from conftest import MakeJob
 from rented import Rented
 
-from scavenger.control.provisioning.kept_vms import KEEPER_NAME
+from scavenger.control.provisioning.kept_place import KEEPER_NAME
 from scavenger.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.long, pytest.mark.timeout(540)]

@@ -13,7 +13,8 @@ from test_fleet import scene as scene
 
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.provisioning.fleet import Fleet
-from scavenger.control.provisioning.kept_vms import KEEPER_NAME, KeptVms
+from scavenger.control.provisioning.kept_place import KEEPER_NAME
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.operation import StopJob
 from scavenger.errors import ConfigurationError, StoreBusyError
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.fleet_agents import FleetAgents
-from scavenger.control.provisioning.kept_vms import Exchange, KeptVms, Leader, Region
+from scavenger.control.provisioning.kept_place import Region
+from scavenger.control.provisioning.kept_vms import Exchange, KeptVms, Leader
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import FleetInputs

@@ -18,22 +18,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from scavenger.cloud.base import Provider
-from scavenger.cloud.identity import IdentityVerifier
-from scavenger.control.provisioning.bill import counted_usd
-from scavenger.control.provisioning.booting import BootingProvider
-from scavenger.control.provisioning.clean_up import LIMIT_S
-from scavenger.control.provisioning.fleet_agents import VmAgents
-from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
-from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.kept_place import DRAIN_S, LOOK_S, Place, Region, place_of
 from scavenger.domain.intent import FleetSpec, Handover, Intent, VmSlot
-from scavenger.domain.vm import LaunchTemplate
 from scavenger.errors import ScavengerError
-from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.keeping import (
     KeptVm,
     OpenSlot,
@@ -44,43 +32,18 @@ from scavenger.policy.provisioning.keeping import (
     unsuited,
 )
 from scavenger.policy.provisioning.money import reserve_usd
-from scavenger.store import Store
-from scavenger.store.operations import KEPT
 from scavenger.train.engines.vm import messages as m
-from scavenger.train.engines.vm.agent_server import AgentServer, one_time_keys
+from scavenger.train.engines.vm.agent_server import one_time_keys
 
-__all__ = ["KEEPER_NAME", "Exchange", "KeptVms", "Leader", "Region"]
+__all__ = ["Exchange", "KeptVms", "Leader"]
 
-KEEPER_NAME = "study-vms"
-"""What the record of VMs that wait is called."""
-_LOOK_S, _HEARTBEAT_S, _COST_S = 1.0, 5.0, 30.0
-_VMS_MAX = 1_000
-_DRAIN_S = 0.0
-"""A VM that waits has nothing to save."""
+_HEARTBEAT_S, _COST_S = 5.0, 30.0
 
 Budgeted = Callable[[float, float, float], bool]
 """Told what waiting has cost, what it may cost yet, and what a trial that ends leaves of its budget; sets the second
 aside, and returns whether there is so much."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Where a trial has its VMs, and by what.
-
-    Attributes:
-        address, port: Where its agents join; a port of 0 is any.
-        disk_usd_per_hour: Price of a VM's boot disk.
-    """
-
-    store: Store
-    provider: Provider
-    verifier: IdentityVerifier | None
-    config: ProvisioningConfig
-    address: str
-    port: int
-    disk_usd_per_hour: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,97 +97,6 @@ class _Kept:
     left_by: str
 
 
-class _Agents(VmAgents):
-    """Agents of VMs that wait: their names are those of intents with the number of the visit."""
-
-    def __init__(self, store: Store, server: AgentServer, verifier: IdentityVerifier | None) -> None:
-        super().__init__(store, server, verifier)
-        self.names: dict[str, str] = {}
-
-    def arrives(self, intent_id: str, name: str) -> None:
-        """Expect a VM under a name; its first heartbeat is recorded at once."""
-        self.names[intent_id] = name
-        self.forget(intent_id)
-
-    def _intent_of(self, name: str) -> str:
-        return name.rpartition("-")[0]
-
-    def _name_of(self, intent_id: str) -> str:
-        return self.names.get(intent_id, "")
-
-
-class _Place:
-    """The region of the kept VMs, once there are any: their record, the server that they join, and a reconciler."""
-
-    def __init__(self, study: str, region: Region) -> None:
-        self.region, self.store = region, region.store
-        with TemporaryDirectory(prefix="scavenger-kept-") as empty:  # nothing runs on VMs that wait
-            self.server = AgentServer(
-                region.address,
-                Path(empty),
-                port=region.port + 2 if region.port else 0,
-                verified=region.verifier is not None,
-            )
-        try:
-            self.server.start()
-            self.agents = _Agents(region.store, self.server, region.verifier)
-            record = region.store.create_job(KEEPER_NAME, spec={KEPT: study}, job_file=Path(empty) / "study")
-            region.store.update_job(
-                record.id, state="running", phase="waiting", detail=f"VMs between trials of study {study}"
-            )
-        except ScavengerError:
-            self.server.close()
-            raise
-        self.job_id = record.id
-        provider = region.provider
-        self.reconciler = ReconcilerThread(
-            Reconciler(
-                region.store,
-                BootingProvider(provider, region.store),
-                owner=region.store.installation(),
-                holder=holder_name(),
-                renew=self._renew,
-                alarm=lambda alarm: log.warning("%s", alarm.message),
-                config=region.config,
-                is_dead=is_known_dead,
-            ),
-            lambda error: log.warning("managing the VMs failed and is retried: %s", error),
-        )
-        self.reconciler.start()
-        self.intents: tuple[Intent, ...] = ()
-
-    def _renew(self, intent: Intent, life_s: float) -> bool:
-        if intent.job_id != self.job_id:
-            return True
-        name = self.agents.names.get(intent.id)
-        return name is not None and self.server.renew(name, life_s)
-
-    def spec(self, slots: Sequence[int]) -> FleetSpec:
-        """What the record wants: the VMs that it has, and no new ones."""
-        provider = self.region.provider
-        return FleetSpec(
-            job_id=self.job_id,
-            provider=provider.name,
-            region=provider.region,
-            slots=tuple(VmSlot(slot) for slot in sorted(slots)),
-            options=(),
-            template=LaunchTemplate(run_max_s=86_400.0),
-            vms_max=_VMS_MAX,
-            budget_usd=math.inf,
-            drain_s=_DRAIN_S,
-            launches=False,
-        )
-
-    @property
-    def spent_usd(self) -> float:
-        """What the VMs have cost while they waited."""
-        return counted_usd(self.intents, self.region.disk_usd_per_hour)
-
-    def close(self) -> None:
-        """Close the server, at which agents hear that they are not needed any more."""
-        self.server.close()
-
-
 class KeptVms:
     """Keeps the VMs of one study; its trials' fleets call it from their threads. Nothing is opened before it is needed.
 
@@ -242,7 +114,7 @@ class KeptVms:
         self.budgeted: Budgeted = lambda spent_usd, more_usd, returned_usd: True
         self._trials = 0
         self._lock = threading.RLock()
-        self._place: _Place | None = None
+        self._place: Place | None = None
         self._vms: dict[str, _Kept] = {}
         self._ends_at: dict[str, float] = {}
         self._slots = self._visits = 0
@@ -354,20 +226,20 @@ class KeptVms:
                     name = self._place.agents.names.pop(intent_id, "")
                     self._place.server.move(name, leader.order(intent_id))
 
-    def _open(self, region: Region, needed: bool) -> _Place | None:
+    def _open(self, region: Region, needed: bool) -> Place | None:
         """The place, opened if there are VMs to keep; None if there are none, or they are elsewhere."""
         if self._closing.is_set() or not self._idle_s:
             return None
         if self._place is None and needed:
-            self._place = _Place(self._study, region)
+            self._place = Place(self._study, region)
             self._thread.start()
             atexit.register(self.close)
         place = self._place
-        if place is None or _here(place.region.provider) != _here(region.provider):
+        if place is None or place_of(place.region.provider) != place_of(region.provider):
             return None
         return place
 
-    def _is_kept(self, place: _Place, region: Region, leaving: Sequence[Intent], returned_usd: float) -> bool:
+    def _is_kept(self, place: Place, region: Region, leaving: Sequence[Intent], returned_usd: float) -> bool:
         """Whether the study's budget has what these VMs may cost while they wait."""
         if not leaving:
             return False
@@ -422,19 +294,19 @@ class KeptVms:
             )
         return found
 
-    def _to_here(self, place: _Place, spec: FleetSpec, vm: _Kept) -> Handover:
+    def _to_here(self, place: Place, spec: FleetSpec, vm: _Kept) -> Handover:
         price, config = vm.intent.charges.price_usd_per_hour, place.region.config
-        reserved_usd = reserve_usd(price, _DRAIN_S, config)
+        reserved_usd = reserve_usd(price, DRAIN_S, config)
         return Handover(vm.intent.id, spec.job_id, place.job_id, vm.slot, 1, reserved_usd)
 
-    def _to_trial(self, place: _Place, spec: FleetSpec, slot: int, generation: int, vm: _Kept) -> Handover:
+    def _to_trial(self, place: Place, spec: FleetSpec, slot: int, generation: int, vm: _Kept) -> Handover:
         price, config = vm.intent.charges.price_usd_per_hour, place.region.config
         reserved_usd = reserve_usd(price, spec.drain_s, config)
         return Handover(vm.intent.id, place.job_id, spec.job_id, slot, spec.attempt, reserved_usd, generation)
 
     def _carried_out(
         self,
-        place: _Place,
+        place: Place,
         arrived: Sequence[_Kept],
         slots: set[int],
         taken: Mapping[int, str],
@@ -460,12 +332,12 @@ class KeptVms:
     # ---- while they wait -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closing.wait(_LOOK_S):
+        while not self._closing.wait(LOOK_S):
             with self._lock, contextlib.suppress(ScavengerError):
                 if self._place is not None and not self._closing.is_set():
                     self._look(self._place, self._clock())
 
-    def _look(self, place: _Place, now: float) -> None:
+    def _look(self, place: Place, now: float) -> None:
         store, config = place.store, place.region.config
         place.intents = store.intents(place.job_id)
         living = {one.id: one for one in place.intents if one.state == "UP"}
@@ -488,7 +360,7 @@ class KeptVms:
         if self._is_due("cost", _COST_S, now):
             store.update_job(place.job_id, cost_usd=place.spent_usd)
 
-    def _end(self, place: _Place, ending: Mapping[str, str]) -> None:
+    def _end(self, place: Place, ending: Mapping[str, str]) -> None:
         left = {id: vm for id, vm in self._vms.items() if id not in ending}
         place.store.want_vms(place.spec([vm.slot for vm in left.values()]))
         for id in self._vms.keys() - left.keys():
@@ -520,39 +392,13 @@ class KeptVms:
         left = ""
         try:
             place.close()  # agents that receive this power off their VMs
-            left = self._end_all(place)
+            left = place.end_all(self._clock)
         finally:
             place.reconciler.stop(place.region.config.look.actions_s)
             self._vms = {}
             self._finish(place, left)
 
-    def _end_all(self, place: _Place) -> str:
-        """Wait until all VMs are gone; returns what may be left, empty for nothing."""
-        asked, error, until = False, "", self._clock() + max(LIMIT_S, 1.5 * place.region.config.settle_s)
-        while True:
-            try:
-                if not asked:
-                    place.store.want_vms(place.spec(()))
-                    asked = True
-                place.store.heartbeat(place.job_id)
-                place.intents = place.store.intents(place.job_id)
-                if place.store.is_clean(place.job_id):
-                    self._remove_shared(place)
-                    return ""
-            except ScavengerError as failed:
-                error = str(failed)
-            if self._clock() > until:
-                living = "; ".join(str(one) for one in place.intents if one.state != "GONE")
-                return f"{living or 'kept VMs'}: {error or 'they did not end in time'}; run `scavenger gc`"
-            place.reconciler.wake()
-            time.sleep(min(_LOOK_S, place.region.config.look.interval_s))
-
-    def _remove_shared(self, place: _Place) -> None:
-        here, provider = _here(place.region.provider), place.region.provider
-        if not any((one.provider, one.region) == here for one in place.store.intents(living=True)):
-            provider.remove_leftovers(place.store.installation())
-
-    def _finish(self, place: _Place, left: str) -> None:
+    def _finish(self, place: Place, left: str) -> None:
         if left:
             log.error("VMs may be left: %s", left)
         with contextlib.suppress(ScavengerError):
@@ -565,7 +411,3 @@ class KeptVms:
                 cost_usd=place.spent_usd,
             )
         self.budgeted(place.spent_usd, 0.0, 0.0)
-
-
-def _here(provider: Provider) -> tuple[str, str]:
-    return provider.name, provider.region
