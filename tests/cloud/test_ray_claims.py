@@ -63,7 +63,7 @@ class KubeRay:
 
 
 def claim(now: float) -> Claim:
-    return Claim("me", "job", 0, 0, now)
+    return Claim("me", "job", 0, 0, "2cpu-4gib", now)
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 3))

@@ -99,8 +99,8 @@ def test_a_leader_that_is_lost_is_started_again_on_its_claim_and_its_job_goes_on
     assert followed.returncode in (0, 4), followed.stderr
     told = json.loads(followed.stdout)
     assert told["state"] == "target_missed"
-    report = json.loads((Path(told["folder"]) / "report.json").read_text())
-    assert report["job"]["attempts"] == 2
+    record = json.loads((Path(told["folder"]) / "record.json").read_text())
+    assert record["job"]["attempts"] == 2
     _until(lambda: not plane.core().list_namespaced_pod(namespace).items)
     _until(lambda: not _secrets(plane, namespace))
 

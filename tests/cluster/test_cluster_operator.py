@@ -118,6 +118,7 @@ def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, k
     until(lambda: not _left(world), what="nothing is left")
 
 
+@pytest.mark.long
 def test_a_job_waits_while_it_is_suspended_and_goes_on_after_the_loss_of_its_leader(
     world: ElasticWorld, kubelet: Kubelet
 ) -> None:

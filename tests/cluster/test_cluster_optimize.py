@@ -70,6 +70,7 @@ def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves
     assert [pod.metadata.name for pod in left if pod.status.phase in ("Pending", "Running")] == []
 
 
+@pytest.mark.long
 def test_a_node_whose_pods_keep_dying_gets_none_of_those_that_replace_them(
     plane: ControlPlane, kubelet: Kubelet, machines: Machines, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         owner, job, slot, generation: See `VmTags`.
+        vm: Its size.
         asked_at: When it was asked for, seconds of the epoch.
         pod: Its name; empty until there is one.
         state: `held`; `leaving`, which it is to be given back; `gone`.
@@ -65,6 +66,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str
     slot: int
     generation: int
+    vm: str
     asked_at: float
     pod: str = ""
     state: Literal["held", "leaving", "gone"] = "held"

@@ -9,6 +9,7 @@ References:
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -43,13 +44,17 @@ from scavenger.errors import CloudUnavailableError, ConfigurationError, GoneErro
 
 __all__ = ["CLAIMS", "RayGroup", "RayGroupProvider", "find_group"]
 
-CLAIMS = "scavenger.dev/claims"
-"""Annotation of a RayCluster, followed by a group's name: who has asked for which of its pods."""
+CLAIMS = "claims.scavenger.dev"
+"""Annotation of a RayCluster, with a group's name after it: who has asked for which of its pods."""
 API_GROUP, VERSION, PLURAL = "ray.io", "v1", "rayclusters"
 _OF_CLUSTER, _OF_GROUP = "ray.io/cluster", "ray.io/group"
 _TIMEOUT_S = (5.0, 20.0)
 _TRIES = 12
 _LOOK_S = 1.0
+
+
+class _NoGroupError(ConfigurationError):
+    """The RayCluster, or its group, is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ class RayGroupProvider:
         def ask(record: Claims) -> Claims:
             if tags.token in record.claims:
                 return record
-            claim = Claim(tags.owner, tags.job_id, tags.slot, tags.generation, self._clock())
+            claim = Claim(tags.owner, tags.job_id, tags.slot, tags.generation, request.vm, self._clock())
             return claimed(record, tags.token, claim)
 
         self.zones(request.vm)
@@ -191,7 +196,7 @@ class RayGroupProvider:
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         """See `Provider.describe`."""
-        record, pods = self._written(f"looking at {instance_id}", lambda record: record)
+        record, pods = self._looked(f"looking at {instance_id}")
         claim = record.claims.get(instance_id)
         if claim is None:
             raise GoneError(f"no pod of {self._zone} is claimed by {instance_id}")
@@ -199,11 +204,14 @@ class RayGroupProvider:
 
     def terminate(self, instance_id: str, zone: str) -> None:
         """See `Provider.terminate`: its pod is named for its end, and the group's number is one lower."""
-        self._written(f"giving {instance_id} back", lambda record: left(record, instance_id, self._clock()))
+        with contextlib.suppress(_NoGroupError):
+            self._written(
+                f"giving {instance_id} back", lambda record: left(record, instance_id, self._clock())
+            )
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         """See `Provider.list_owned`."""
-        record, pods = self._written(f"listing pods of {self._zone}", lambda record: record)
+        record, pods = self._looked(f"listing pods of {self._zone}")
         return tuple(
             self._seen(token, claim, pods) for token, claim in record.claims.items() if claim.owner == owner
         )
@@ -220,10 +228,7 @@ class RayGroupProvider:
         """See `Provider.remove_leftovers`: once no pod is claimed by anybody, the record, and limits as they were."""
         until = self._clock() + COMES_S + 5.0
         while True:
-            try:
-                record, _ = self._written(f"looking at {self._zone}", lambda record: record)
-            except GoneError:
-                return ()
+            record, _ = self._looked(f"looking at {self._zone}")
             if any(one.state != "gone" for one in record.claims.values()):
                 return ()
             if not record.living:
@@ -239,6 +244,13 @@ class RayGroupProvider:
             f"ending the record of {self._zone}", lambda record: None if not record.living else record
         )
         return (f"record of {self._zone}",)
+
+    def _looked(self, doing: str) -> tuple[Claims, Mapping[str, Any]]:
+        """The record, brought up to date, and the pods; without the group, there are none."""
+        try:
+            return self._written(doing, lambda record: record)
+        except _NoGroupError:
+            return Claims(), {}
 
     # ---- the RayCluster --------------------------------------------------------------------------------------
 
@@ -273,11 +285,7 @@ class RayGroupProvider:
                         _request_timeout=_TIMEOUT_S,
                     )
                 except ApiException as error:
-                    # a test of the resource version that fails is answered as a conflict, or as an invalid patch
-                    if (
-                        not (is_reason(error, "Conflict") or is_reason(error, "Invalid"))
-                        or attempt == _TRIES - 1
-                    ):
+                    if not is_reason(error, "Conflict") or attempt == _TRIES - 1:
                         raise
                 else:
                     return known if record is None else record, pods
@@ -319,7 +327,7 @@ class RayGroupProvider:
 
     @property
     def _annotation(self) -> str:
-        return f"{CLAIMS}-{self._group}"
+        return f"{CLAIMS}/{self._group}"
 
     def _record(self, cluster: Mapping[str, Any]) -> Claims | None:
         text = (cluster["metadata"].get("annotations") or {}).get(self._annotation)
@@ -342,7 +350,7 @@ class RayGroupProvider:
             except ApiException as error:
                 if error.status != 404:
                     raise
-                raise ConfigurationError(
+                raise _NoGroupError(
                     f"there is no RayCluster {self._cluster} in the namespace {self._namespace}; "
                     "`kubectl get rayclusters -A` lists them",
                     key="engine",
@@ -369,7 +377,7 @@ class RayGroupProvider:
             state = "stopping"  # until the record says so
         return VmSeen(
             instance_id=token,
-            vm=str(self.group.shape),
+            vm=claim.vm,
             zone=self._zone,
             spot=False,
             state=state,
@@ -453,9 +461,7 @@ def _spec_of(cluster: Mapping[str, Any], name: str) -> tuple[int, Mapping[str, A
     for index, one in enumerate(cluster["spec"].get("workerGroupSpecs") or ()):
         if one["groupName"] == name:
             return index, one
-    raise ConfigurationError(
-        f"the RayCluster {cluster['metadata']['name']} has no worker group {name} any more"
-    )
+    raise _NoGroupError(f"the RayCluster {cluster['metadata']['name']} has no worker group {name} any more")
 
 
 def _numbers(spec: Mapping[str, Any]) -> GroupSeen:

@@ -316,7 +316,13 @@ class RayHome:
     """
 
     def __init__(self, address: str = "auto") -> None:
-        self.address: str = _connections.join(address).util.get_node_ip_address()
+        try:
+            ray = _connections.join(address)
+        except TransientError as error:
+            raise TransientError(
+                f"{error}; start the command on a node of the Ray cluster, as in its head's pod"
+            ) from error
+        self.address: str = ray.util.get_node_ip_address()
         self._open = True
 
     def close(self) -> None:
