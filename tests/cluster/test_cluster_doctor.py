@@ -32,6 +32,8 @@ INFRA = Infra("kubernetes", "tests")
 def nodes(plane: ControlPlane) -> Iterator[None]:
     with nodes_of(plane, *NODES):
         yield
+    for node in NODES:
+        plane.core().delete_node(node.name)
 
 
 def checks(

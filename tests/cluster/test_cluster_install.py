@@ -85,6 +85,8 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     apps = client.AppsV1Api(plane.core().api_client)  # nodes of other tests do not run an operator
     apps.delete_namespaced_deployment("scavenger-operator", SYSTEM, propagation_policy="Foreground")
     while plane.core().list_namespaced_pod(SYSTEM).items:
+        # those on nodes that a test has left behind are ended by nobody else
+        plane.core().delete_collection_namespaced_pod(SYSTEM, grace_period_seconds=0)
         time.sleep(0.1)
 
 

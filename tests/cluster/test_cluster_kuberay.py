@@ -121,6 +121,7 @@ def group(plane: ControlPlane) -> Iterator[Group]:
         found = Group(plane, f"kuberay-{uuid.uuid4().hex[:8]}")
         yield found
         found.close()
+    plane.core().delete_node(NODE.name)
 
 
 def launch(token: str) -> VmRequest:
@@ -256,14 +257,14 @@ def runner() -> Iterator[RayRunner]:
 
 @pytest.fixture
 def trained(plane: ControlPlane, runner: RayRunner) -> Iterator[Group]:
-    with nodes_of(plane, NODE, runner=runner) as kubelet:
+    with nodes_of(plane, NODE, runner=runner):
         found = Group(plane, f"ray-{uuid.uuid4().hex[:8]}")
         try:
             until(lambda: _listens(HEAD, int(runner.environment["RAY_ADDRESS"].rpartition(":")[2])), 60.0)
             yield found
         finally:
             found.close()
-            kubelet.close()
+    plane.core().delete_node(NODE.name)
 
 
 def _listens(host: str, port: int) -> bool:
