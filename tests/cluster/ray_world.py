@@ -302,6 +302,9 @@ class _RayPod:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
 
+    def cut(self) -> None:
+        """It is on the network of this machine."""
+
     def kill(self) -> None:
         with contextlib.suppress(psutil.Error):
             for one in [*psutil.Process(self.process.pid).children(recursive=True)]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import pytest
 from elastic_world import ElasticWorld, PodRunner, until
 from kubernetes.client.exceptions import ApiException
 from machines import AGENT, ROOT, Machines, unavailable
+from postgresql_server import running_server
 
+from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 
@@ -65,8 +66,8 @@ def kubelet(
 
 
 @pytest.fixture
-def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path) -> Iterator[ElasticWorld]:
-    found = ElasticWorld(plane, tmp_path, f"elastic-{uuid.uuid4().hex[:8]}")
+def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path, request: Any) -> Iterator[ElasticWorld]:
+    found = ElasticWorld(plane, tmp_path, f"elastic-{abs(hash(request.node.name)) % 10**6}")
     found.add_code("digits", TRAIN)
     found.add_claim("digits")
     yield found
@@ -119,11 +120,25 @@ def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, k
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("records", ["on the claim", "in PostgreSQL"])
 def test_a_job_waits_while_it_is_suspended_and_goes_on_after_the_loss_of_its_leader(
-    world: ElasticWorld, kubelet: Kubelet
+    world: ElasticWorld, kubelet: Kubelet, records: str
 ) -> None:
+    if records == "on the claim":
+        _waits_and_goes_on(world, kubelet, {"claim": "digits"})
+        return
+    with running_server() as database:
+        secret = {"metadata": {"name": "records"}, "stringData": {"url": database.url}}
+        world.core.create_namespaced_secret(world.namespace, secret)
+        _waits_and_goes_on(world, kubelet, {"claim": "digits", "secret": "records"})
+        with Store.open(database.url) as store:
+            (job,) = store.jobs()
+        assert (job.name, job.attempts) == ("digits", 3)
+
+
+def _waits_and_goes_on(world: ElasticWorld, kubelet: Kubelet, store: dict[str, str]) -> None:
     world.start_operator()
-    world.add("digits", {**digits(12), "replicas": 1})
+    world.add("digits", {**digits(12), "replicas": 1, "store": store})
     until(lambda: world.status("digits").get("phase") == "Running", BEGUN_S, what="it runs")
     until(lambda: (world.status("digits").get("step") or 0) > 40, BEGUN_S, what="some steps")
 
