@@ -17,7 +17,7 @@ from scavenger.domain.elastic_job import GROUP, KIND, PLURAL, VERSION
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import NodeShape, nodes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 NODES = tuple(NodeShape(f"scaled-{name}", "zone-1", cpus=6, memory_gib=32) for name in "ab")
 SPEC: dict[str, Any] = {

@@ -6,6 +6,7 @@ to come to.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -76,14 +77,16 @@ def kill_the_one_that_acts(world: ElasticWorld) -> None:
     world.start_operator()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_no_leader_is_doubled_or_lost_whenever_the_operator_that_acts_is_killed(
     plane: ControlPlane, tmp_path: Path, seed: int
 ) -> None:
     """Jobs are applied, report, wait, go on, end and are deleted in any order; their leaders are played."""
     chance = random.Random(seed)
     node = NodeShape(f"replicas-{seed}", cpus=64, memory_gib=256)
-    with nodes_of(plane, node):
+    with contextlib.ExitStack() as stack:
+        stack.callback(plane.core().delete_node, node.name)
+        stack.enter_context(nodes_of(plane, node))
         world = ElasticWorld(plane, tmp_path, f"replicas-{seed}")
         leaders = Leaders(world)
         try:
@@ -103,7 +106,6 @@ def test_no_leader_is_doubled_or_lost_whenever_the_operator_that_acts_is_killed(
         finally:
             world.close()
             leaders.close()
-    plane.core().delete_node(node.name)
 
 
 def _played(world: ElasticWorld, chance: random.Random) -> dict[str, tuple[str, int]]:
@@ -183,6 +185,7 @@ def trained(plane: ControlPlane, tmp_path: Path) -> Iterator[ElasticWorld]:
         plane.core().delete_node(node.name)
 
 
+@pytest.mark.long
 def test_a_job_is_on_record_once_however_often_the_operator_that_acts_is_killed(
     trained: ElasticWorld, tmp_path: Path
 ) -> None:
