@@ -320,6 +320,7 @@ class RayJob:
         return False
 
 
+@pytest.mark.long
 def test_a_job_sizes_the_group_to_each_phase_and_gives_its_pods_back(
     trained: Group, runner: RayRunner, tmp_path: Path
 ) -> None:
