@@ -81,11 +81,9 @@ def test_a_command_trains_on_pods_through_the_loss_of_one_and_is_billed(
         intents = opened.intents()
     assert {intent.state for intent in intents} == {"GONE"}
     per_hour = 2 * PRICES["usd_per_cpu_hour"] + 4 * PRICES["usd_per_gib_hour"]
-    paid = 0.0
-    for intent in intents:
-        begun, ended = intent.times.launched_at, intent.times.ended_at
-        if begun is not None and ended is not None:
-            paid += (ended - begun).total_seconds() / 3600 * per_hour
-    assert report["actual"]["cost_usd"] == pytest.approx(paid, rel=0.2)
+    billed = [(intent.charges.billed_s, intent.charges.spent_usd) for intent in intents]
+    assert all(seconds >= 60.0 for seconds, _ in billed), "a minute at least"
+    assert [usd for _, usd in billed] == pytest.approx([seconds / 3600 * per_hour for seconds, _ in billed])
+    assert report["actual"]["cost_usd"] == pytest.approx(sum(usd for _, usd in billed))
     left = plane.core().list_namespaced_pod(job.namespace).items
     assert [pod.metadata.name for pod in left if pod.status.phase in ("Pending", "Running")] == []
