@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 NODE = NodeShape("ray-machine", "zone-1", cpus=64, memory_gib=256)
 WITHIN_S = 300.0
-EPOCHS = 80
+EPOCHS = 40
 SIZE = "2cpu-4gib"
 USD_PER_HOUR = 2 * PRICES["usd_per_cpu_hour"] + 4 * PRICES["usd_per_gib_hour"]
 
