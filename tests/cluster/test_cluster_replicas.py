@@ -25,7 +25,7 @@ from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import NodeShape, nodes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JOBS = 8
 TAKEN_OVER_S = 40.0

@@ -169,22 +169,24 @@ def test_the_store_holds_the_job_its_processes_and_what_it_taught(first: First) 
 
 
 def test_a_second_run_profiles_nothing_and_predicts_from_history(first: First) -> None:
+    needed = [first.report["actual"]["epochs"]]
     for _ in range(3):
         outcome = first.job.run()
         report = outcome.report
         if "did not fit" not in report["search"]["reason"]:
             break  # else the machine is much busier or idler than before: that search's model is the one to find again
+        needed.append(report["actual"]["epochs"])
 
     assert (outcome.code, report["job"]["state"]) == (0, "succeeded")
     assert (report["search"]["strategy"], report["search"]["profiled"]) == ("none", []), report["search"][
         "reason"
     ]
     assert report["search"]["time_s"] < first.report["search"]["time_s"] / 2
-    history = first.report["actual"]["epochs"]
     same = [
         p for p in report["curve"] if p["global_batch_size"] == first.report["choice"]["global_batch_size"]
     ]
-    assert all(p["epochs"] == pytest.approx(history, rel=0.25) for p in same)
+    assert same
+    assert all(0.75 * min(needed) <= p["epochs"] <= 1.25 * max(needed) for p in same), needed
     assert not report["curve_info"]["relative_only"]
 
 
