@@ -8,11 +8,8 @@ whatever the job sends from then on, its processes' keys among it, neither the m
 from __future__ import annotations
 
 import os
-import signal
-import tempfile
-from pathlib import Path
 
-from scavenger.train.engines.vm.agent import Agent, Ticket
+from scavenger.train.engines.vm.agent_process import serve_agent
 from scavenger.train.pool.shares import find_shares
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
@@ -21,16 +18,13 @@ __all__ = ["JOB_SILENT_S", "serve_tenant"]
 JOB_SILENT_S = 240.0
 """Silence of the job after which what it runs here ends, as on its VMs."""
 _ENDS_S = JOB_SILENT_S + 10.0
-_NOTHING = "true"
-"""What a tenant does to restart its machine's time limit, or to end it: that is not its business."""
 
 
 def serve_tenant(config: ProcessConfiguration) -> int:
     """Hold this process to its share of the machine, and serve the job until either ends.
 
     Args:
-        config: `coordinator`, `server_key`, `name` and `secret_key` are the job's endpoint and key, the name by which
-            it knows the tenant, and the one-time key.
+        config: See `serve_agent`; and `memory_bytes`, the share of memory.
 
     Returns:
         The exit status.
@@ -38,16 +32,4 @@ def serve_tenant(config: ProcessConfiguration) -> int:
     shares = find_shares()
     shares.sweep()
     shares.group(config.name).enter(os.sched_getaffinity(0), config.memory_bytes)
-    ticket = Ticket(
-        endpoint=config.coordinator,
-        server_key=config.server_key,
-        intent=config.name,
-        secret=config.secret_key,
-        provider="",
-        renew=_NOTHING,
-        poweroff=_NOTHING,
-    )
-    agent = Agent(ticket, Path(tempfile.gettempdir()), silent_s=JOB_SILENT_S, poweroff_s=_ENDS_S)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.end("its place in the pool is given up"))
-    return agent.run()
+    return serve_agent(config, "pool", silent_s=JOB_SILENT_S, poweroff_s=_ENDS_S)
