@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TEST_JOBS ?= 3
 PARALLEL := --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # A busy machine can be too slow for a test that waits: what fails is tried once more, and named if it then passes.
-AGAIN := --reruns 1 --reruns-delay 5 -r fER
+AGAIN := --reruns 1 --reruns-delay 5 --rerun-show-tracebacks -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -12,6 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
+from machines import AGENT, Machines, unavailable
+
 from tests.cluster.binaries import missing
 
 UNTIL_VARIABLE = "SCAVENGER_CLUSTER_TESTS_UNTIL"
@@ -32,4 +34,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     from tests.cluster.control_plane import running_control_plane
 
     with running_control_plane(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    """Machines that pods run on: network namespaces of this one."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with Machines(AGENT) as found:
         yield found

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,11 +165,12 @@ class ElasticWorld:
     Args:
         plane: The control plane.
         folder: For files of the operator.
-        prices: Of `[kubernetes]` in its settings file.
+        namespace: Begin of the namespace's name.
     """
 
     def __init__(self, plane: ControlPlane, folder: Path, namespace: str) -> None:
-        self.plane, self.folder, self.namespace = plane, folder, namespace
+        self.plane, self.folder = plane, folder
+        self.namespace = f"{namespace}-{uuid.uuid4().hex[:8]}"  # of this try of the test
         self.core: client.CoreV1Api = plane.core()
         self.objects = client.CustomObjectsApi(self.core.api_client)
         self._operators: list[subprocess.Popen[bytes]] = []
@@ -254,10 +256,11 @@ class ElasticWorld:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("operator-*.log")))
 
     def close(self) -> None:
-        """End the operators."""
+        """End the operators and all pods."""
         for one in self._operators:
             one.kill()
             one.wait()
+        self.core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
 
     # ---- ElasticJobs ----------------------------------------------------------------------------------------
 

@@ -443,12 +443,15 @@ class _LogServer:
 
 @contextlib.contextmanager
 def nodes_of(plane: ControlPlane, *nodes: NodeShape, runner: Runner | None = None) -> Iterator[Kubelet]:
-    """Nodes for a while."""
+    """Nodes for a while; what they run ends with them."""
     kubelet = Kubelet(plane, nodes, runner)
     try:
         yield kubelet
     finally:
         kubelet.close()
+        for node in nodes:
+            with contextlib.suppress(ApiException):  # it is deleted already
+                plane.core().delete_node(node.name)
 
 
 def _text(when: datetime) -> str:

@@ -10,7 +10,7 @@ import pytest
 from custom_metrics import CustomMetrics, custom_metrics
 from elastic_world import DEPLOY, ElasticWorld, PodRunner, until
 from kubernetes import client
-from machines import AGENT, ROOT, Machines, unavailable
+from machines import ROOT, Machines
 from ruamel.yaml import YAML
 
 from scavenger.domain.elastic_job import GROUP, KIND, PLURAL, VERSION
@@ -35,17 +35,13 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def world(plane: ControlPlane, tmp_path: Path) -> Iterator[ElasticWorld]:
-    if reason := unavailable():
-        pytest.skip(reason)
-    with Machines(AGENT) as machines, nodes_of(plane, *NODES, runner=PodRunner(plane, machines, tmp_path)):
+def world(plane: ControlPlane, machines: Machines, tmp_path: Path) -> Iterator[ElasticWorld]:
+    with nodes_of(plane, *NODES, runner=PodRunner(plane, machines, tmp_path)):
         found = ElasticWorld(plane, tmp_path, "scaled")
         found.add_code("digits", ROOT / "examples" / "digits" / "train.py")
         found.add_claim("digits")
         yield found
         found.close()
-    for node in NODES:
-        plane.core().delete_node(node.name)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 from cluster_jobs import PRICES, ClusterJob
 from command_program import EPOCHS, PROGRAM, RUN, STEPS
-from kubernetes.client.exceptions import ApiException
-from machines import AGENT, Machines, unavailable
+from machines import Machines
 from pod_machines import MachineRunner
 
 from scavenger.store import Store
@@ -25,20 +23,9 @@ WITHIN_S = 300.0
 
 
 @pytest.fixture
-def machines() -> Iterator[Machines]:
-    if reason := unavailable():
-        pytest.skip(reason)
-    with Machines(AGENT) as found:
-        yield found
-
-
-@pytest.fixture
 def kubelet(plane: ControlPlane, machines: Machines) -> Iterator[Kubelet]:
     with nodes_of(plane, *NODES, runner=MachineRunner(machines)) as found:
         yield found
-    for node in NODES:
-        with contextlib.suppress(ApiException):
-            plane.core().delete_node(node.name)
 
 
 def test_a_command_trains_on_pods_through_the_loss_of_one_and_is_billed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,8 +33,6 @@ INFRA = Infra("kubernetes", "tests")
 def nodes(plane: ControlPlane) -> Iterator[None]:
     with nodes_of(plane, *NODES):
         yield
-    for node in NODES:
-        plane.core().delete_node(node.name)
 
 
 def checks(
@@ -73,10 +72,11 @@ def test_who_may_do_less_is_told_which_rights_are_missing(plane: ControlPlane, t
     plane.core()
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list"]}]
     api = client.RbacAuthorizationV1Api(plane.api())
-    api.create_cluster_role({"metadata": {"name": "few"}, "rules": rules})
+    few = f"few-{uuid.uuid4().hex[:8]}"  # of this try of the test
+    api.create_cluster_role({"metadata": {"name": few}, "rules": rules})
     subject = {"kind": "User", "name": "somebody", "apiGroup": "rbac.authorization.k8s.io"}
-    role = {"kind": "ClusterRole", "name": "few", "apiGroup": "rbac.authorization.k8s.io"}
-    api.create_cluster_role_binding({"metadata": {"name": "few"}, "roleRef": role, "subjects": [subject]})
+    role = {"kind": "ClusterRole", "name": few, "apiGroup": "rbac.authorization.k8s.io"}
+    api.create_cluster_role_binding({"metadata": {"name": few}, "roleRef": role, "subjects": [subject]})
 
     said = checks(plane, tmp_path, user="somebody")["permissions"]
     assert (said.status, "deploy/kubernetes" in said.fix) == ("fail", True)

@@ -121,7 +121,6 @@ def group(plane: ControlPlane) -> Iterator[Group]:
         found = Group(plane, f"kuberay-{uuid.uuid4().hex[:8]}")
         yield found
         found.close()
-    plane.core().delete_node(NODE.name)
 
 
 def launch(token: str) -> VmRequest:
@@ -264,7 +263,6 @@ def trained(plane: ControlPlane, runner: RayRunner) -> Iterator[Group]:
             yield found
         finally:
             found.close()
-    plane.core().delete_node(NODE.name)
 
 
 def _listens(host: str, port: int) -> bool:

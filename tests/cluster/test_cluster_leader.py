@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cluster_jobs import EXAMPLE, PRICES
 from elastic_world import PodRunner
-from machines import AGENT, ROOT, Machines, unavailable
+from machines import ROOT, Machines
 from ruamel.yaml import YAML
 
 from tests.cluster.control_plane import ControlPlane
@@ -28,22 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 NODES = tuple(NodeShape(f"place-{name}", "zone-1", cpus=8, memory_gib=32) for name in "ab")
 
 
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    if reason := unavailable():
-        pytest.skip(reason)
-    with Machines(AGENT) as found:
-        yield found
-
-
 @pytest.fixture
 def kubelet(plane: ControlPlane, machines: Machines, tmp_path: Path) -> Iterator[Kubelet]:
     volumes = tmp_path / "volumes"
     volumes.mkdir()
     with nodes_of(plane, *NODES, runner=PodRunner(plane, machines, volumes)) as found:
         yield found
-    for node in NODES:
-        plane.core().delete_node(node.name)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from test_cluster_leader import (  # noqa: F401 - fixtures
     _until,
     command,
     kubelet,
-    machines,
     namespace,
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from elastic_world import ElasticWorld, PodRunner, until
 from kubernetes.client.exceptions import ApiException
-from machines import AGENT, ROOT, Machines, unavailable
+from machines import ROOT, Machines
 from postgresql_server import running_server
 
 from scavenger.store import Store
@@ -47,27 +47,17 @@ def digits(epochs: int, **job: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    if reason := unavailable():
-        pytest.skip(reason)
-    with Machines(AGENT) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def kubelet(
     plane: ControlPlane, machines: Machines, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kubelet]:
     runner = PodRunner(plane, machines, tmp_path_factory.mktemp("volumes"))
     with nodes_of(plane, *NODES, runner=runner) as found:
         yield found
-    for node in NODES:
-        plane.core().delete_node(node.name)
 
 
 @pytest.fixture
-def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path, request: Any) -> Iterator[ElasticWorld]:
-    found = ElasticWorld(plane, tmp_path, f"elastic-{abs(hash(request.node.name)) % 10**6}")
+def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path) -> Iterator[ElasticWorld]:
+    found = ElasticWorld(plane, tmp_path, "elastic")
     found.add_code("digits", TRAIN)
     found.add_claim("digits")
     yield found
@@ -112,8 +102,12 @@ def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, k
         "Scaled": conditions["Scaled"],
         "Finished": "True",
     }
-    told = [reason for reason, _ in world.events()]
-    assert {"LeaderRunning", "Scaling", "Reached", "Succeeded"} <= set(told)
+    # the operator tells of events after the status that they are about
+    until(
+        lambda: (
+            {"LeaderRunning", "Scaling", "Reached", "Succeeded"} <= {reason for reason, _ in world.events()}
+        )
+    )
 
     world.delete("digits")
     until(lambda: not _left(world), what="nothing is left")
@@ -156,7 +150,7 @@ def _waits_and_goes_on(world: ElasticWorld, kubelet: Kubelet, store: dict[str, s
 
     assert status["phase"] == "Succeeded", status
     assert status["step"] > steps
-    assert "LeaderLost" in [reason for reason, _ in world.events()]
+    until(lambda: "LeaderLost" in [reason for reason, _ in world.events()], what="the loss is told")
 
 
 def test_what_is_no_job_is_refused_by_the_api_server_or_said_in_its_status(world: ElasticWorld) -> None:

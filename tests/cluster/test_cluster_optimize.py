@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster_jobs import PRICES, ClusterJob
-from kubernetes.client.exceptions import ApiException
-from machines import AGENT, Machines, unavailable
+from machines import Machines
 from pod_machines import MachineRunner
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
@@ -24,21 +22,10 @@ NODES = tuple(NodeShape(f"machine-{name}", "zone-1", cpus=8, memory_gib=32) for 
 TRAINED, WITHIN_S = 1437, 240.0
 
 
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    if reason := unavailable():
-        pytest.skip(reason)
-    with Machines(AGENT) as found:
-        yield found
-
-
 @pytest.fixture
 def kubelet(plane: ControlPlane, machines: Machines) -> Iterator[Kubelet]:
     with nodes_of(plane, *NODES, runner=MachineRunner(machines)) as found:
         yield found
-    for node in NODES:
-        with contextlib.suppress(ApiException):  # the test has deleted one
-            plane.core().delete_node(node.name)
 
 
 def test_a_job_searches_trains_through_the_loss_of_a_node_and_a_drain_and_leaves_no_pod(

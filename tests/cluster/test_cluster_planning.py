@@ -30,8 +30,6 @@ TAINTED = NodeShape(
 def kubelet(plane: ControlPlane) -> Iterator[Kubelet]:
     with nodes_of(plane, *NODES, SPOT, TAINTED) as found:
         yield found
-    for node in (SPOT, TAINTED):
-        plane.core().delete_node(node.name)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 def kubelet(plane: ControlPlane) -> Iterator[Kubelet]:
     with nodes_of(plane, *NODES) as found:
         yield found
-    for node in NODES:
-        plane.core().delete_node(node.name)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ to come to.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from elastic_world import ElasticWorld, PodRunner, until
 from kubernetes import watch
-from machines import AGENT, ROOT, Machines, unavailable
+from machines import ROOT, Machines
 
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, PLURAL, ROLE_LABEL, VERSION
 from scavenger.store import Store
@@ -84,9 +83,7 @@ def test_no_leader_is_doubled_or_lost_whenever_the_operator_that_acts_is_killed(
     """Jobs are applied, report, wait, go on, end and are deleted in any order; their leaders are played."""
     chance = random.Random(seed)
     node = NodeShape(f"replicas-{seed}", cpus=64, memory_gib=256)
-    with contextlib.ExitStack() as stack:
-        stack.callback(plane.core().delete_node, node.name)
-        stack.enter_context(nodes_of(plane, node))
+    with nodes_of(plane, node):
         world = ElasticWorld(plane, tmp_path, f"replicas-{seed}")
         leaders = Leaders(world)
         try:
@@ -171,18 +168,14 @@ def _phase(world: ElasticWorld, name: str) -> str:
 
 
 @pytest.fixture
-def trained(plane: ControlPlane, tmp_path: Path) -> Iterator[ElasticWorld]:
-    if reason := unavailable():
-        pytest.skip(reason)
+def trained(plane: ControlPlane, machines: Machines, tmp_path: Path) -> Iterator[ElasticWorld]:
     nodes = tuple(NodeShape(f"trains-{name}", "zone-1", cpus=6, memory_gib=32) for name in "ab")
-    with Machines(AGENT) as machines, nodes_of(plane, *nodes, runner=PodRunner(plane, machines, tmp_path)):
+    with nodes_of(plane, *nodes, runner=PodRunner(plane, machines, tmp_path)):
         world = ElasticWorld(plane, tmp_path, "replicas-trains")
         world.add_code("digits", ROOT / "examples" / "digits" / "train.py")
         world.add_claim("digits")
         yield world
         world.close()
-    for node in nodes:
-        plane.core().delete_node(node.name)
 
 
 @pytest.mark.long
