@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.curve import Choice
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import (
+    ChoiceMade,
     EpochEnded,
     Event,
     Forecasted,
+    PhaseChanged,
     Predicted,
     StepDone,
     ViewChanged,
 )
 
-__all__ = ["PROGRESS", "Progress", "ProgressTracker"]
+__all__ = ["PROGRESS", "Moved", "Progress", "ProgressTracker"]
 
 PROGRESS = "progress"
 """Kind of the event in the store that holds the progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A job's move away from the configuration that was chosen for it; `step` is the first one there."""
+
+    configuration: Configuration
+    step: int
+    reason: str
+
+    def __str__(self) -> str:
+        """For example `to 2 x local-1, batch 32 at step 305: asked to scale`."""
+        return f"to {self.configuration} at step {self.step:,}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +54,7 @@ class Progress:
         epochs_interval: 90 % interval of the epochs in all, by the metric's course so far; None while unknown.
         left_s: Time until the expected end; None if unknown.
         left_interval_s: Its 90 % interval.
+        moved: How it came to train elsewhere than on the configuration chosen for it; None while it trains there.
     """
 
     step: int
@@ -50,6 +67,7 @@ class Progress:
     epochs_interval: tuple[float, float] | None = None
     left_s: float | None = None
     left_interval_s: tuple[float, float] | None = None
+    moved: Moved | None = None
 
     def data(self) -> dict[str, Any]:
         """The fields as JSON values, which `Progress.read` reads."""
@@ -57,13 +75,19 @@ class Progress:
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Progress:
-        """Read `data`; NaN and infinity have become None."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        """Read `data`; NaN and infinity have become None, and fields of a newer version are left out."""
+        known = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in data.items()
+            if name in known
         }
-        fields["loss"] = math.nan if fields["loss"] is None else fields["loss"]
-        fields["configuration"] = Configuration(**fields["configuration"])
-        return cls(**fields)
+        values["loss"] = math.nan if values["loss"] is None else values["loss"]
+        values["configuration"] = Configuration(**values["configuration"])
+        if (moved := values.get("moved")) is not None:
+            at = Configuration(**moved["configuration"])
+            values["moved"] = Moved(at, moved["step"], moved["reason"])
+        return cls(**values)
 
     def __str__(self) -> str:
         """For example `epoch 3, step 120, 2 x local-1, batch 64, loss 0.51, val_accuracy 0.91, 12 s left`."""
@@ -97,6 +121,13 @@ class ProgressTracker:
         self._epochs: tuple[float, float] | None = None
         self._at_s = 0.0
         self._end: tuple[float, tuple[float, float]] | None = None
+        self._chosen: Configuration | None = None
+        self._path: tuple[Moved, ...] = ()
+        self._on_its_way = False
+
+    def choose(self, chosen: Configuration) -> None:
+        """Take the configuration that was chosen for the job: moves count from there."""
+        self._chosen, self._path, self._on_its_way = chosen, (), False
 
     def predict(self, predicted: Predicted) -> None:
         """Take the prediction of the choice as the expected end, until the metric's course gives a better one."""
@@ -106,7 +137,13 @@ class ProgressTracker:
     def on_event(self, event: Event) -> None:
         """Take in an event."""
         match event:
-            case ViewChanged(_, configuration):
+            case ChoiceMade(_, Choice() as choice):
+                self.choose(choice.configuration)
+            case PhaseChanged("running"):
+                self._on_its_way = True
+            case ViewChanged(_, configuration, step, _, reason):
+                if self._on_its_way:
+                    self._path = _with_move(self._path, self._chosen, Moved(configuration, step, reason))
                 self._configuration, self._next_s = configuration, 0.0
             case StepDone(record):
                 self._step(record)
@@ -139,6 +176,7 @@ class ProgressTracker:
             self._epochs,
             left_s,
             left_interval_s,
+            self._path[-1] if self._path else None,
         )
 
     def _left(self) -> tuple[float, tuple[float, float]] | tuple[None, None]:
@@ -163,3 +201,16 @@ class ProgressTracker:
         return replace(
             self._last, metric=metric, value=value, target=target, left_s=None, left_interval_s=None
         )
+
+
+def _with_move(path: tuple[Moved, ...], chosen: Configuration | None, move: Moved) -> tuple[Moved, ...]:
+    """The moves that led from the choice to where the job is now: back at an earlier place, later ones are void.
+
+    So a worker that was lost and replaced leaves no trace, and the reason for being there is the one of the first time.
+    """
+    if chosen is None or move.configuration == chosen:
+        return ()
+    for number, earlier in enumerate(path, start=1):
+        if earlier.configuration == move.configuration:
+            return path[:number]
+    return (*path, move)

@@ -194,6 +194,7 @@ class JobSnapshot:
         reference: The configuration at the start of the run. Batch rules and learning rates refer to it.
         throughput: Measured throughputs, at most one per configuration.
         planned: The configuration that the refitted model chooses; None if the model was not asked.
+        planned_because: Why it does, and what that changes; empty if it chooses the present one.
     """
 
     at_s: float
@@ -206,6 +207,7 @@ class JobSnapshot:
     delays: Delays = Delays()
     throughput: tuple[Throughput, ...] = ()
     planned: Configuration | None = None
+    planned_because: str = ""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.at_s):

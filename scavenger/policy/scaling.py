@@ -135,8 +135,9 @@ class FollowModel:
             return Hold(f"the model would choose {planned}, but a running job keeps its VM type")
         if not affords(job, planned.workers):
             return Hold(f"the model would choose {planned}, but the budget is too near to pay them")
+        why = f", as {job.planned_because}" if job.planned_because else ""
         return ScaleTo(
-            planned.workers, planned.global_batch_size, f"the model now chooses {planned} over {now}"
+            planned.workers, planned.global_batch_size, f"the model now chooses it over {now}{why}"
         )
 
 

@@ -11,7 +11,7 @@ from cli_fake import Run
 from scavenger_cli.options import StateName
 
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.progress import PROGRESS, Progress
+from scavenger.domain.progress import PROGRESS, Moved, Progress
 from scavenger.domain.report import JobState
 from scavenger.store import Store
 
@@ -26,6 +26,7 @@ NOW = Progress(
     (19.0, 40.0),
     130.0,
     (60.0, 300.0),
+    Moved(Configuration("local-1", 3, 96), 1100, "asked to scale"),
 )
 
 
@@ -50,6 +51,7 @@ def test_status_shows_how_far_a_job_is_and_on_what_it_trains_now(scavenger: Run,
     shown = rows(scavenger("status", job_id)[1])
 
     assert shown["chosen"] == "2 x local-1, batch 64"
+    assert shown["moved"] == "to 3 x local-1, batch 96 at step 1,100: asked to scale"
     assert shown["trains on"] == "3 x local-1, batch 96"
     assert shown["epoch"] == "3 of 19 to 40 (90 %)"
     assert shown["loss"] == "0.5123"

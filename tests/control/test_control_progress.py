@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import StepRecord
-from scavenger.domain.progress import Progress, ProgressTracker
-from scavenger.domain.report import EpochsForecast, Forecasted, Predicted, StepDone, ViewChanged
+from scavenger.domain.progress import Moved, Progress, ProgressTracker
+from scavenger.domain.report import (
+    EpochsForecast,
+    Forecasted,
+    PhaseChanged,
+    Predicted,
+    StepDone,
+    ViewChanged,
+)
 
 VIEW = ViewChanged(1, Configuration("local-1", 2, 64), 1, 0.0, "begin")
 PREDICTED = Predicted(100.0, (80.0, 150.0), 1.0, (1.0, 2.0), 0.1, 3.0)
@@ -84,3 +93,45 @@ def test_what_is_written_is_read_back_also_a_loss_that_is_no_number() -> None:
 
     assert Progress.read(progress.data()) == progress
     assert math.isnan(Progress.read({**progress.data(), "loss": None}).loss)
+
+
+CHOSEN = Configuration("local-1", 1, 64)
+
+
+def moved_after(sizes: list[int], tracker: ProgressTracker) -> Moved | None:
+    """What is told of the move after views of these numbers of workers."""
+    for number, workers in enumerate(sizes, start=1):
+        view = Configuration("local-1", workers, 64)
+        tracker.on_event(ViewChanged(number, view, 10 * number, 0.0, f"view {number}"))
+    tracker.on_event(step(1.0))
+    told = tracker.final()
+    assert told is not None
+    assert Progress.read(told.data()) == told
+    return told.moved
+
+
+def running_tracker() -> ProgressTracker:
+    tracker = ProgressTracker()
+    tracker.choose(CHOSEN)
+    tracker.on_event(PhaseChanged("running", ""))
+    return tracker
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12))
+def test_a_job_away_from_its_choice_tells_since_when_and_why(sizes: list[int]) -> None:
+    moved, last = moved_after(sizes, running_tracker()), sizes[-1]
+
+    assert (moved is None) == (last == CHOSEN.workers)
+    if moved is not None:
+        came = int(moved.reason.removeprefix("view "))
+        assert moved == Moved(Configuration("local-1", sizes[came - 1], 64), 10 * came, f"view {came}")
+        assert sizes[came - 1] == last
+    # a worker that is lost and replaced changes nothing of it
+    assert moved_after([*sizes, 9, last], running_tracker()) == moved
+
+
+def test_profiling_is_no_move_and_a_resumed_job_counts_from_what_was_chosen_before() -> None:
+    tracker = ProgressTracker()
+    assert moved_after([1, 2, 3], tracker) is None
+    tracker.choose(CHOSEN)
+    assert moved_after([2, 3], tracker) is None

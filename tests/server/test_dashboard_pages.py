@@ -11,7 +11,9 @@ import pytest
 from dashboard_samples import ACTUAL, HOSTILE, NOW, curve_of, job_of, sight_of_running
 
 from scavenger.control.training.run_course import RunCourse
+from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import thinned
+from scavenger.domain.progress import Moved
 from scavenger.errors import ConfigurationError
 from scavenger.server.dashboard.confirming import confirmation_of, operation_of
 from scavenger.server.dashboard.figures import errors_figure, job_figures
@@ -130,11 +132,14 @@ def test_a_stored_curve_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     sight = sight_of_running(tmp_path)
-    metric = replace(sight.progress, metric=HOSTILE) if sight.progress else None
+    assert sight.progress is not None
+    moved = Moved(Configuration("local-1", 3, 32), 305, HOSTILE)
+    metric = replace(sight.progress, metric=HOSTILE, moved=moved)
     events = (EventRecord(9, sight.job.id, NOW, "warning", "note", HOSTILE, {}), *sight.events)
     job = replace(sight.job, name=HOSTILE, phase=HOSTILE, detail=HOSTILE, error=HOSTILE, job_file=HOSTILE)
     sight = replace(sight, job=job, progress=metric, events=events)
     page, figures = job_page(sight), job_figures(sight)
+    assert "(the bend of the front). Moved to 3 x local-1, batch 32 at step 305: <script>" in page.choice
     lists = jobs_page([page.line], [], more=False, older="", state="", name=HOSTILE, store="s", now=NOW)
     texts = [
         job_html(page, figures),

@@ -223,6 +223,8 @@ def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[
     """How far the job is, as rows of (name, text)."""
     if progress is None:
         return
+    if progress.moved is not None:
+        yield "moved", clean(progress.moved)
     yield "trained on" if job.ended else "trains on", clean(progress.configuration)
     of_about = ""
     if progress.epochs_interval is not None and not job.ended:

@@ -428,12 +428,12 @@ class JobWorkflow:
             trainer.progress = lambda: progress_of(trainer, told)
             return remaining_samples(trainer, told)
 
-        def planned() -> Configuration | None:
+        def planned() -> tuple[Configuration | None, str]:
             if replanning is None:
-                return None
+                return None, ""
             wanted = replanning.look()
             self.state = replace(self.state, moved_to=replanning.reached)
-            return wanted
+            return wanted, replanning.because
 
         policy_loop = PolicyLoop(
             trainer,

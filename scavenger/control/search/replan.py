@@ -45,6 +45,7 @@ class Replanning:
     Attributes:
         model: The newest fitted model.
         planned: The configuration recommended by the newest fit; None if not asked since the last move.
+        because: Why it is another than the present one; empty if it is not.
         reached: The newest configuration to which these models moved the job; None before such a move.
     """
 
@@ -67,6 +68,7 @@ class Replanning:
         self._since = (trainer.configuration, trainer.step)
         self._failed = False
         self.planned: Configuration | None = None
+        self.because = ""
         self.reached: Configuration | None = None
 
     def look(self) -> Configuration | None:
@@ -137,6 +139,7 @@ class Replanning:
 
     def _decide(self, now: Configuration) -> Configuration:
         trainer, job, model = self._trainer, self._job, self.model
+        self.because = ""
         remaining = 1.0 - progress_of(trainer, model)
         # a running job stays on its VM type: VMs of another type would be paid for while they boot
         space = replace(self._space, offers=(self._space.offer(now.vm),))
@@ -154,8 +157,9 @@ class Replanning:
         move = worth_moving(curve, choice, now, remaining=remaining, switch=switch, worth=worth)
         if move is None:
             return now
+        self.because = f"{move.reason}; {move.effect}"
         trainer.note(
             f"refitted after {1.0 - remaining:.0%} of the way: {move.configuration} instead of {now}, as "
-            f"{move.reason}; {move.effect}"
+            f"{self.because}"
         )
         return move.configuration

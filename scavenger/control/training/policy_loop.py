@@ -33,7 +33,7 @@ class PolicyLoop:
         policy: Decides on changes.
         reference: The configuration on which the run was started.
         remaining_samples: Returns the expected number of samples until the goal; None if unknown.
-        planned: Returns the configuration that the refitted models recommend; None if they were not asked.
+        planned: Returns the configuration that the refitted models recommend, None if they were not asked, and why.
         balance: Called at each decision, to move buckets between aggregators.
     """
 
@@ -44,7 +44,7 @@ class PolicyLoop:
         policy: Policy,
         reference: Configuration,
         remaining_samples: Callable[[], float | None],
-        planned: Callable[[], Configuration | None] = lambda: None,
+        planned: Callable[[], tuple[Configuration | None, str]] = lambda: (None, ""),
         balance: Callable[[], None] = lambda: None,
     ) -> None:
         self._trainer, self._policy, self._reference = trainer, policy, reference
@@ -133,6 +133,7 @@ class PolicyLoop:
         """Snapshot of the job for policies; times include earlier attempts."""
         trainer = self._trainer
         assert trainer.configuration is not None
+        planned, because = self._planned()
         return JobSnapshot(
             at_s=trainer.elapsed_s,
             configuration=trainer.configuration,
@@ -154,7 +155,8 @@ class PolicyLoop:
             limits=JobLimits(trainer.limits.budget_usd, trainer.limits.deadline_s),
             delays=Delays(trainer.drain_s, LOOK_S, max(trainer.setup_s, default=0.0)),
             throughput=self._throughput(),
-            planned=self._planned(),
+            planned=planned,
+            planned_because=because,
         )
 
     def _throughput(self) -> tuple[Throughput, ...]:

@@ -89,6 +89,8 @@ class Recorder(Observer):
         self._tracker, self._epochs = ProgressTracker(), EpochsToTell()
         if record.predicted is not None:
             self._tracker.predict(record.predicted)
+        if record.chosen is not None:
+            self._tracker.choose(record.chosen)
         self._writes = Writes(store.together, clock)
         self._ticking = False
         self._reported: Outage | None = None

@@ -132,7 +132,7 @@ class JobPage:
 
     Attributes:
         facts: What it is and how far it is.
-        choice: The chosen configuration and why; empty before.
+        choice: The chosen configuration and why, and where the job moved since; empty before.
         files: Paths, on the machine that runs the job.
         compared: Predicted and actual values; empty before the choice.
         why_off: Causes of the error of the predicted time.
@@ -253,7 +253,9 @@ def _choice_words(sight: JobSight) -> str:
     reason = ""
     if report is not None and report.get("choice"):
         reason = f" ({clean(report['choice'].get('reason', ''))})"
-    return f"Chosen: {clean(sight.job.chosen)}{reason}"
+    moved = None if sight.progress is None else sight.progress.moved
+    then = "" if moved is None else f". Moved {clean(moved)}"
+    return f"Chosen: {clean(sight.job.chosen)}{reason}{then}"
 
 
 def _compared(job: JobRecord) -> Iterator[Compared]:
