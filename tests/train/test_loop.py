@@ -107,6 +107,57 @@ def test_the_mean_is_that_of_all_samples_at_once_in_whatever_order(sizes: list[i
     np.testing.assert_allclose(forwards, backwards, rtol=1e-6, atol=1e-7)
 
 
+_singles = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from(
+    [
+        1e-45,
+        -1e-45,
+        1.1754942e-38,
+        1.1754944e-38,
+        3.4028235e38,
+        -3.4028235e38,
+        1.0,
+        1.0 + 2.0**-23,
+        2.0**-24,
+        -0.0,
+    ]
+)
+
+
+@given(
+    st.lists(st.lists(_singles, min_size=4, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), min_size=3, max_size=3),
+)
+def test_the_mean_has_the_bits_of_a_sum_in_double_precision(
+    values: list[list[float]], sizes: list[int]
+) -> None:
+    parts = [np.array(part, dtype=np.float32) for part in values]
+    for samples in (sizes[: len(parts)], [5] * len(parts)):
+        given = [
+            (f"w{k}", count, {"g": part}) for k, (count, part) in enumerate(zip(samples, parts, strict=True))
+        ]
+        shares = [count / sum(samples) for count in samples]
+        expected = parts[0].astype(np.float64) * shares[0]
+        for part, share in zip(parts[1:], shares[1:], strict=True):
+            expected += part.astype(np.float64) * share
+
+        means = weighted_mean(given, step=1)
+
+        np.testing.assert_array_equal(means.arrays["g"].view("u4"), expected.astype(np.float32).view("u4"))
+        assert means.sqnorm == pytest.approx(float(np.square(expected).sum()), rel=1e-4, abs=1e-30)
+
+
+def test_the_mean_of_arrays_of_many_blocks_is_that_of_their_elements() -> None:
+    random, size = np.random.default_rng(0), 300_001
+    parts = random.normal(size=(2, size)).astype(np.float32)
+    parts[:, 200_000] = 3e38  # the sum is out of range, the mean is not
+
+    means = weighted_mean([(f"w{k}", 7, {"g": part}) for k, part in enumerate(parts)], step=1)
+
+    np.testing.assert_array_equal(means.arrays["g"], parts.astype(np.float64).mean(axis=0).astype(np.float32))
+    assert means.sqnorm == pytest.approx(9e76, rel=1e-4)
+    assert means.worker_sqnorm == pytest.approx(9e76, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     "other",
     [

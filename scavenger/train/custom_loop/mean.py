@@ -17,9 +17,9 @@ __all__ = ["Contribution", "Means", "weighted_mean"]
 Contribution = tuple[str, int, dict[str, Array]]
 """A worker, its number of samples (at least 1), and its means over them."""
 
-_BLOCK = 64 * 1024
-"""Elements that are summed at once: in double precision, they stay in the processor's cache. The mean of two arrays of
-25 million took 39 ms of a processor with half as many, 36 with these, 34 with twice as many."""
+_BLOCK = 128 * 1024
+"""Elements that are summed at once, so that they stay in the processor's cache. The mean of two arrays of 25 million
+in double precision took 32 ms of a processor with a quarter as many, 29 with half, 26 with these or twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Means:
 def weighted_mean(
     contributions: Sequence[Contribution], *, step: int, into: dict[str, Array] | None = None
 ) -> Means:
-    """Mean of named arrays over samples, summed in double precision.
+    """Mean of named arrays over samples, with the bits of a sum in double precision.
 
     Args:
         contributions: Those of at least one worker.
@@ -74,24 +74,53 @@ def weighted_mean(
 def _average(parts: Sequence[Array], shares: Sequence[float], mean: Array) -> tuple[float, float] | None:
     """Write the mean of flat arrays; returns the mean squared norm and the norm of the mean, None if not finite."""
     worker_sqnorm = mean_sqnorm = 0.0
-    sums, part = np.empty(_BLOCK), np.empty(_BLOCK)
-    for at in range(0, mean.size, _BLOCK):
-        length = min(_BLOCK, mean.size - at)
-        total, scaled = sums[:length], part[:length]
-        for index, (given, share) in enumerate(zip(parts, shares, strict=True)):
-            block = given[at : at + length]
-            worker_sqnorm += share * sqnorm(block)
-            target = scaled if index else total
-            np.copyto(target, block)
-            target *= share
-            if index:
-                total += scaled
-        square = sqnorm(total)
-        if not np.isfinite(square) and not np.isfinite(total).all():
-            return None
-        mean_sqnorm += square
-        np.copyto(mean[at : at + length], total, casting="same_kind")
+    scratch = np.empty((2, min(_BLOCK, mean.size)))
+    is_pair = mean.dtype == np.float32 and list(shares) == [0.5, 0.5]
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by its norm
+        for at in range(0, mean.size, _BLOCK):
+            blocks, target = [part[at : at + _BLOCK] for part in parts], mean[at : at + _BLOCK]
+            worker_sqnorm += sum(share * sqnorm(block) for block, share in zip(blocks, shares, strict=True))
+            if is_pair:
+                _form_pair(blocks[0], blocks[1], target)
+            else:
+                _form(blocks, shares, target, scratch)
+            square = sqnorm(target)
+            if is_pair and not np.isfinite(square):  # their sum may be out of range where their mean is not
+                _form(blocks, shares, target, scratch)
+                square = sqnorm(target)
+            if not np.isfinite(square) and not np.isfinite(target).all():
+                return None
+            mean_sqnorm += square
     return worker_sqnorm, mean_sqnorm
+
+
+def _form(blocks: Sequence[Array], shares: Sequence[float], mean: Array, scratch: Array) -> None:
+    """Write the mean of blocks by their shares, summed in double precision in their order."""
+    if len(blocks) == 1:
+        np.copyto(mean, blocks[0])
+        return
+    total, scaled = scratch[:, : mean.size]
+    for index, (block, share) in enumerate(zip(blocks, shares, strict=True)):
+        target = scaled if index else total
+        np.copyto(target, block)
+        target *= share
+        if index:
+            total += scaled
+    np.copyto(mean, total, casting="same_kind")
+
+
+def _form_pair(one: Array, other: Array, mean: Array) -> None:
+    """Write the mean of two blocks in single precision, which has the bits of `_form` unless their sum is out of range.
+
+    To halve is exact, except where it ends among the least numbers that there are; and a sum which is as small as that
+    is exact itself, so that there, too, it is rounded once. To round a sum of two to double precision first changes
+    nothing, since that has two bits more than twice as many, and one to spare [1]_.
+
+    References:
+        .. [1] Figueroa, "When is Double Rounding Innocuous?", 1995.
+    """
+    np.add(one, other, out=mean)
+    mean *= mean.dtype.type(0.5)
 
 
 def _flat(array: Array) -> Array:
