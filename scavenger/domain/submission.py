@@ -188,6 +188,7 @@ class ServerRecord:
         address: URL of its API; empty if it has none.
         background: Whether it was started for a detached job, and ends when nothing is left to do.
         heartbeat_at: Time of its last sign of life.
+        birth: As of a job's owner; empty if it was not recorded.
     """
 
     id: str
@@ -201,3 +202,4 @@ class ServerRecord:
     background: bool
     started_at: datetime
     heartbeat_at: datetime
+    birth: str = ""

@@ -26,8 +26,9 @@ STARTS_MAX = 5
 """So many runners in a row may end unexpectedly before the job makes a further step."""
 REST_MAX_S = 60.0
 
-Holder = Literal["alive", "dead"]
-"""Whether the process that holds the lease of a runner lives; `dead` if nobody holds it."""
+Holder = Literal["alive", "dead", "unseen"]
+"""Whether the process that holds the lease of a runner lives; `dead` if nobody holds it, `unseen` if it was one of a
+container that hides it from here, or may have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def follow_runner(
     """Decide what follows.
 
     A runner is replaced only when its process is known to have ended: a lease that is not renewed ends the process
-    first. So files of a job, which no lease protects, have one writer, too.
+    first. So files of a job, which no lease protects, have one writer, too. One that cannot be seen is replaced when
+    it is as silent: if it still lives, it finds its lease taken within seconds, and ends.
 
     Args:
         seen: The submission, its lease and its job.
@@ -89,6 +91,8 @@ def follow_runner(
         if silent_s > SILENT_S:
             return KillRunner(f"it has not renewed its lease for {silent_s:.0f} s")
         return KeepRunner("it renews its lease")
+    if holder == "unseen" and silent_s <= SILENT_S:
+        return KeepRunner("it may live, and was not silent for long")
     if seen.ended and seen.job_state is not None:
         return EndSubmission(seen.job_state.replace("_", " "))
     if one.cancelling:

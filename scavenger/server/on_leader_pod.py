@@ -23,6 +23,7 @@ from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.recovered import record_of_checkpoints
 from scavenger.control.leading.configuration import POD_FILES, POD_VARIABLE, PodLeaderConfiguration
+from scavenger.control.service.place import sole_in
 from scavenger.control.service.server import Server, serve
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.private_files import make_private_folder
@@ -50,7 +51,7 @@ def lead(configuration: PodLeaderConfiguration, given: Path, folder: Path) -> No
     """
     job = _job_folder(given, folder) / "job.yaml"
     make_private_folder(folder / "store")
-    with Store.open(f"sqlite:///{folder / 'store' / 'scavenger.db'}") as store:
+    with sole_in(folder) as held, Store.open(f"sqlite:///{folder / 'store' / 'scavenger.db'}") as store:
         store.adopt_installation(configuration.owner)
         _take_token(store, (given / POD_FILES.token).read_text())
         if not store.submissions(1):
@@ -63,7 +64,7 @@ def lead(configuration: PodLeaderConfiguration, given: Path, folder: Path) -> No
             key=given / POD_FILES.key,
         )
         with serving(store, settings) as address:
-            serve(Server(store, idle_s=configuration.idle_s, address=address))
+            serve(Server(store, idle_s=configuration.idle_s, address=address, held=held))
 
 
 def _job_folder(given: Path, folder: Path) -> Path:

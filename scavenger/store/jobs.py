@@ -29,7 +29,7 @@ from scavenger.store.base import (
     open_submissions,
 )
 from scavenger.store.operations import end_open_operation
-from scavenger.store.owner import is_alive, this_process
+from scavenger.store.owner import is_alive, owner_of, this_process
 from scavenger.store.progress import close_processes, forget_processes
 from scavenger.store.records import (
     LIVE_STATES,
@@ -37,7 +37,6 @@ from scavenger.store.records import (
     JobProgress,
     JobRecord,
     JobUpdate,
-    Owner,
 )
 from scavenger.store.schema import FingerprintRow, FleetSpecRow, IntentRow, JobRow, SubmissionRow
 
@@ -92,6 +91,7 @@ class Jobs(Part):
             owner_started_at_s=owner.started_at_s,
             owner_user=owner.user,
             owner_uid=owner.uid,
+            owner_birth=owner.birth or None,
             heartbeat_at=now,
             created_at=now,
             error="",
@@ -116,6 +116,7 @@ class Jobs(Part):
             owner_started_at_s=owner.started_at_s,
             owner_user=owner.user or None,
             owner_uid=owner.uid,
+            owner_birth=owner.birth or None,
         )
         fields: dict[str, Any] = {
             name: getattr(record, name) for name in ("fingerprint", "chosen", "predicted", "actual")
@@ -240,7 +241,7 @@ class Jobs(Part):
             row.state, row.phase, row.detail, row.error = "starting", "", "", ""
             row.ended_at = row.report = row.actual = row.exit_code = None
             row.owner_pid, row.owner_host, row.owner_started_at_s = owner.pid, owner.host, owner.started_at_s
-            row.owner_user, row.owner_uid = owner.user, owner.uid
+            row.owner_user, row.owner_uid, row.owner_birth = owner.user, owner.uid, owner.birth or None
             row.heartbeat_at = now
             row.attempts += 1
             return _as_stored(session, row)
@@ -484,9 +485,7 @@ def _job_of(
         detail=row.detail,
         spec=row.spec,
         job_file=row.job_file,
-        owner=Owner(
-            row.owner_pid, row.owner_host, row.owner_started_at_s, row.owner_user or "", row.owner_uid
-        ),
+        owner=owner_of(row),
         heartbeat_at=row.heartbeat_at,
         created_at=row.created_at,
         started_at=row.started_at,

@@ -25,14 +25,13 @@ from scavenger.domain.operation import (
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError, NotFoundError, StoreError, TransientError
 from scavenger.store.base import Part, job_row
-from scavenger.store.owner import is_owner_alive
+from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.records import (
     LIVE_STATES,
     OPEN_STATES,
     RESUMABLE_STATES,
     OperationRecord,
     OperationState,
-    Owner,
     Verdict,
 )
 from scavenger.store.schema import JobRow, OperationRow
@@ -82,7 +81,7 @@ class Operations(Part):
                     f"{job.state.replace('_', ' ')}"
                     + (hint if job.state in RESUMABLE_STATES and job.checkpoint is not None else "")
                 )
-            owner = Owner(job.owner_pid, job.owner_host, job.owner_started_at_s)
+            owner = owner_of(job)
             if not is_owner_alive(owner, job.heartbeat_at, at=now):
                 raise ConfigurationError(
                     f"{name} cannot be asked to {request}: its process {owner.pid} on "

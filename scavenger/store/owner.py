@@ -6,20 +6,23 @@ import os
 import pwd
 import socket
 from datetime import datetime, timedelta
-from functools import cache
-from pathlib import Path
+from typing import Any
 
 import psutil
+from sqlalchemy import Row
 
+from scavenger.store.births import Birth, Fate, birth_of_this_process, fate_of
 from scavenger.store.records import JobRecord, Owner
+from scavenger.store.schema import JobRow
 
-__all__ = ["HEARTBEAT_STALE", "is_alive", "is_owner_alive", "this_process"]
+__all__ = ["HEARTBEAT_STALE", "fate", "is_alive", "is_owner_alive", "owner_of", "this_process"]
 
 HEARTBEAT_STALE = timedelta(seconds=60)
 """Age at which a heartbeat is stale; owners send one every few seconds."""
 
 START_TOLERANCE_S = 2.0
-"""Tolerance in comparing start times: they count from the boot, whose time is known to the second."""
+"""Tolerance in comparing start times of records without a birth: they count from the boot, whose time is known to
+the second."""
 
 
 def this_process() -> Owner:
@@ -29,7 +32,22 @@ def this_process() -> Owner:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:  # an account without a name, as containers have it
         user = str(uid)
-    return Owner(os.getpid(), socket.gethostname(), psutil.Process().create_time(), user, uid)
+    birth = birth_of_this_process()
+    return Owner(
+        os.getpid(), socket.gethostname(), psutil.Process().create_time(), user, uid, str(birth or "")
+    )
+
+
+def owner_of(job: JobRow | Row[Any]) -> Owner:
+    """The owner that a job's row names."""
+    return Owner(
+        job.owner_pid,
+        job.owner_host,
+        job.owner_started_at_s,
+        job.owner_user or "",
+        job.owner_uid,
+        job.owner_birth or "",
+    )
 
 
 def is_alive(job: JobRecord, *, at: datetime) -> bool:
@@ -38,36 +56,29 @@ def is_alive(job: JobRecord, *, at: datetime) -> bool:
 
 
 def is_owner_alive(owner: Owner, heartbeat_at: datetime, *, at: datetime) -> bool:
-    """Whether the owner of a job is alive: on this host by its pid and start time, elsewhere by its heartbeat.
+    """Whether the owner of a job is alive: where that can be told by the process, else by its heartbeat."""
+    seen = fate(owner)
+    return seen == "alive" or (seen == "unseen" and at - heartbeat_at < HEARTBEAT_STALE)
 
-    A start time that does not fit means that the pid was used again, or that the clock was set; with a fresh
-    heartbeat the owner counts as alive, since a live job must never be taken for dead.
+
+def fate(owner: Owner) -> Fate:
+    """What has become of a process; `unseen` if it was one of another host, or of a container that hides it.
+
+    Of a record without a birth, a start time that does not fit means that the pid was used again, or that the clock
+    was set: a live process must never be taken for dead.
     """
-    fresh = at - heartbeat_at < HEARTBEAT_STALE
     if owner.host != socket.gethostname():
-        return fresh
-    started_at_s = _start_of(owner.pid)
-    return started_at_s is not None and (abs(started_at_s - owner.started_at_s) < START_TOLERANCE_S or fresh)
-
-
-def _start_of(pid: int) -> float | None:
-    """Start of a process, seconds since the epoch; None if there is none, or only its exit status is left.
-
-    As `psutil.Process(pid).create_time()`, by one read in place of three: a list shows up to 200 live jobs.
-
-    References:
-        .. [1] proc_pid_stat(5): fields 3 and 22, which follow the name in parentheses.
-    """
+        return "unseen"
+    birth = Birth.parse(owner.birth)
+    if birth is not None:
+        return fate_of(owner.pid, birth, birth_of_this_process())
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    if fields[0] in (b"Z", b"X"):
-        return None
-    return _booted_at_s() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-@cache
-def _booted_at_s() -> float:
-    return float(psutil.boot_time())
+        process = psutil.Process(owner.pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return "dead"
+        same = abs(process.create_time() - owner.started_at_s) < START_TOLERANCE_S
+    except psutil.NoSuchProcess:
+        return "dead"
+    except psutil.Error:
+        return "unseen"
+    return "alive" if same else "unseen"

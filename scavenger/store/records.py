@@ -61,6 +61,8 @@ class Owner:
         started_at_s: Start of the process, seconds since the epoch, to detect a pid that was reused.
         user: Name of the account; empty if it was not recorded.
         uid: Number of the account on its machine; None if it was not recorded.
+        birth: Which process it is of those that have its pid at some time or place, as `births.Birth` writes it;
+            empty if it was not recorded.
     """
 
     pid: int
@@ -68,6 +70,7 @@ class Owner:
     started_at_s: float
     user: str = ""
     uid: int | None = None
+    birth: str = ""
 
     @property
     def account(self) -> str:

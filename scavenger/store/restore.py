@@ -20,9 +20,9 @@ from scavenger.store.backup import Backup, check_backup, column_kind, decoder, r
 from scavenger.store.database import Database
 from scavenger.store.migrate import check_references, migrate, migrating, revision_within
 from scavenger.store.operations import end_open_operation
-from scavenger.store.owner import is_owner_alive
+from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.progress import close_processes
-from scavenger.store.records import LIVE_STATES, Owner
+from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import (
     REVISION,
     Base,
@@ -174,8 +174,7 @@ def _void(session: Session, backup_at: datetime, now: datetime) -> tuple[tuple[s
 def _interrupted(session: Session, made: str, now: datetime) -> Iterator[tuple[str, str]]:
     live = select(JobRow).where(JobRow.state.in_(LIVE_STATES)).order_by(JobRow.created_at, JobRow.id)
     for job in session.scalars(live).all():
-        owner = Owner(job.owner_pid, job.owner_host, job.owner_started_at_s)
-        if is_owner_alive(owner, job.heartbeat_at, at=now):
+        if is_owner_alive(owner_of(job), job.heartbeat_at, at=now):
             continue  # a command on this machine goes on, or notices by its lease that it cannot
         job.state, job.ended_at = "interrupted", now
         job.error = f"the store was restored from its backup of {made}, in which the job ran: resume it"

@@ -71,7 +71,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0012"
+REVISION = "0013"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -210,6 +210,7 @@ class JobRow(Base):
     owner_started_at_s: Mapped[float]
     owner_user: Mapped[str | None]
     owner_uid: Mapped[int | None]
+    owner_birth: Mapped[str | None]
     heartbeat_at: Mapped[datetime]
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
@@ -419,6 +420,7 @@ class ServerRow(Base):
     host: Mapped[str]
     pid: Mapped[int]
     started_at_s: Mapped[float]
+    birth: Mapped[str | None]
     user: Mapped[str]
     uid: Mapped[int]
     address: Mapped[str]

@@ -35,7 +35,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.store.base import KEY_PREFIX_MIN, Part
 from scavenger.store.intent_rows import lease_of
 from scavenger.store.intents import held_lease
-from scavenger.store.owner import is_owner_alive
+from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
@@ -237,9 +237,7 @@ class Submissions(Part):
         return {
             job.job_file: job.id
             for job in session.scalars(live)
-            if is_owner_alive(
-                Owner(job.owner_pid, job.owner_host, job.owner_started_at_s), job.heartbeat_at, at=now
-            )
+            if is_owner_alive(owner_of(job), job.heartbeat_at, at=now)
         }
 
     def explain_waiting(self, reasons: dict[str, str]) -> None:
@@ -333,14 +331,19 @@ class Submissions(Part):
         with self._database.reading() as session:
             rows = session.scalars(select(ServerRow).order_by(ServerRow.started_at, ServerRow.id)).all()
         found = (
-            ServerRecord(**{name: getattr(row, name) for name in ServerRecord.__dataclass_fields__})
+            ServerRecord(
+                **{name: getattr(row, name) for name in ServerRecord.__dataclass_fields__ if name != "birth"},
+                birth=row.birth or "",
+            )
             for row in rows
         )
         return tuple(
             one
             for one in found
             if not alive
-            or is_owner_alive(Owner(one.pid, one.host, one.started_at_s), one.heartbeat_at, at=now)
+            or is_owner_alive(
+                Owner(one.pid, one.host, one.started_at_s, birth=one.birth), one.heartbeat_at, at=now
+            )
         )
 
 

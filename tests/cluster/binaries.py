@@ -9,6 +9,8 @@ What is built is kept in a cache outside of the project, by its version, and use
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import re
@@ -17,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "folder", "missing"]
+__all__ = ["PROGRAMS", "building_alone", "folder", "missing"]
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 VERSION = "1.20.2"
@@ -27,6 +30,8 @@ BUILT_MAX_S = 3600.0
 LIMIT_VARIABLE = "SCAVENGER_BUILD_MAX_S"
 """Environment variable with the longest time that a build may take, seconds."""
 _BEGAN = time.monotonic()
+_WORK = "scavenger-kubernetes-"
+"""Begins the name of a build's folder in the cache, which is removed at its end, or by the next build."""
 _WHY_NOT = "not-built.txt"
 """Beside the programs: why the last build has failed."""
 _SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
@@ -77,7 +82,10 @@ def build() -> None:
         DEBIAN_FRONTEND="noninteractive",
     )
     folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="scavenger-kubernetes-", dir=folder()) as made:
+    with building_alone(folder()), tempfile.TemporaryDirectory(prefix=_WORK, dir=folder()) as made:
+        missing.cache_clear()
+        if not missing():
+            return  # another build has just made them
         work = Path(made)
         tree = work / "go" / "src" / _IMPORTED
         _unpack(work, tree)
@@ -87,6 +95,27 @@ def build() -> None:
         for name in PROGRAMS:
             (work / name).replace(folder() / name)
     missing.cache_clear()
+
+
+@contextlib.contextmanager
+def building_alone(cache: Path) -> Iterator[None]:
+    """Build in a cache alone, once other builds have ended, and without what killed ones have left.
+
+    Raises:
+        TimeoutError: Another build has not ended in time.
+    """
+    with (cache / "building.lock").open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > _until():
+                    raise TimeoutError from None
+                time.sleep(0.1)
+        for left in cache.glob(f"{_WORK}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def _unpack(work: Path, tree: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,8 +89,23 @@ def test_a_leader_that_is_lost_is_started_again_on_its_claim_and_its_job_goes_on
         return str(found["state"])
 
     _until(lambda: state() == "gone")
+    (database,) = volume.glob("leaders/*/store/scavenger.db")
+
+    def counts() -> tuple[int, int]:
+        """Attempts of the job, and runners that were started for it."""
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            ((attempts, starts),) = connection.execute(
+                "SELECT jobs.attempts, submissions.starts FROM jobs JOIN submissions ON jobs.id = submissions.id"
+            ).fetchall()
+        return attempts, starts
+
+    assert counts() == (1, 1)
     again = command("resume", "kept", "--yes", "--detach")
     assert again.returncode == 0, again.stderr
+    began = time.monotonic()
+    _until(lambda: counts()[0] == 2, WITHIN_S)
+    print(f"the job goes on {time.monotonic() - began:.1f} s after its pod has begun")
+    assert counts() == (2, 2), "the first runner in the new pod knows that the one before is dead"
     second = leader_of(plane, namespace)
     assert second is not None
     assert second.metadata.uid != first.metadata.uid

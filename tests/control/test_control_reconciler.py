@@ -23,6 +23,7 @@ from scavenger.control.provisioning.lease_holder import holder_name, is_known_de
 from scavenger.domain.intent import VmSlot
 from scavenger.errors import CloudUnavailableError, ConfigurationError, StoreBusyError
 from scavenger.store import Store
+from scavenger.store.births import Birth
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "provisioning"))
@@ -350,8 +351,10 @@ def test_a_process_is_known_to_be_dead_only_where_it_ran() -> None:
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
     )
     assert is_known_dead(f"{host}/{child.stdout.strip()}/{started}")
-    assert is_known_dead(f"{host}/{pid}/1.00")
-    for other in (f"elsewhere/{pid}/1.00", "first", "", f"{host}/x/1"):
+    birth = Birth.parse(started)
+    assert birth is not None
+    assert is_known_dead(f"{host}/{pid}/{replace(birth, ticks=birth.ticks - 1)}")
+    for other in (f"elsewhere/{pid}/1.00", f"{host}/{pid}/1.00", "first", "", f"{host}/x/1"):
         assert not is_known_dead(other)
 
 

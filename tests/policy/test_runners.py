@@ -43,6 +43,11 @@ def test_a_silent_one_is_ended_before_another_is_started() -> None:
     assert follow(SEEN, "dead", silent_s=SILENT_S + 1) == StartRunner()
 
 
+def test_one_that_cannot_be_seen_is_replaced_when_it_was_silent_for_long_and_never_killed() -> None:
+    assert isinstance(follow(SEEN, "unseen", silent_s=SILENT_S), KeepRunner)
+    assert follow(SEEN, "unseen", silent_s=SILENT_S + 1) == StartRunner()
+
+
 def test_the_submission_of_a_job_that_has_ended_ends() -> None:
     ended = replace(SEEN, job_state="target_missed", ended=True)
     assert follow(ended, "dead") == EndSubmission("target missed")
@@ -66,7 +71,7 @@ def test_after_starts_in_vain_there_are_pauses_and_then_an_end() -> None:
 
 
 @given(
-    st.sampled_from(["alive", "dead"]),
+    st.sampled_from(["alive", "dead", "unseen"]),
     st.floats(0, 1e4),
     st.floats(0, 1e4),
     st.integers(0, 9),
@@ -80,6 +85,8 @@ def test_no_runner_is_started_while_one_may_live(
     seen = replace(SEEN, submission=submission, ended=ended)
     decision = follow(seen, holder, silent_s=silent_s, since_start_s=since_s)
 
+    if holder == "unseen" and silent_s <= SILENT_S:
+        assert isinstance(decision, KeepRunner)
     if holder == "alive":
         assert isinstance(decision, KeepRunner | KillRunner)
     else:

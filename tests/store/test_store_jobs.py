@@ -240,7 +240,8 @@ class TestTheLivingAndTheDead:
 
     def test_a_pid_used_again_is_dead_once_its_heartbeat_is_stale(self, store: Store) -> None:
         job = new_job(store)
-        reused = replace(job, owner=replace(job.owner, started_at_s=job.owner.started_at_s - 3600))
+        unborn = replace(job.owner, started_at_s=job.owner.started_at_s - 3600, birth="")
+        reused = replace(job, owner=unborn)  # of an earlier version
 
         assert is_alive(reused, at=job.heartbeat_at)
         assert not is_alive(reused, at=job.heartbeat_at + HEARTBEAT_STALE)

@@ -23,7 +23,7 @@ from scavenger.errors import StoreTooNewError
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
 from scavenger.store.owner import this_process
-from scavenger.store.schema import REVISION, Base, LeaseRow, SubmissionRow
+from scavenger.store.schema import REVISION, Base, JobRow, LeaseRow, SubmissionRow
 from tests.control import soak_runner
 
 ROOT = Path(__file__).parents[2]
@@ -90,8 +90,7 @@ def test_what_a_running_process_of_the_version_before_writes_is_accepted(
     fence = submitted(old, tmp_path, "runner")
     job_id = fence.name.partition("/")[2]
     old.fence(fence)
-    old.create_job("tiny", spec={}, job_file="/job.yaml", job_id=job_id)
-    old.update_job(job_id, state="running", step=1)
+    write(old, _job_row(job_id))
 
     with Store.open(url) as new:  # migrates
         assert new.revision == REVISION
@@ -112,6 +111,29 @@ def test_what_a_running_process_of_the_version_before_writes_is_accepted(
             _open_as_before(url, tmp_path, earlier)
     assert "was written by a newer Scavenger" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def _job_row(job_id: str) -> JobRow:
+    """A job that this process runs."""
+    me, now = this_process(), datetime.now(UTC)
+    return JobRow(
+        id=job_id,
+        name="tiny",
+        state="running",
+        phase="",
+        detail="",
+        spec={},
+        job_file="/job.yaml",
+        owner_pid=me.pid,
+        owner_host=me.host,
+        owner_started_at_s=me.started_at_s,
+        owner_user=me.user,
+        owner_uid=me.uid,
+        heartbeat_at=now,
+        created_at=now,
+        error="",
+        step=1,
+    )
 
 
 def _open_as_before(url: str, folder: Path, earlier: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, api_client
 from scavenger.control.cluster.reporting import report_of_job
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.service.place import sole_in
 from scavenger.control.service.server import Server, run
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.control.training.operations import NOT_YET, knock
@@ -362,9 +363,9 @@ def lead(environment: Mapping[str, str], folder: Path, leaving: threading.Event)
     )
     make_private_folder(folder / "store")
     url = environment.get(STORE_VARIABLE) or f"sqlite:///{folder / 'store' / 'scavenger.db'}"
-    with Store.open(url) as store:
+    with sole_in(folder) as held, Store.open(url) as store:
         leader, wake, over = Leader(store, cluster, key, job), threading.Event(), threading.Event()
-        server = threading.Thread(target=run, args=(Server(store), over), name="server")
+        server = threading.Thread(target=run, args=(Server(store, held=held), over), name="server")
 
         def seen(job: Json | None) -> None:
             leader.see(job)

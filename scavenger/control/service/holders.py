@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import signal
+import socket
+from contextlib import suppress
 
-import psutil
-
-from scavenger.control.provisioning.lease_holder import is_known_dead
+from scavenger.control.provisioning.lease_holder import process_of
 from scavenger.policy.runners import Holder
+from scavenger.store.owner import fate
 
 __all__ = ["end_holder", "state_of"]
 
-_TOLERANCE_S = 2.0
-"""Tolerance in comparing start times, as in `scavenger.store.owner`."""
-
 
 def state_of(holder: str) -> Holder:
-    """Whether the holder of a lease may live."""
-    return "dead" if not holder or is_known_dead(holder) else "alive"
+    """Whether the holder of a lease lives, as far as that can be told; one of another machine may."""
+    if not holder:
+        return "dead"
+    process = process_of(holder)
+    if process is None or process.host != socket.gethostname():
+        return "alive"
+    return fate(process)
 
 
 def end_holder(holder: str, number: signal.Signals) -> None:
     """Send a signal to the holder of a lease; no effect if it has ended, or is a process of another machine."""
-    with contextlib.suppress(ValueError, psutil.Error):
-        _, pid, started_at_s = holder.rsplit("/", 2)
-        process = psutil.Process(int(pid))
-        if abs(process.create_time() - float(started_at_s)) < _TOLERANCE_S:
-            process.send_signal(number)
+    process = process_of(holder)
+    if process is not None and fate(process) == "alive":
+        with suppress(OSError):
+            os.kill(process.pid, number)

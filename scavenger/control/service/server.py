@@ -106,6 +106,7 @@ class Server:
         limits: Limits on jobs at once and on money.
         idle_s: Ends after so long without anything to do, and gives way to a server that does not; None: never.
         address: URL of its API; empty if it has none.
+        held: Descriptors that its runners hold, too; see `place.sole_in`.
         clock: Monotonic seconds.
 
     Attributes:
@@ -119,9 +120,10 @@ class Server:
         *,
         idle_s: float | None = None,
         address: str = "",
+        held: tuple[int, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._clock, self.idle_s = store, clock, idle_s
+        self._store, self._clock, self.idle_s, self._held = store, clock, idle_s, held
         self._limits = configured_limits() if limits is None else limits
         self._holder, me, now = holder_name(), this_process(), datetime.now(UTC)
         self.record = ServerRecord(
@@ -136,6 +138,7 @@ class Server:
             background=idle_s is not None,
             started_at=now,
             heartbeat_at=now,
+            birth=me.birth,
         )
         self._fence: Fence | None = None
         self._beat_at = self.served_at = -math.inf
@@ -161,9 +164,12 @@ class Server:
         until, first, asked = self._clock() + _TAKE_S, self._store.lease(SERVER_LEASE), False
         while True:
             lease = self._store.lease(SERVER_LEASE)
-            elsewhere = lease is not None and not lease.holder.startswith(f"{socket.gethostname()}/")
+            state = "dead" if lease is None else state_of(lease.holder)
+            elsewhere = lease is not None and (
+                state == "unseen" or not lease.holder.startswith(f"{socket.gethostname()}/")
+            )
             late = self._clock() > until
-            if lease is None or state_of(lease.holder) == "dead" or (elsewhere and late and lease == first):
+            if lease is None or state == "dead" or (elsewhere and late and lease == first):
                 if (taken := self._store.take_lease(SERVER_LEASE, self._holder, lease)) is not None:
                     return taken
                 continue
@@ -270,6 +276,7 @@ class Server:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    pass_fds=self._held,
                     cwd=Path(one.job.job_file).parent,
                     env={**env, "SCAVENGER_STORE": self._store.url},
                 )

@@ -1,0 +1,84 @@
+"""A folder that one container, or one boot of a machine, has at a time: by a lock that lasts until its processes end.
+
+So who has it knows of all that had it before, and that cannot be seen from here, that it has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scavenger.errors import TransientError
+from scavenger.private_files import private_opener
+from scavenger.store.births import PLACE_VARIABLE
+
+__all__ = ["WAIT_S", "sole_in"]
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 60.0
+"""How long another may take to end: the node of a pod that was deleted at once ends its processes within seconds."""
+_LOCK = "leader.lock"
+_LOOK_S = 0.1
+
+
+@contextmanager
+def sole_in(
+    folder: Path, *, wait_s: float = WAIT_S, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[int, ...]]:
+    """Have a folder alone within the block: for this process, and those that are given the descriptors.
+
+    Within the block, they bear the folder's own place in the records of processes (`births.Birth`).
+
+    Args:
+        folder: It is there.
+        wait_s: How long to wait for another that has it.
+        sleep: How to wait, seconds.
+
+    Returns:
+        Descriptors that hold it, for processes that are started; none where the file system has no locks.
+
+    Raises:
+        TransientError: Another process has it.
+    """
+    with open(folder / _LOCK, "a+", opener=private_opener) as file:
+        try:
+            _lock(file.fileno(), folder, wait_s, sleep)
+        except OSError as error:
+            logger.warning("%s cannot be locked: %s", folder, error.strerror)
+            yield ()
+            return
+        file.seek(0)
+        place = file.read().strip()
+        if not place:
+            place = str(uuid.uuid4())
+            file.write(place)
+            file.flush()
+            os.fsync(file.fileno())
+        before = os.environ.get(PLACE_VARIABLE)
+        os.environ[PLACE_VARIABLE] = place
+        try:
+            yield (file.fileno(),)
+        finally:
+            os.environ.pop(PLACE_VARIABLE)
+            if before is not None:
+                os.environ[PLACE_VARIABLE] = before
+
+
+def _lock(descriptor: int, folder: Path, wait_s: float, sleep: Callable[[float], None]) -> None:
+    left_s = wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if left_s <= 0:
+                raise TransientError(f"another leader has {folder}, and has not ended yet") from None
+        sleep(_LOOK_S)
+        left_s -= _LOOK_S
