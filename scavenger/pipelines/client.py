@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,14 @@ from scavenger.domain.curve import Choice, CurvePoint
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import StopJob
 from scavenger.domain.report import Observer, PhaseChanged
-from scavenger.errors import ConfigurationError, NotFoundError, ScavengerError, StoreError, TransientError
+from scavenger.errors import (
+    ConfigurationError,
+    LimitReachedError,
+    NotFoundError,
+    ScavengerError,
+    StoreError,
+    TransientError,
+)
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
@@ -32,6 +40,7 @@ from scavenger.pipelines.job import Job
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
 from scavenger.pipelines.running import RunningJob
+from scavenger.presentation.formatting import money
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -52,9 +61,25 @@ _LAST_S = 5.0
 _LOOK_S = 0.5
 KEEP_S = 180.0
 """How long a VM that a trial leaves waits for another, seconds; a search takes seconds to begin the next one."""
+_CENT_PART = 1e-6
+"""US dollars by which sums of the same costs may differ."""
 _RECORDS_MAX = 10_000
 """Most jobs of one name, such as trials of a study, that are looked at."""
 Choices = Plan | Choice | CurvePoint | Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class _SetAside:
+    """What is set aside for a job of a server, until `Client.wait` has its bill.
+
+    Attributes:
+        until_settled: Holds the allowance; its exit counts the cost.
+        before_usd: What the job had cost before.
+    """
+
+    allowance: Allowance
+    until_settled: ExitStack
+    before_usd: float = 0.0
 
 
 class Client:
@@ -106,7 +131,8 @@ class Client:
         self._there_by: dict[int, str] = {}
         self._keeping: dict[int, KeptVms] = {}
         self._kept: list[KeptVms] = []
-        self._submitted: dict[str, tuple[Allowance, ExitStack]] = {}
+        self._begun: dict[int, list[str]] = {}
+        self._submitted: dict[str, _SetAside] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -198,20 +224,44 @@ class Client:
             return self._there(job, observer)
         return self._here(job, run=True, observer=observer)
 
-    def resume(self, job: str, *, observer: Observer | None = None) -> Run:
+    def resume(
+        self,
+        job: str,
+        *,
+        observer: Observer | None = None,
+        budget: str | float | None = None,
+        deadline_s: float | None = None,
+    ) -> Run:
         """Have a job that ended before its goal go on from its checkpoint; returned as by `attempt`.
 
         Args:
             job: As of `result`.
             observer: Receives what happens.
+            budget: US dollars that it may cost from now on, if that is less than its own budget leaves.
+            deadline_s: The same of its time, seconds. A job of a server has its own deadline alone.
 
         Raises:
             ConfigurationError, TransientError: If it cannot be resumed.
+            LimitReachedError: If nothing is left of a budget, or a server's job may cost more than what is left.
         """
-        record = self._source.job(job)
+        record, given = self._source.job(job), dollars(budget)
+        own, before_usd = record.spec.get("constraints", {}).get("budget"), self.cost_of(record.id)
+        limits = [
+            usd for usd in (given, None if own is None else max(0.0, own - before_usd)) if usd is not None
+        ]
+        most = min(limits, default=None)
         if isinstance(self._source, StoreSource):
-            return self._resumed_here(record, observer)
-        return self._awaited(self._source.resume(record, audit=False).id, observer)
+            return self._resumed_here(record, observer, most, before_usd, deadline_s)
+        with ExitStack() as undo:
+            allowance = undo.enter_context(self._budget.allowance(most))
+            if allowance.usd is not None and (own is None or own - before_usd > allowance.usd + _CENT_PART):
+                raise LimitReachedError(
+                    f"job {record.name} ({record.id[:8]}) goes on with its own budget, which is {money(own)}: it has "
+                    f"cost {money(before_usd)}, and {money(allowance.usd)} are left for it; raise the budget"
+                )
+            resumed = self._source.resume(record, audit=False)
+            self._submitted[resumed.id] = _SetAside(allowance, undo.pop_all(), before_usd)
+        return self._awaited(resumed.id, observer)
 
     def study(
         self,
@@ -262,7 +312,7 @@ class Client:
         with ExitStack() as undo:
             allowance = undo.enter_context(self._budget.allowance(job.spec.constraints.budget))
             made = self._submitted_job(self.tracked(_limited(job, allowance.usd)), options)
-            self._submitted[made.id] = allowance, undo.pop_all()  # set aside until `wait` has its bill
+            self._submitted[made.id] = _SetAside(allowance, undo.pop_all())
         return Submission.of(made)
 
     def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
@@ -293,6 +343,7 @@ class Client:
         key = job.id if isinstance(job, Submission) else job
         while (one := self._source.submission(key)) is not None and one.job_state is None:
             if not one.is_open:
+                self._settle(one.id)
                 raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
             time.sleep(_LOOK_S)
         job_id = self._source.job(key).id if one is None else one.id
@@ -301,11 +352,14 @@ class Client:
                 for seen_event in told(event):
                     seen.on_event(seen_event)
             seen.on_event(PhaseChanged("done", ""))
-        if job_id in self._submitted:
-            allowance, aside = self._submitted.pop(job_id)
-            with aside:
-                allowance.cost_usd = self._cost_if_known(job_id)
+        self._settle(job_id)
         return self.result(job_id)
+
+    def _settle(self, job_id: str) -> None:
+        """Count what a submitted job that has ended has cost, instead of what was set aside for it."""
+        if (found := self._submitted.pop(job_id, None)) is not None:
+            with found.until_settled:
+                found.allowance.cost_usd = self._cost_if_known(job_id, found.before_usd)
 
     # ---- what is on record ---------------------------------------------------------------------------------
 
@@ -384,12 +438,19 @@ class Client:
 
             return self._driven(begin, allowance, observer)
 
-    def _resumed_here(self, record: JobRecord, observer: Observer | None) -> Run:
+    def _resumed_here(
+        self,
+        record: JobRecord,
+        observer: Observer | None,
+        most_usd: float | None,
+        before_usd: float,
+        left_s: float | None,
+    ) -> Run:
         from scavenger.control.jobs.resume import resume_job
 
         thread = threading.get_ident()
-        most, before_usd = record.spec.get("constraints", {}).get("budget"), self.cost_of(record.id)
-        with self._budget.allowance(None if most is None else max(0.0, most - before_usd)) as allowance:
+        with self._budget.allowance(most_usd) as allowance:
+            budget_usd = None if allowance.usd is None else before_usd + allowance.usd
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 return resume_job(
@@ -399,6 +460,8 @@ class Client:
                     confirm=None,
                     warm=self._warm,
                     kept=self._keeping.get(thread),
+                    budget_usd=budget_usd,
+                    left_s=left_s,
                 )
 
             return self._driven(begin, allowance, observer, before_usd)
@@ -426,8 +489,8 @@ class Client:
                     finally:
                         job_id = one.job_id
         finally:
-            cost_usd = self._cost_if_known(job_id)
-            allowance.cost_usd = None if cost_usd is None else max(0.0, cost_usd - before_usd)
+            self._has_begun(job_id)
+            allowance.cost_usd = self._cost_if_known(job_id, before_usd)
 
     def cost_of(self, job_id: str) -> float:
         """What a job has cost by its record, US dollars; 0 if it has none.
@@ -445,9 +508,9 @@ class Client:
         except NotFoundError:
             return 0.0
 
-    def _cost_if_known(self, job_id: str) -> float | None:
+    def _cost_if_known(self, job_id: str, before_usd: float) -> float | None:
         try:
-            return self.cost_of(job_id)
+            return max(0.0, self.cost_of(job_id) - before_usd)
         except ScavengerError:
             return None
 
@@ -484,18 +547,25 @@ class Client:
                 log.info("job %s was not asked to stop: %s", job_id[:8], error)
 
     @contextmanager
-    def keeping(self, kept: KeptVms) -> Iterator[None]:
-        """Have the jobs that this thread runs by this client leave their VMs to a study, and take them from it."""
+    def keeping(self, kept: KeptVms) -> Iterator[Sequence[str]]:
+        """Have the jobs that this thread runs by this client leave their VMs to a study, and take them from it.
+
+        Gives the ids of those of these jobs that have begun, to be read at any time.
+        """
         thread = threading.get_ident()
         with self._lock:
             if kept not in self._kept:
                 self._kept.append(kept)  # `close` ends them
-        self._keeping[thread] = kept
+        self._keeping[thread], self._begun[thread] = kept, []
         try:
             with kept.trial():
-                yield
+                yield self._begun[thread]
         finally:
-            del self._keeping[thread]
+            del self._keeping[thread], self._begun[thread]
+
+    def _has_begun(self, job_id: str) -> None:
+        if job_id:
+            self._begun.get(threading.get_ident(), []).append(job_id)
 
     def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float, returned_usd: float) -> bool:
         """See `Budget.wait_for`, of the budget of all jobs of this client."""
@@ -515,6 +585,7 @@ class Client:
         """Wait for a job of a server, which Ctrl-C and `stop_job` stop."""
         thread = threading.get_ident()
         self._there_by[thread] = job_id
+        self._has_begun(job_id)
         try:
             return self.wait(job_id, observer=observer)
         except KeyboardInterrupt:

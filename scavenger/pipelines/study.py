@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from scavenger.domain.forms import parse_duration
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event, JobState, Observer
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError, TrainingError
-from scavenger.pipelines.budget import Budget, dollars
+from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.results import Run, Table
 from scavenger.pipelines.sharing import WorkerShares
@@ -173,12 +173,9 @@ class Study:
         # one that was stopped would go on with the limit that stopped it
         resumes = before is not None and before.state != "stopped"
         with self._sharing(made, resumes) as workers:
-            trial = self._run(
-                made.with_settings(workers), opened, before if resumes else None, on_epoch, observer
+            return self._run(
+                made.with_settings(workers), key, opened, before if resumes else None, on_epoch, observer
             )
-        with self._lock:
-            opened.trials[key] = trial
-        return trial
 
     @contextmanager
     def _sharing(self, job: Job, resumes: bool) -> Iterator[dict[str, Any]]:
@@ -211,6 +208,7 @@ class Study:
     def _run(
         self,
         job: Job,
+        key: str,
         opened: _Opened,
         before: Trial | None,
         on_epoch: Callable[[EpochRecord], bool] | None,
@@ -222,21 +220,58 @@ class Study:
             if (left_s := self.left_s) < math.inf:
                 changes["constraints.deadline"] = min(left_s, job.spec.constraints.deadline or math.inf)
             watched = _Watched(on_epoch, self._client, observer)
-            spent_usd = 0.0 if before is None else before.cost_usd
-            trial = self._ran(job.with_settings(changes), before, watched)
-            allowance.cost_usd = max(
-                0.0, trial.cost_usd - (spent_usd if before and trial.id == before.id else 0.0)
-            )
-        return trial
+            with self._client.keeping(self._kept) as begun:
+                trial: Trial | None = None
+                try:
+                    trial = self._ran(job.with_settings(changes), before, watched)
+                    return trial
+                finally:  # also of one that Ctrl-C ended
+                    self._count(allowance, opened, key, before, trial, begun)
+
+    def _count(
+        self,
+        allowance: Allowance,
+        opened: _Opened,
+        key: str,
+        before: Trial | None,
+        trial: Trial | None,
+        begun: Sequence[str],
+    ) -> None:
+        """Count what a trial has cost, and note what it came to.
+
+        Args:
+            before: What had been of it when it went on.
+            trial: What it came to; None if an exception ended it.
+            begun: The ids of its jobs.
+        """
+        if trial is None:
+            allowance.cost_usd = None if begun else 0.0  # unknown, if it cannot be read
+            with suppress(ScavengerError):
+                trial = self._on_record(begun)
+        if trial is not None:
+            spent_usd = before.cost_usd if before is not None and trial.id == before.id else 0.0
+            allowance.cost_usd = max(0.0, trial.cost_usd - spent_usd)
+            with self._lock:
+                opened.trials[key] = trial
+
+    def _on_record(self, begun: Sequence[str]) -> Trial | None:
+        """The trial of the last of these jobs if that has ended; None if there is none."""
+        for record in self._client.records(self.name) if begun else ():
+            if record.id == begun[-1] and record.state not in LIVE_STATES:
+                return replace(self._known(record, self._client.cost_of(record.id)), known=False)
+        return None
 
     def _ran(self, job: Job, before: Trial | None, observer: Observer) -> Trial:
-        with self._client.keeping(self._kept):
-            if before is not None:
-                try:
-                    return self._trial(self._client.resume(before.id, observer=observer), job.params)
-                except ConfigurationError:
-                    pass  # it has no checkpoint: it begins again
-            return self._trial(self._client.attempt(job, observer=observer), job.params)
+        if before is not None:
+            limits = job.spec.constraints
+            try:
+                run = self._client.resume(
+                    before.id, observer=observer, budget=limits.budget, deadline_s=limits.deadline
+                )
+                return self._trial(run, job.params)
+            except (ConfigurationError, LimitReachedError):
+                pass  # it has no checkpoint, or its server would have it cost more: it begins again
+        return self._trial(self._client.attempt(job, observer=observer), job.params)
 
     def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
         try:

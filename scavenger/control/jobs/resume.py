@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,15 +31,20 @@ def resume_job(
     audit: bool = False,
     warm: WarmServers | None = None,
     kept: KeptVms | None = None,
+    budget_usd: float | None = None,
+    left_s: float | None = None,
 ) -> JobRun:
     """Prepare a job to continue from its newest checkpoint.
 
-    The job keeps the specification that it was started with; later edits of its file apply to new jobs only.
+    The job keeps the specification that it was started with; later edits of its file apply to new jobs only. Its
+    limits can be lowered for this attempt.
 
     Args:
         confirm: Asked before the chosen configuration is paid for, if the search had not chosen yet.
         audit: See `JobRun`; an audit is complete only if every attempt had it.
         warm, kept: See `prepare_job`.
+        budget_usd: What all its attempts may cost together; None for its own budget alone.
+        left_s: How long it may run from now on; None for its own deadline alone.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
@@ -47,7 +54,10 @@ def resume_job(
     store.check_resumable(record)
     job, job_file = JobSpec.model_validate(record.spec), Path(record.job_file)
     journal = job_file.parent / job.output / record.id / "measurements.jsonl"
-    prepared, resumed = prepare_job(job, job_file, warm=warm, kept=kept), find_resumption(record, journal)
+    resumed = find_resumption(record, journal)
+    deadline_s = None if left_s is None else resumed.before.elapsed_s + left_s
+    job = _within(job, {"budget": budget_usd, "deadline": deadline_s})
+    prepared = prepare_job(job, job_file, warm=warm, kept=kept)
     # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
     if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
         spent_usd += recorded_traffic(store, record.id).usd
@@ -64,3 +74,14 @@ def resume_job(
         resumed=resumed,
         audit=audit,
     )
+
+
+def _within(job: JobSpec, limits: Mapping[str, float | None]) -> JobSpec:
+    """The job with each of these limits that is lower than its own."""
+    own = job.constraints
+    lower = {
+        name: limit
+        for name, limit in limits.items()
+        if limit is not None and limit < (math.inf if getattr(own, name) is None else getattr(own, name))
+    }
+    return job.model_copy(update={"constraints": own.model_copy(update=lower)}) if lower else job
