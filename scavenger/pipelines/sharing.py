@@ -26,12 +26,13 @@ class _Member:
     """One trial.
 
     Attributes:
+        begin: The number that it begins with; 0 while it waits.
         moving: Whether its job is being asked for another size.
         ended: Whether it has ended.
     """
 
     def __init__(self, sharer: Sharer, scale: Scale) -> None:
-        self.sharer, self.scale = sharer, scale
+        self.sharer, self.scale, self.begin = sharer, scale, 0
         self.moving = self.ended = False
 
 
@@ -72,11 +73,11 @@ class WorkerShares:
         member = _Member(Sharer(fewest, most), scale)
         with self._changed:
             self._members.append(member)
-            self._divide()
-            self._changed.wait_for(lambda: member.sharer.has > 0)
-            begin = member.sharer.has
         try:
-            yield begin
+            with self._changed:
+                self._divide()
+                self._changed.wait_for(lambda: member.begin > 0)
+            yield member.begin
         finally:
             with self._changed:
                 member.ended = True
@@ -93,7 +94,9 @@ class WorkerShares:
                 continue
             if size > before:  # what it has not yet is set aside for it
                 one.sharer = replace(one.sharer, has=size)
-            if before:
+            if not before:
+                one.begin = size
+            else:
                 one.moving = True
                 threading.Thread(
                     target=self._move, args=(one, before, size), name="scavenger-shares", daemon=True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pipeline_code
@@ -155,6 +157,58 @@ def test_a_trial_waits_for_its_workers_and_a_refused_change_is_asked_again() -> 
         go.set()
         thread.join()
         until(lambda: asked == [2, 2, 2, 3], 10)
+    assert shares.in_use == 0
+
+
+def test_a_trial_that_is_interrupted_while_it_waits_takes_no_workers() -> None:
+    shares = WorkerShares(1)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with shares.share(1, 1, lambda workers: True):
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt), shares.share(1, 1, lambda workers: True):
+                raise AssertionError("there are no workers for it")
+            timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert shares.in_use == 0
+    with shares.share(1, 1, lambda workers: True) as workers:
+        assert workers == 1
+
+
+def test_what_a_trial_is_given_before_it_has_woken_up_its_job_is_asked_to_take() -> None:
+    """It begins with what the shares know that it has, if its job takes no more."""
+    shares, asked, over = WorkerShares(2), list[int](), threading.Event()
+    begun = list[int]()
+
+    def scale(workers: int) -> bool:
+        asked.append(workers)
+        return False
+
+    def third() -> None:
+        with shares.share(1, 2, scale) as workers:
+            begun.append(workers)
+            over.wait(10)
+
+    with ExitStack() as others:
+        for _ in range(2):
+            others.enter_context(shares.share(1, 1, lambda workers: True))
+        waiting = threading.Thread(target=third)
+        waiting.start()
+        until(lambda: len(shares._members) == 3, 10)
+        with shares._changed:  # it wakes up when both have ended
+            others.close()
+    until(lambda: bool(begun), 10)
+    until(lambda: bool(asked), 10)
+    assert begun == [1]
+    assert set(asked) == {2}
+    over.set()
+    waiting.join(10)
     assert shares.in_use == 0
 
 
