@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,8 @@ def test_three_trials_have_the_same_vms_and_the_study_ends_them(scene: Scene, ke
         assert kept.waiting == 3, number
         assert len(scene.cloud.agents) == 3
         assert set(instances(scene).values()) == {1}
-    assert sum("taken over" in line for line in scene.progress) == 2
+    taken = [re.search(r"taken over from the trial before: (\d+) VM", line) for line in scene.progress]
+    assert sum(int(found[1]) for found in taken if found) == 6  # however many at once
     keeper = scene.store.job(kept.record_id)
     assert (keeper.name, keeper.state, keeper.spec) == (KEEPER_NAME, "running", {"study": "rates"})
     with pytest.raises(ConfigurationError, match="no job, but the VMs that study rates keeps"):
@@ -145,8 +147,39 @@ def test_nothing_is_kept_for_which_there_is_no_money(scene: Scene, kept: KeptVms
     assert scene.alive() == []
 
 
-class _KilledError(Exception):
-    """The process is killed here."""
+def test_an_interrupted_end_is_no_clean_one(
+    scene: Scene, kept: KeptVms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(scene, kept, "w0")
+    end(scene)
+
+    def interrupted(job_id: str) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.store, "is_clean", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kept.close()
+    monkeypatch.undo()
+    keeper = scene.store.job(kept.record_id)
+    assert (keeper.state, "scavenger gc" in keeper.error) == ("failed", True)
+
+
+def test_where_vms_cannot_be_kept_no_record_is_left_behind(
+    scene: Scene, kept: KeptVms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = scene.store.update_job
+
+    def busy(job_id: str, **fields: Any) -> None:
+        if fields.get("phase") == "waiting":
+            raise StoreBusyError("it is locked")
+        update(job_id, **fields)
+
+    monkeypatch.setattr(scene.store, "update_job", busy)
+    begin(scene, kept, "w0")
+    end(scene)
+    assert kept.waiting == 0
+    assert scene.alive() == []
+    assert scene.store.jobs(name=KEEPER_NAME) == ()
 
 
 @pytest.mark.parametrize("at", ["before", "committed", "moved"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -526,10 +527,9 @@ class _VmResources:
         fleet.tick(step, model_bytes)
 
     def close(self) -> None:
-        if self._shares is not None:
-            self._shares.record()
-        try:
-            self._fleet.close()
-        finally:
+        with ExitStack() as ending:  # whatever fails, the VMs end
             if self._home is not None:
-                self._home.close()
+                ending.callback(self._home.close)
+            ending.callback(self._fleet.close)
+            if self._shares is not None:
+                self._shares.record()

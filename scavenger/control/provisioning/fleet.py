@@ -31,6 +31,7 @@ from scavenger.control.provisioning.leader_meter import LeaderMeter, recorded_le
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.record_end import remove_shared
 from scavenger.control.provisioning.traffic_counter import TrafficCounter, recorded_traffic
 from scavenger.domain.cost import Traffic
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
@@ -461,12 +462,11 @@ class Fleet:
 
     def _remove_leftovers(self) -> None:
         """Remove the shared resources of the VMs, unless another job needs them."""
-        here = (self._provider.name, self._provider.region)
         try:
-            if not any((one.provider, one.region) == here for one in self._store.intents(living=True)):
-                self._provider.remove_leftovers(self._store.installation())
+            remove_shared(self._store, self._provider)
         except ScavengerError as error:
-            self._notes.note(f"shared resources of VMs may be left in {'/'.join(here)}: {error}")
+            here = f"{self._provider.name}/{self._provider.region}"
+            self._notes.note(f"shared resources of VMs may be left in {here}: {error}")
 
 
 def _nothing(wanted: FleetSpec) -> FleetSpec:

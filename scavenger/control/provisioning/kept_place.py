@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.booting import BootingProvider
-from scavenger.control.provisioning.clean_up import LIMIT_S
 from scavenger.control.provisioning.fleet_agents import VmAgents
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.record_end import end_vms_of_record
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
 from scavenger.domain.vm import LaunchTemplate
 from scavenger.errors import ScavengerError
@@ -91,10 +90,17 @@ class Place:
         try:
             self.server.start()
             self.agents = Agents(region.store, self.server, region.verifier)
-            record = region.store.create_job(KEEPER_NAME, spec={KEPT: study}, job_file=Path(empty) / "study")
-            region.store.update_job(
-                record.id, state="running", phase="waiting", detail=f"VMs between trials of study {study}"
-            )
+            owner = region.store.installation()
+            with region.store.together():
+                record = region.store.create_job(
+                    KEEPER_NAME, spec={KEPT: study}, job_file=Path(empty) / "study"
+                )
+                region.store.update_job(
+                    record.id,
+                    state="running",
+                    phase="waiting",
+                    detail=f"VMs between trials of study {study}",
+                )
         except ScavengerError:
             self.server.close()
             raise
@@ -104,7 +110,7 @@ class Place:
             Reconciler(
                 region.store,
                 BootingProvider(provider, region.store),
-                owner=region.store.installation(),
+                owner=owner,
                 holder=holder_name(),
                 renew=self._renew,
                 alarm=lambda alarm: log.warning("%s", alarm.message),
@@ -149,29 +155,19 @@ class Place:
 
     def end_all(self, clock: Callable[[], float]) -> str:
         """Wait until all VMs are gone; returns what may be left, empty for nothing."""
-        asked, error, until = False, "", clock() + max(LIMIT_S, 1.5 * self.region.config.settle_s)
-        while True:
-            try:
-                if not asked:
-                    self.store.want_vms(self.spec(()))
-                    asked = True
-                self.store.heartbeat(self.job_id)
-                self.intents = self.store.intents(self.job_id)
-                if self.store.is_clean(self.job_id):
-                    self._remove_shared()
-                    return ""
-            except ScavengerError as failed:
-                error = str(failed)
-            if clock() > until:
-                living = "; ".join(str(one) for one in self.intents if one.state != "GONE")
-                return f"{living or 'kept VMs'}: {error or 'they did not end in time'}; run `scavenger gc`"
-            self.reconciler.wake()
-            time.sleep(min(LOOK_S, self.region.config.look.interval_s))
+        return end_vms_of_record(
+            self.store,
+            self.region.provider,
+            self.spec(()),
+            config=self.region.config,
+            seen=self._seen,
+            wake=self.reconciler.wake,
+            what="kept VMs",
+            clock=clock,
+        )
 
-    def _remove_shared(self) -> None:
-        here, provider = place_of(self.region.provider), self.region.provider
-        if not any((one.provider, one.region) == here for one in self.store.intents(living=True)):
-            provider.remove_leftovers(self.store.installation())
+    def _seen(self, intents: tuple[Intent, ...]) -> None:
+        self.intents = intents
 
 
 def place_of(provider: Provider) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from scavenger.control.provisioning.kept_place import DRAIN_S, LOOK_S, Place, Region, place_of
+from scavenger.control.provisioning.record_end import UNSEEN, finish_record
 from scavenger.domain.intent import FleetSpec, Handover, Intent, VmSlot
 from scavenger.errors import ScavengerError
 from scavenger.policy.provisioning.keeping import (
@@ -389,25 +390,12 @@ class KeptVms:
         if place is None:
             return
         self._thread.join(10.0)
-        left = ""
+        left = UNSEEN
         try:
             place.close()  # agents that receive this power off their VMs
             left = place.end_all(self._clock)
         finally:
             place.reconciler.stop(place.region.config.look.actions_s)
             self._vms = {}
-            self._finish(place, left)
-
-    def _finish(self, place: Place, left: str) -> None:
-        if left:
-            log.error("VMs may be left: %s", left)
-        with contextlib.suppress(ScavengerError):
-            place.store.finish_job(
-                place.job_id,
-                state="failed" if left else "stopped",
-                report=None,
-                error=left,
-                exit_code=None,
-                cost_usd=place.spent_usd,
-            )
-        self.budgeted(place.spent_usd, 0.0, 0.0)
+            finish_record(place.store, place.job_id, left, place.spent_usd)
+            self.budgeted(place.spent_usd, 0.0, 0.0)

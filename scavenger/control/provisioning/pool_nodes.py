@@ -23,7 +23,6 @@ from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import BootingProvider, boot_document
-from scavenger.control.provisioning.clean_up import LIMIT_S
 from scavenger.control.provisioning.cloud_resources import DISK_GIB, IMAGE_VARIABLE, RUN_MAX_S
 from scavenger.control.provisioning.fleet_agents import VmAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
@@ -32,6 +31,7 @@ from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.record_end import UNSEEN, end_vms_of_record, finish_record
 from scavenger.control.settings import settings_of
 from scavenger.domain.configuration import Offer
 from scavenger.domain.infra import Infra
@@ -55,7 +55,7 @@ POOL_NAME = "aggregator-pool"
 """What the record of a pool that rents nodes is called."""
 CONSOLES = "consoles"
 """Folder, beside the pool's socket, with the consoles of VMs that are late or have failed."""
-_HEARTBEAT_S, _COST_S, _LOOK_S = 5.0, 60.0, 1.0
+_HEARTBEAT_S, _COST_S = 5.0, 60.0
 _UNWANTED = ("unwanted", "budget")
 
 log = logging.getLogger(__name__)
@@ -297,15 +297,29 @@ class PoolNodes:
         """See `NodeSource.close`."""
         if self._fleet is None:
             return
-        left = ""
+        left = UNSEEN
         try:
-            left = self._end_vms(self._clock() + max(LIMIT_S, 1.5 * self._config.settle_s))
+            left = end_vms_of_record(
+                self._store,
+                self._provider,
+                self._fleet,
+                config=self._config,
+                seen=self._saw,
+                wake=lambda: None if self._reconciler is None else self._reconciler.wake(),
+                before=self._before,
+                what="VMs of this pool",
+                clock=self._clock,
+                sleep=self._sleep,
+            )
         finally:
             if self._boots is not None:
                 self._boots.stop()
             if self._reconciler is not None:
                 self._reconciler.stop(self._config.look.actions_s)
-            self._finish(left)
+            finish_record(self._store, self._fleet.job_id, left, self.spent_usd)
+
+    def _saw(self, intents: tuple[Intent, ...]) -> None:
+        self._intents = intents
 
     # ---- about once a second -------------------------------------------------------------------------------
 
@@ -359,55 +373,6 @@ class PoolNodes:
             ending,
             wanted=intent.ending not in _UNWANTED,
         )
-
-    # ---- the end -------------------------------------------------------------------------------------------
-
-    def _end_vms(self, until: float) -> str:
-        """End all VMs; returns what may be left, empty for nothing."""
-        assert self._fleet is not None
-        job_id = self._fleet.job_id
-        nothing = replace(
-            self._fleet, slots=(), boot_key="", template=replace(self._fleet.template, user_data="")
-        )
-        asked, error = False, ""
-        while True:
-            try:
-                if not asked:
-                    self._store.want_vms(nothing)
-                    asked = True
-                self._store.heartbeat(job_id)  # the pool counts as served until its VMs have ended
-                self._intents = self._store.intents(job_id)
-                if all(map(self._store.is_clean, (job_id, *self._before))):
-                    self._remove_shared()
-                    return ""
-            except ScavengerError as failed:
-                error = str(failed)
-            if self._clock() > until:
-                living = "; ".join(str(one) for one in self._intents if one.state != "GONE")
-                return f"{living or 'VMs of this pool'}: {error or 'they did not end in time'}; run `scavenger gc`"
-            if self._reconciler is not None:
-                self._reconciler.wake()
-            self._sleep(min(_LOOK_S, self._config.look.interval_s))
-
-    def _remove_shared(self) -> None:
-        """Remove what the VMs have shared, unless a job has some in the region."""
-        here = _place(self._provider)
-        if not any((one.provider, one.region) == here for one in self._store.intents(living=True)):
-            self._provider.remove_leftovers(self._store.installation())
-
-    def _finish(self, left: str) -> None:
-        assert self._fleet is not None
-        if left:
-            log.error("VMs may be left: %s", left)
-        with contextlib.suppress(ScavengerError):
-            self._store.finish_job(
-                self._fleet.job_id,
-                state="failed" if left else "stopped",
-                report=None,
-                error=left,
-                exit_code=None,
-                cost_usd=self.spent_usd,
-            )
 
 
 def _number(intent: Intent) -> int:
