@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from scavenger.control.notifying.settings import tell
 from scavenger.control.provisioning import providers
@@ -108,7 +108,14 @@ def end_leftovers(
     return tuple(left)
 
 
-Clearings = list[tuple[CleanUp, tuple[Leftover, ...]]]
+class Clearing(Protocol):
+    """Ends leftovers of one place; see `CleanUp.end`."""
+
+    def end(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
+        """End them."""
+
+
+Clearings = list[tuple[Clearing, tuple[Leftover, ...]]]
 
 
 def _look(
@@ -151,17 +158,23 @@ def _of_leaders(
     store: Store, opened: ExitStack, left: list[str], inform: Inform
 ) -> Iterator[tuple[str, Clearings]]:
     """What leaders' VMs have left that lead no job any more, or never did: where, and at most one clean-up."""
+    from scavenger.control.leading.pod_leader import LeaderOfPods
     from scavenger.control.leading.record import Leaders
     from scavenger.control.leading.renting import LeaderVm
+    from scavenger.control.leading.starting import cluster_of
 
     leaders = Leaders.beside(store)
     for record in leaders.all():
-        if record.provider == "kubernetes":
-            continue  # `scavenger leader list` shows leaders' pods, which end themselves
         try:
-            provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
-            vm = LeaderVm(opened.enter_context(leaders.open_store(record)), provider, inform=inform)
-            found = vm.leftovers(record.id, used=bool(record.job_id), ending=record.ending)
+            records, used = opened.enter_context(leaders.open_store(record)), bool(record.job_id)
+            found: tuple[Clearing, tuple[Leftover, ...]] | None
+            if record.provider == "kubernetes":
+                pod = LeaderOfPods(cluster_of(record), record)
+                found = pod.leftovers(records, used=used, ending=record.ending)
+            else:
+                provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
+                vm = LeaderVm(records, provider, inform=inform)
+                found = vm.leftovers(record.id, used=used, ending=record.ending)
             yield f"{record.provider}/{record.region}", [] if found is None else [found]
         except (CloudError, ConfigurationError) as error:
             left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from scavenger.cloud.kubernetes.shapes import PodShape
@@ -18,7 +18,7 @@ from scavenger.domain.boot import NODE
 from scavenger.domain.vm import VmRequest, VmSeen, VmState, VmTags
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
-from scavenger.policy.provisioning.slots import aggregator_index
+from scavenger.policy.provisioning.slots import LEADER_SLOT, aggregator_index
 
 __all__ = [
     "CONTAINER",
@@ -27,6 +27,9 @@ __all__ = [
     "POD_SECURITY",
     "ROLE_LABEL",
     "PodSettings",
+    "leader_labels",
+    "leader_seen",
+    "leader_selector",
     "owner_selector",
     "placed",
     "pod_name",
@@ -50,6 +53,7 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 _OWNER, _TOKEN, _JOB, _SLOT, _GENERATION = (
     f"scavenger/{name}" for name in ("owner", "token", "job", "slot", "generation")
 )
+_LEADER_OF = "scavenger/leader-of"
 _SHAPE, _ZONE, _SPOT, _RUN_MAX = (f"scavenger/{name}" for name in ("size", "zone", "spot", "run-max"))
 _BOOT_FOLDER, _BOOT = "/run/scavenger-boot", "boot.sh"
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
@@ -136,6 +140,23 @@ def pod_name(token: str) -> str:
 def owner_selector(owner: str) -> str:
     """Selects what belongs to an installation."""
     return f"{_OWNER}={owner}"
+
+
+def leader_selector(owner: str = "") -> str:
+    """Selects leaders' pods and their secrets: of an installation, or of all."""
+    return f"{_LEADER_OF}={owner}" if owner else _LEADER_OF
+
+
+def leader_labels(owner: str, vm: str = "", run_max_s: float = 0.0) -> dict[str, str]:
+    """The labels by which others tell a leader's pod: no installation takes it for one of its workers'."""
+    told = {_SHAPE: vm, _RUN_MAX: str(int(run_max_s))} if vm else {}
+    return {_LEADER_OF: owner, **told}
+
+
+def leader_seen(pod: Any) -> VmSeen:
+    """A leader's pod as a VM in the slot of leaders."""
+    owner = (pod.metadata.labels or {}).get(_LEADER_OF, "")
+    return replace(seen_of(pod), tags=VmTags(owner, slot=LEADER_SLOT))
 
 
 def labels_of(request: VmRequest) -> dict[str, str]:

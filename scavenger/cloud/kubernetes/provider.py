@@ -31,6 +31,9 @@ from scavenger.cloud.kubernetes.pods import (
     LAUNCHED,
     ZONE_LABEL,
     PodSettings,
+    leader_labels,
+    leader_seen,
+    leader_selector,
     owner_selector,
     pod_name,
     pod_of,
@@ -353,6 +356,14 @@ class KubernetesProvider:
         with translated_errors("listing pods", region=self.region):
             return tuple(seen_of(pod) for pod in self._pods(owner))
 
+    def list_leaders(self) -> tuple[VmSeen, ...]:
+        """The pods of the namespace that lead jobs for some command, of every installation.
+
+        Those of ElasticJobs are their operator's.
+        """
+        with translated_errors("listing leaders' pods", region=self.region):
+            return tuple(leader_seen(pod) for pod in self._selected(leader_selector()))
+
     def console(self, instance_id: str, zone: str) -> str:
         """See `Provider.console`: what its container has written; gone with the pod."""
         with translated_errors(f"reading the log of {instance_id}", region=self.region):
@@ -394,12 +405,14 @@ class KubernetesProvider:
             pods = list(self._pods(owner))
             if any(seen_of(pod).state != "gone" for pod in pods):
                 return ()
+            selectors = [owner_selector(owner)]
+            if all(leader_seen(pod).state == "gone" for pod in self._selected(leader_selector(owner))):
+                selectors.append(leader_selector(owner))
             secrets = [
                 secret.metadata.name
+                for selector in selectors
                 for secret in self._pages(
-                    self._core.list_namespaced_secret,
-                    self.settings.namespace,
-                    label_selector=owner_selector(owner),
+                    self._core.list_namespaced_secret, self.settings.namespace, label_selector=selector
                 )
             ]
             for name in secrets:
@@ -408,9 +421,10 @@ class KubernetesProvider:
 
     # ---- a leader's pod --------------------------------------------------------------------------------------
 
-    def keep_secret(self, name: str, files: dict[str, str]) -> str:
-        """Make a secret, or find the one of this name, whose content stays; returns its uid."""
-        meta = {"name": name, "labels": {"app.kubernetes.io/managed-by": "scavenger"}}
+    def keep_secret(self, name: str, files: dict[str, str], *, owner: str) -> str:
+        """Make the secret of an owner's leader, or find the one of this name, whose content stays; returns its uid."""
+        labels = {"app.kubernetes.io/managed-by": "scavenger", **leader_labels(owner)}
+        meta = {"name": name, "labels": labels}
         with translated_errors(f"making the secret {name}", region=self.region):
             return str(self._secret(name, {"metadata": meta, "stringData": files}).metadata.uid)
 
@@ -528,9 +542,10 @@ class KubernetesProvider:
                 raise
 
     def _pods(self, owner: str) -> Iterator[Any]:
-        return self._pages(
-            self._core.list_namespaced_pod, self.settings.namespace, label_selector=owner_selector(owner)
-        )
+        return self._selected(owner_selector(owner))
+
+    def _selected(self, selector: str) -> Iterator[Any]:
+        return self._pages(self._core.list_namespaced_pod, self.settings.namespace, label_selector=selector)
 
     @staticmethod
     def _pages(ask: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:

@@ -13,7 +13,8 @@ import gzip
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -33,19 +34,22 @@ from scavenger.control.leading.configuration import (
 )
 from scavenger.control.leading.pod_tunnel import POD_PORT
 from scavenger.control.leading.record import LeaderRecord
+from scavenger.control.provisioning.clean_up import Leftover
 from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.providers import POD_OWNER
 from scavenger.domain.access import TOKEN_PREFIX
 from scavenger.domain.elastic_job import LEADER, ROLE_LABEL
+from scavenger.domain.vm import VmSeen
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError, GoneError, StockOutError, TransientError
+from scavenger.store import Store
 from scavenger.train.engines.vm.job_archive import Archive
 
 if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
     from scavenger.control.leading.starting import Start
 
-__all__ = ["LeaderOfPods", "leader_secret", "pod_name"]
+__all__ = ["LeaderOfPods", "PodsCleanUp", "leader_secret", "pod_name"]
 
 SECRET_BYTES_MAX = 1_000_000
 """Of a secret, of which the API server takes 1 MiB."""
@@ -131,6 +135,18 @@ def _certificate() -> tuple[str, str]:
     return made.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
 
 
+@dataclass(frozen=True, slots=True)
+class PodsCleanUp:
+    """Ends what a leader's pod has left, as `CleanUp` does for VMs."""
+
+    pod: LeaderOfPods
+    owner: str
+
+    def end(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
+        """End all of it, if any is to be ended; returns a line for each pod that may be left."""
+        return self.pod.end(self.owner) if leftovers else ()
+
+
 class LeaderOfPods:
     """The pod of one leader.
 
@@ -150,15 +166,23 @@ class LeaderOfPods:
         self._provider, self._record, self._sleep = provider, record, sleep
         self._name = pod_name(record)
 
-    def start(self, start: Start, files: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    def start(
+        self, start: Start, files: Mapping[str, str], environment: Mapping[str, str], *, owner: str
+    ) -> None:
         """Create the secret and the pod, or find them, and wait until the pod runs.
+
+        Args:
+            start: The job.
+            files: See `leader_secret`.
+            environment: Of the command.
+            owner: Tag of what the leader starts.
 
         Raises:
             StockOutError: No node has room for it within `limits.vms`.
             TransientError: It ends at once.
         """
-        secret = self._provider.keep_secret(self._name, dict(files))
-        self._provider.keep_pod(self._body(start, secret, environment))
+        secret = self._provider.keep_secret(self._name, dict(files), owner=owner)
+        self._provider.keep_pod(self._body(start, secret, environment, owner))
         until_s = time.monotonic() + start.prepared.job.limits.vms
         while True:
             phase, why = self._provider.phase_of(self._name)
@@ -170,8 +194,11 @@ class LeaderOfPods:
                 raise StockOutError(f"the leader's pod: {why or 'it does not begin'}")
             self._sleep(_LOOK_S)
 
-    def _body(self, start: Start, secret_uid: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    def _body(
+        self, start: Start, secret_uid: str, environment: Mapping[str, str], tag: str
+    ) -> dict[str, Any]:
         from scavenger.cloud.kubernetes.leader import LeaderPod, Mounted, leader_pod
+        from scavenger.cloud.kubernetes.pods import leader_labels
         from scavenger.cloud.kubernetes.shapes import PodShape
 
         resources = start.resources
@@ -189,7 +216,7 @@ class LeaderOfPods:
                 command=_COMMAND,
                 image=template.image,
                 service_account=resources.leader_identity,
-                labels={ROLE_LABEL: LEADER},
+                labels={ROLE_LABEL: LEADER, **leader_labels(tag, plan.offer.vm, template.run_max_s)},
                 owner=owner,
                 variables={**variables, POD_VARIABLE: _FILES, POD_OWNER: json.dumps(owner)},
                 mounted=(Mounted(_FILES, "secret", self._name),),
@@ -212,6 +239,42 @@ class LeaderOfPods:
         except GoneError:
             return "gone"
         return "there" if phase in ("Pending", "Running") else "gone"
+
+    def leftovers(
+        self, store: Store, *, used: bool, ending: bool
+    ) -> tuple[PodsCleanUp, tuple[Leftover, ...]] | None:
+        """What no job uses of the pod and of those that it started; None while it leads a job, or is about to.
+
+        A pod that is being ended leads until it is gone: it may be writing the job's last checkpoint.
+
+        Args:
+            store: Of this leader alone.
+            used: Whether a job was submitted to it.
+            ending: Whether it was to be ended before.
+
+        Raises:
+            CloudError: The cluster does not list them.
+        """
+        owner, leader = store.installation(), self._seen()
+        if not ending and ((leader is not None and used) or store.running_jobs()):
+            return None
+        reason = "its leader is gone" if leader is None else "it leads no job"
+        vms = [*self._provider.list_owned(owner), *(() if leader is None else (leader,))]
+        here = (self._provider.name, self._provider.region)
+        found = tuple(
+            Leftover(*here, vm, "its end had failed" if ending else reason)
+            for vm in vms
+            if vm.state != "gone"
+        )
+        return PodsCleanUp(self, owner), found
+
+    def _seen(self) -> VmSeen | None:
+        """The pod; None if it is gone, or has ended."""
+        try:
+            seen = self._provider.describe(self._name, "")
+        except GoneError:
+            return None
+        return None if seen.state == "gone" else seen
 
     def end(self, owner: str) -> tuple[str, ...]:
         """End the pod and all that it has started; returns a line for each pod that may be left.

@@ -220,7 +220,7 @@ def _start_pod(
         files, token = leader_secret(start, record, owner=owner, host=provider.api.configuration.host)
         leaders.put_token(record, token)
         inform("starting the leader's pod")
-        pod.start(start, files, environment)
+        pod.start(start, files, environment, owner=owner)
         job_id = _led_by_pod(leaders, record)
     except BaseException:
         inform("the leader's pod is ended, as its job could not be started")
@@ -254,13 +254,12 @@ def restart_pod(
     """
     provider = cast("KubernetesProvider", start.resources.provider)
     with leaders.open_store(record) as store:
-        files, token = leader_secret(
-            start, record, owner=store.installation(), host=provider.api.configuration.host
-        )
+        owner = store.installation()
+    files, token = leader_secret(start, record, owner=owner, host=provider.api.configuration.host)
     provider.drop_secret(pod_name(record))  # what it owned is lost, or ends with it
     leaders.put_token(record, token)
     inform("starting the leader's pod again")
-    LeaderOfPods(provider, record).start(start, files, environment)
+    LeaderOfPods(provider, record).start(start, files, environment, owner=owner)
     _led_by_pod(leaders, record)
     inform(f"job {record.name} ({record.job_id[:8]}) goes on there")
     return record
