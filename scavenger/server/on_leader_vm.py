@@ -24,7 +24,6 @@ from scavenger import logs
 from scavenger.cloud.boot.user_data import RENEW_COMMAND
 from scavenger.control.jobs.recovered import record_of_checkpoints
 from scavenger.control.leading.configuration import LeaderConfiguration
-from scavenger.control.service.place import sole_in
 from scavenger.control.service.server import Server, serve
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import make_private_folder, private_opener
@@ -54,13 +53,13 @@ def lead(configuration: LeaderConfiguration, folder: Path) -> None:
         ScavengerError: The store or the port cannot be used.
     """
     make_private_folder(folder / "store")
-    with sole_in(folder) as held, Store.open(f"sqlite:///{folder / 'store' / 'scavenger.db'}") as store:
+    with Store.open(f"sqlite:///{folder / 'store' / 'scavenger.db'}") as store:
         store.adopt_installation(configuration.owner)
         if configuration.recover:
             store.recover_job(record_of_checkpoints(configuration.recover, folder / "job" / "job.yaml"))
         _write_token(store, folder / "token")
         with serving(store, ServerSettings(port=configuration.port)) as address:
-            server = Server(store, idle_s=configuration.idle_s, address=address, held=held)
+            server = Server(store, idle_s=configuration.idle_s, address=address)
             with kept_alive(server):
                 serve(server)
 

@@ -1,6 +1,7 @@
-"""A folder that one container, or one boot of a machine, has at a time: by a lock that lasts until its processes end.
+"""A folder that one container has at a time: by a lock that lasts until its processes end.
 
-So who has it knows of all that had it before, and that cannot be seen from here, that it has ended.
+So who has it knows of all that had it before, and that cannot be seen from here, that it has ended. It is for the first
+process of a container, with which all others end; a server that ends before its runners cannot have it again.
 """
 
 from __future__ import annotations
