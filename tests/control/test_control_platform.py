@@ -17,7 +17,7 @@ from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE
 from scavenger.control.search.space import check_worker_counts
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
-from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
 from scavenger.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
@@ -74,9 +74,13 @@ def test_a_location_that_cannot_hold_checkpoints_is_refused(tmp_path: Path, url:
     assert "pw" not in str(caught.value)
 
 
-def test_folders_and_buckets_may_hold_checkpoints(tmp_path: Path) -> None:
-    for path in ("./checkpoints", "ftp://host/job", f"file://{tmp_path}/data/job"):
+def test_folders_may_hold_checkpoints_and_storage_that_answers(tmp_path: Path) -> None:
+    for path in ("./checkpoints", f"file://{tmp_path}/data/job"):
         prepared(tmp_path, checkpoint={"path": path})
+    with pytest.raises(
+        TransientError, match=r"^checkpoint.path: ftp://127.0.0.1:1/job: the storage does not"
+    ):
+        prepared(tmp_path, checkpoint={"path": "ftp://me:pw@127.0.0.1:1/job"})
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from scavenger.models.aggregation import AggregatorVms, loop_leader_lack
 from scavenger.policy.leaders import LeaderPlan
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
-from scavenger.train.checkpoints.files import check_location, local_path
+from scavenger.train.checkpoints.files import check_location, check_storage, local_path
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.ray.engine import RayHome
@@ -230,6 +230,8 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: Kept
         at = local_path(path if "://" in path else str(folder / Path(path).expanduser()))
         if at is not None:
             check_writable(Path(at), "checkpoint.path")
+        elif job.infra.provider == "local":  # VMs have identities of their own
+            check_storage(path)
     if job.infra.provider != "local":
         refreshed = refresh_if_old(job)
         alone = loop or job.run is not None

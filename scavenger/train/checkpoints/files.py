@@ -12,16 +12,33 @@ import errno
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
-from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError
+from scavenger.errors import (
+    ConfigurationError,
+    CredentialsError,
+    NotSupportedError,
+    ScavengerError,
+    TransientError,
+)
 from scavenger.private_files import FILE_MODE, FOLDER_MODE
 from scavenger.train.checkpoints.format import DamagedError, Readable, check_size, verify_tensors
 from scavenger.train.checkpoints.remote_folder import SCHEME, LeaderFiles
+from scavenger.train.object_stores import filesystem_at
 
-__all__ = ["Files", "LocalFiles", "RemoteFiles", "check_location", "local_path", "open_files"]
+__all__ = [
+    "Files",
+    "LocalFiles",
+    "RemoteFiles",
+    "check_location",
+    "check_storage",
+    "local_path",
+    "open_files",
+]
 
 
 _READ_ONLY = "checkpoints cannot be written there; name a folder or a bucket"
@@ -290,6 +307,74 @@ def check_location(url: str) -> None:
         raise ConfigurationError(f"{key}: {shown}: {error}", key=key) from None
 
 
+def check_storage(url: str, *, within_s: float = 30.0) -> None:
+    """Write a small object to storage at a URL, list, read and remove it: as a job does with its checkpoints.
+
+    Args:
+        within_s: Longest time that it may take, seconds; clients of storage try again for minutes.
+
+    Raises:
+        ConfigurationError: If there is no such bucket.
+        CredentialsError: If one of these is not permitted.
+        TransientError: If the storage does not answer as it should, or not in time.
+        NotSupportedError: If a package must be installed for the protocol.
+    """
+    key, shown, found = "checkpoint.path", _without_user(url), list[OSError | ScavengerError]()
+
+    def check() -> None:
+        try:
+            with _as_os_errors():
+                _try_storage(open_files(url))
+        except (OSError, ScavengerError) as error:
+            found.append(error)
+
+    checking = threading.Thread(target=check, name="check-storage", daemon=True)
+    checking.start()
+    checking.join(within_s)
+    if checking.is_alive():
+        raise TransientError(
+            f"{key}: {shown}: the storage does not answer within {within_s:.0f} s: is this machine connected?"
+        )
+    match found:
+        case []:
+            return
+        case [FileNotFoundError()]:
+            raise ConfigurationError(
+                f"{key}: {shown}: there is no such bucket: create it, or name another one", key=key
+            )
+        case [OSError() as error]:
+            why = " ".join(str(error.strerror or error).split())
+            if isinstance(error, PermissionError) or _is_refusal(why):
+                raise CredentialsError(
+                    f"{key}: {shown}: objects cannot be written, listed, read and removed there: {why}; log in to the "
+                    "cloud on this machine, or give its account access to the bucket"
+                )
+            raise TransientError(f"{key}: {shown}: the storage does not answer as it should: {why}")
+        case [error]:
+            raise error
+
+
+def _try_storage(files: Files) -> None:
+    folder, what = f"probe-{uuid4()}", b"probe"
+    files.write(folder, "probe", [memoryview(what)])
+    if folder not in files.folders():
+        raise OSError("what was written is not listed")
+    with files.reading(folder, "probe") as (file, size):
+        buffer = bytearray(len(what))
+        file.readinto(buffer)
+        if (bytes(buffer), size) != (what, len(what)):
+            raise OSError("what was written is not read back")
+    files.remove(folder, "probe")
+
+
+def _is_refusal(why: str) -> bool:
+    """Whether an error says that credentials are missing or do not suffice; clients have no common type for it."""
+    return (
+        re.search(r"credential|forbidden|unauthori[sz]ed|denied|anonymous|permission|\b40[13]\b", why, re.I)
+        is not None
+    )
+
+
 def _without_user(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
@@ -311,10 +396,8 @@ def open_files(url: str) -> Files:
         return LeaderFiles(url)
     if "::" in url:
         raise NotSupportedError(f"{shown}: chained URLs cannot hold checkpoints; name one place")
-    import fsspec  # imported late: local paths do not need it, and the import takes as long as NumPy's
-
     try:
-        filesystem, root = fsspec.core.url_to_fs(url)
+        filesystem, root = filesystem_at(url)
     except ImportError as error:
         raise NotSupportedError(f"{shown}: a package is missing: {error}") from None
     except ValueError as error:

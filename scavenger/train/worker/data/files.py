@@ -18,6 +18,7 @@ from scavenger.elastic.order import Blocks
 from scavenger.private_files import make_private_folder
 from scavenger.sdk.data import ParquetFiles, Pattern, TFRecords
 from scavenger.train.failure import DataError
+from scavenger.train.object_stores import filesystem_at
 from scavenger.train.worker.data.blocks import BlockSource
 from scavenger.train.worker.data.items import cpus
 from scavenger.train.worker.data.source import Array, Parts, blocks_of_large, to_array
@@ -36,14 +37,12 @@ def _find(pattern: Pattern) -> tuple[Any, list[str]]:
     Raises:
         DataError: If there is none, or a package must be installed for the protocol.
     """
-    import fsspec  # imported late: most jobs need none
-
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
     found: dict[str, None] = {}
     filesystem = None
     for one in patterns:
         try:
-            filesystem, path = fsspec.core.url_to_fs(os.fspath(one))
+            filesystem, path = filesystem_at(os.fspath(one))
         except ImportError as error:
             raise DataError(f"{one}: a package is missing: {error}") from None
         except ValueError as error:
