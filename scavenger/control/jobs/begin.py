@@ -8,12 +8,13 @@ from pathlib import Path
 
 from scavenger import logs
 from scavenger.control.jobs.platform import PreparedJob, Resources
-from scavenger.control.jobs.resumption import Resumption, checkpoint_url
+from scavenger.control.jobs.resumption import Resumption, checkpoint_url, spent_usd
 from scavenger.control.jobs.running_job import Parts, RunningJob
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
 from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
+from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import Journal, Journals
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
@@ -106,27 +107,42 @@ def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
         warnings.append(message)
         recorder.on_event(Noted("warning", message))
 
-    resumed = attempt.options.resumed
+    before = _before(attempt)
     resources = prepared.platform.allocate(
         attempt.store,
         recorder.record,
         folder=prepared.folder,
         outputs=prepared.folder / prepared.job.output,
-        before_usd=0.0 if resumed is None else resumed.before.cost_usd,
+        before_usd=before.cost_usd,
         inform=lambda message: recorder.on_event(Noted("info", message)),
         warn=warn,
         clock=attempt.options.clock,
         pause=attempt.pause,
     )
     try:
-        return _build(attempt, resources, warnings=warnings, stop=stop)
+        return _build(attempt, resources, before, warnings=warnings, stop=stop)
     except BaseException:
         resources.close()
         raise
 
 
+def _before(attempt: Attempt) -> EarlierAttempts:
+    """What earlier attempts have come to; of those of a job that begins again, what they have cost."""
+    resumed, record = attempt.options.resumed, attempt.recorder.record
+    if resumed is not None:
+        return resumed.before
+    if record.attempts > 1:
+        return EarlierAttempts(cost_usd=spent_usd(attempt.prepared.platform, attempt.store, record))
+    return EarlierAttempts()
+
+
 def _build(
-    attempt: Attempt, resources: Resources, *, warnings: Sequence[str], stop: Callable[[str], None]
+    attempt: Attempt,
+    resources: Resources,
+    before: EarlierAttempts,
+    *,
+    warnings: Sequence[str],
+    stop: Callable[[str], None],
 ) -> RunningJob:
     prepared, options, recorder = attempt.prepared, attempt.options, attempt.recorder
     job, resumed = prepared.job, options.resumed
@@ -158,7 +174,7 @@ def _build(
         observer=recorder,
         started_at=attempt.started_at,
         on_tick=lambda: running.tick(),
-        resumed=resumed,
+        before=before,
         meter=resources.meter(supervisor),
         clock=options.clock,
     )

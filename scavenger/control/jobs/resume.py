@@ -9,11 +9,8 @@ from pathlib import Path
 
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
-from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.jobs.resumption import find_resumption, spent_usd
 from scavenger.control.provisioning.kept_vms import KeptVms
-from scavenger.control.provisioning.leader_meter import recorded_leader
-from scavenger.control.provisioning.traffic_counter import recorded_traffic
-from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store
@@ -58,20 +55,14 @@ def resume_job(
     deadline_s = None if left_s is None else resumed.before.elapsed_s + left_s
     job = _within(job, {"budget": budget_usd, "deadline": deadline_s})
     prepared = prepare_job(job, job_file, warm=warm, kept=kept)
-    # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
-    if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
-        spent_usd += recorded_traffic(store, record.id).usd
-        leader = recorded_leader(store, record.id)
-        spent_usd += 0.0 if leader is None else leader.usd
-        spent_usd += recorded_share(store, record.id).usd
-        resumed = replace(resumed, before=replace(resumed.before, cost_usd=spent_usd))
+    before = replace(resumed.before, cost_usd=spent_usd(prepared.platform, store, record))
     return JobRun(
         prepared,
         store=store,
         observer=observer,
         run=True,
         confirm=confirm,
-        resumed=resumed,
+        resumed=replace(resumed, before=before),
         audit=audit,
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.training_code import names_a_loop
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
+from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import Limits
 from scavenger.control.training.trainer import Trainer
@@ -119,7 +119,7 @@ def trainer_of(
     observer: Observer,
     started_at: float,
     on_tick: Callable[[], None],
-    resumed: Resumption | None,
+    before: EarlierAttempts,
     meter: CostMeter,
     clock: Callable[[], float],
 ) -> Trainer:
@@ -135,7 +135,7 @@ def trainer_of(
         observer=observer,
         started_at=started_at,
         on_tick=on_tick,
-        before=None if resumed is None else resumed.before,
+        before=before,
         lr_scale=lambda batch, noise: learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise),
         give_up=job.elastic.failures.give_up,
         audit=audit,

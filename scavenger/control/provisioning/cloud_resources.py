@@ -23,17 +23,16 @@ from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.quotas import after_vms
 from scavenger.control.provisioning.admission import admitted
+from scavenger.control.provisioning.counted_elsewhere import counted_elsewhere_usd
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.kept_vms import KeptVms
-from scavenger.control.provisioning.leader_meter import leader_of, leader_zone, recorded_leader
+from scavenger.control.provisioning.leader_meter import leader_of, leader_zone
 from scavenger.control.provisioning.model_size import largest_share
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.quota_room import Permitted
 from scavenger.control.provisioning.ray_pods import group_of, on_group, sized_as
-from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.settings import settings_of, settings_path
-from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
@@ -480,7 +479,7 @@ class CloudResources:
             if self._aggregator_vms
             else (),
             wait_max_s=job.limits.vms,
-            before_usd=max(0.0, before_usd - _counted_elsewhere_usd(store, record.id)),
+            before_usd=max(0.0, before_usd - counted_elsewhere_usd(store, record.id)),
             disk_usd_per_hour=self.disk_usd_per_hour,
             traffic_price=traffic_price(provider.name),
             leader_usd_per_hour=self._leader_usd_per_hour,
@@ -528,13 +527,6 @@ class CloudResources:
             price = self.cloud.price_usd_per_hour(offer.vm, spot=False)
             options += [PlacementOption(offer.vm, zone, False, price) for zone in zones]
         return tuple(options)
-
-
-def _counted_elsewhere_usd(store: Store, job_id: str) -> float:
-    """What of a job's earlier cost is not that of its intents: traffic, the leader's VM, and a share of a pool."""
-    leader = recorded_leader(store, job_id)
-    led_usd = 0.0 if leader is None else leader.usd
-    return recorded_traffic(store, job_id).usd + led_usd + recorded_share(store, job_id).usd
 
 
 def _zones(job: JobSpec, zones: tuple[str, ...], vm: str) -> tuple[str, ...]:
