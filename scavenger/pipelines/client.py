@@ -6,8 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,14 +19,11 @@ from scavenger.control.documents.curves import report_with_curve
 from scavenger.control.sources import reading
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
-from scavenger.domain.configuration import Configuration
-from scavenger.domain.curve import Choice, CurvePoint
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import StopJob
 from scavenger.domain.report import Observer, PhaseChanged
 from scavenger.errors import (
     ConfigurationError,
-    LimitReachedError,
     NotFoundError,
     ScavengerError,
     StoreError,
@@ -37,10 +33,11 @@ from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
 from scavenger.pipelines.job import Job
+from scavenger.pipelines.narrowing import Choices, fixed, limited
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
 from scavenger.pipelines.running import RunningJob
-from scavenger.presentation.formatting import money
+from scavenger.pipelines.set_aside import SetAside, check_own_limit, own_limit_usd
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -61,25 +58,8 @@ _LAST_S = 5.0
 _LOOK_S = 0.5
 KEEP_S = 180.0
 """How long a VM that a trial leaves waits for another, seconds; a search takes seconds to begin the next one."""
-_CENT_PART = 1e-6
-"""US dollars by which sums of the same costs may differ."""
 _RECORDS_MAX = 10_000
 """Most jobs of one name, such as trials of a study, that are looked at."""
-Choices = Plan | Choice | CurvePoint | Configuration
-
-
-@dataclass(frozen=True, slots=True)
-class _SetAside:
-    """What is set aside for a job of a server, until `Client.wait` has its bill.
-
-    Attributes:
-        until_settled: Holds the allowance; its exit counts the cost.
-        before_usd: What the job had cost before.
-    """
-
-    allowance: Allowance
-    until_settled: ExitStack
-    before_usd: float = 0.0
 
 
 class Client:
@@ -132,7 +112,7 @@ class Client:
         self._keeping: dict[int, KeptVms] = {}
         self._kept: list[KeptVms] = []
         self._begun: dict[int, list[str]] = {}
-        self._submitted: dict[str, _SetAside] = {}
+        self._set_aside = SetAside(self._budget)
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +192,7 @@ class Client:
             ConfigurationError: If no configuration is named, or it is not one of the job's.
             ScavengerError: As of `optimize`.
         """
-        return self.attempt(_fixed(job, choice, workers, batch_size), observer=observer).check()
+        return self.attempt(fixed(job, choice, workers, batch_size), observer=observer).check()
 
     def attempt(self, job: Job, *, observer: Observer | None = None) -> Run:
         """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
@@ -245,23 +225,15 @@ class Client:
             LimitReachedError: If nothing is left of a budget, or a server's job may cost more than what is left.
         """
         record, given = self._source.job(job), dollars(budget)
-        own, before_usd = record.spec.get("constraints", {}).get("budget"), self.cost_of(record.id)
-        limits = [
-            usd for usd in (given, None if own is None else max(0.0, own - before_usd)) if usd is not None
-        ]
-        most = min(limits, default=None)
+        before_usd = self.cost_of(record.id)
+        own_usd = own_limit_usd(record, before_usd)
+        most_usd = min((usd for usd in (given, own_usd) if usd is not None), default=None)
         if isinstance(self._source, StoreSource):
-            return self._resumed_here(record, observer, most, before_usd, deadline_s)
-        with ExitStack() as undo:
-            allowance = undo.enter_context(self._budget.allowance(most))
-            if allowance.usd is not None and (own is None or own - before_usd > allowance.usd + _CENT_PART):
-                raise LimitReachedError(
-                    f"job {record.name} ({record.id[:8]}) goes on with its own budget, which is {money(own)}: it has "
-                    f"cost {money(before_usd)}, and {money(allowance.usd)} are left for it; raise the budget"
-                )
-            resumed = self._source.resume(record, audit=False)
-            self._submitted[resumed.id] = _SetAside(allowance, undo.pop_all(), before_usd)
-        return self._awaited(resumed.id, observer)
+            return self._resumed_here(record, observer, most_usd, before_usd, deadline_s)
+        with self._set_aside.handing(most_usd, before_usd) as handing:
+            check_own_limit(record, before_usd, handing.usd)
+            handing.job_id = self._source.resume(record, audit=False).id
+        return self._awaited(handing.job_id, observer)
 
     def study(
         self,
@@ -309,10 +281,9 @@ class Client:
 
     def _handed_over(self, job: Job, options: SubmitOptions) -> Submission:
         refuse_in_workers()
-        with ExitStack() as undo:
-            allowance = undo.enter_context(self._budget.allowance(job.spec.constraints.budget))
-            made = self._submitted_job(self.tracked(_limited(job, allowance.usd)), options)
-            self._submitted[made.id] = _SetAside(allowance, undo.pop_all())
+        with self._set_aside.handing(job.spec.constraints.budget) as handing:
+            made = self._submitted_job(self.tracked(limited(job, handing.usd)), options)
+            handing.job_id = made.id  # set aside until `wait` has its bill
         return Submission.of(made)
 
     def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
@@ -343,7 +314,7 @@ class Client:
         key = job.id if isinstance(job, Submission) else job
         while (one := self._source.submission(key)) is not None and one.job_state is None:
             if not one.is_open:
-                self._settle(one.id)
+                self._set_aside.settle(one.id, self._cost_if_known)
                 raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
             time.sleep(_LOOK_S)
         job_id = self._source.job(key).id if one is None else one.id
@@ -352,14 +323,8 @@ class Client:
                 for seen_event in told(event):
                     seen.on_event(seen_event)
             seen.on_event(PhaseChanged("done", ""))
-        self._settle(job_id)
+        self._set_aside.settle(job_id, self._cost_if_known)
         return self.result(job_id)
-
-    def _settle(self, job_id: str) -> None:
-        """Count what a submitted job that has ended has cost, instead of what was set aside for it."""
-        if (found := self._submitted.pop(job_id, None)) is not None:
-            with found.until_settled:
-                found.allowance.cost_usd = self._cost_if_known(job_id, found.before_usd)
 
     # ---- what is on record ---------------------------------------------------------------------------------
 
@@ -430,7 +395,7 @@ class Client:
 
         thread = threading.get_ident()
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
-            spec = self.tracked(_limited(job, allowance.usd)).spec
+            spec = self.tracked(limited(job, allowance.usd)).spec
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
@@ -597,26 +562,3 @@ class Client:
 
 def _url(store: str | None) -> str | None:
     return store if store is None or "://" in store else f"sqlite:///{Path(store).absolute()}"
-
-
-def _limited(job: Job, usd: float | None) -> Job:
-    """The job with this budget; with its own without one."""
-    return job if usd is None else job.with_settings({"constraints.budget": usd})
-
-
-def _fixed(job: Job, choice: Choices | None, workers: int | None, batch_size: int | None) -> Job:
-    """The job with one configuration to search."""
-    if (choice is None) != (workers is not None and batch_size is not None):
-        raise ConfigurationError(
-            "run takes one configuration: give a plan or a point of its curve, or workers and batch_size"
-        )
-    changes: dict[str, object] = {"search.workers": workers, "search.batch_size": batch_size}
-    if choice is not None:
-        found = choice.choice if isinstance(choice, Plan) else choice
-        at = found if isinstance(found, Configuration) else found.configuration
-        changes = {"search.workers": at.workers, "search.batch_size": at.global_batch_size}
-        if job.spec.infra.provider != "local":
-            changes["resources"] = {"vm": at.vm}
-    if job.spec.search.strategy == "auto":
-        changes["search.strategy"] = "reuse"
-    return job.with_settings(changes)

@@ -22,8 +22,9 @@ from scavenger.train.names import aggregator_name
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.callbacks import CallbackRequests
 from scavenger.train.supervisor.ending import Ending
-from scavenger.train.supervisor.events import Event, ProcessState, RolledBack, Warned
+from scavenger.train.supervisor.events import Event, RolledBack, Warned
 from scavenger.train.supervisor.incoming import Handlers, Incoming
+from scavenger.train.supervisor.known_workers import KnownWorkers
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
@@ -42,7 +43,7 @@ _GRACE_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Supervisor:
+class Supervisor(KnownWorkers):
     """Supervises the processes of one job on one engine; `open` makes one.
 
     Args:
@@ -79,7 +80,7 @@ class Supervisor:
         self._processes, self._events, self._timeouts, self._clock = processes, events, timeouts, clock
         self._aggregators = aggregators
         self._checkpoints = Checkpoints(checkpoint, restore)
-        self._registry = ProcessRegistry(processes.engine, clock)
+        self._known = ProcessRegistry(processes.engine, clock)
         self._slots = WorkerSlots()
         self._routing = Routing(
             processes,
@@ -321,28 +322,13 @@ class Supervisor:
         return self._incoming.manifest
 
     @property
+    def _registry(self) -> ProcessRegistry:
+        return self._known
+
+    @property
     def quarantined(self) -> tuple[int, ...]:
         """Samples that are left out, by their indices in the data."""
         return self._incoming.quarantined
-
-    @property
-    def alive(self) -> tuple[str, ...]:
-        """Running workers, including starting ones, that nothing has requested to end."""
-        return self._registry.alive
-
-    def workers(self, *states: str) -> tuple[str, ...]:
-        """Return the names of living workers in any of the states `starting`, `ready` and `training`."""
-        return self._registry.in_states(*states)
-
-    @property
-    def starting(self) -> int:
-        """Number of workers that are warming up."""
-        return len(self.workers("starting"))
-
-    @property
-    def ready(self) -> int:
-        """Number of workers that train or are ready to."""
-        return len(self.workers("ready", "training"))
 
     @property
     def map(self) -> BucketMap | None:
@@ -373,28 +359,6 @@ class Supervisor:
     def settled(self) -> bool:
         """Whether the last request has taken effect."""
         return self._workers.settled
-
-    @property
-    def ending(self) -> bool:
-        """Whether a released worker has not ended yet."""
-        return bool(self._registry.let_go)
-
-    @property
-    def existing(self) -> Mapping[str, int]:
-        """Number of workers that are paid for, by type of VM; includes released ones that have not ended yet."""
-        return self._registry.existing
-
-    def vm_of(self, worker: str) -> str:
-        """Return the type of VM that a worker was launched on."""
-        return self._registry[worker].vm
-
-    def processes(self) -> tuple[ProcessState, ...]:
-        """Return the state of every process that the job has had."""
-        return self._registry.processes()
-
-    def worker_seconds(self) -> Mapping[str, float]:
-        """Return the seconds that workers have existed, summed over the workers of each type of VM."""
-        return self._registry.worker_seconds()
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
