@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from scavenger.domain.report import Observer
-from scavenger.pipelines.client import Choices, Client
+from scavenger.pipelines.client import Client
 from scavenger.pipelines.job import Job
+from scavenger.pipelines.narrowing import Choices
 from scavenger.pipelines.results import Models, Plan, Run, Submission
 
 __all__ = ["AsyncClient"]

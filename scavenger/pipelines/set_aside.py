@@ -94,6 +94,6 @@ def check_own_limit(record: JobRecord, before_usd: float, left_usd: float | None
             "has no budget of its own" if own_usd is None else f"has {money(own_usd)} left by its own budget"
         )
         raise LimitReachedError(
-            f"job {record.name} ({record.id[:8]}) {own}, to which its server would keep, and {money(left_usd)} are left "
+            f"job {record.name} ({record.id[:8]}) {own}, to which its server keeps, and {money(left_usd)} are left "
             "for it: raise the budget"
         )
