@@ -216,3 +216,9 @@ def test_the_vm_that_leads_a_job_is_an_item_of_its_bill_and_of_its_estimate() ->
     led = replace(without, shared=SharedCosts(usd_per_leader_hour=0.08))
     assert estimate(led).total_usd == pytest.approx(estimate(without).total_usd + 0.12)
     assert "leader" in [item.name for item in estimate(led).items]
+
+
+def test_a_leader_that_never_got_a_vm_is_the_whole_bill() -> None:
+    found = job_cost(job(cost_usd=0.15), [], at=NOW, leader=LeaderUse("c6a.large", 7200.0, 0.08))
+    assert [item.name for item in found.items] == ["leader, on demand"]
+    assert found.actual_usd == pytest.approx(0.16)

@@ -280,7 +280,7 @@ def job_cost(
     """
     paid = paid_for(intents, at=at, disk_prices=disk_prices)
     actual: float | None
-    if paid.vms:
+    if paid.vms or leader is not None:  # a leader waits for VMs, and may never get one
         counted = any(vm.basis == "counted" for vm in paid.vms)
         how = "VMs by the cloud's own timestamps, at least a minute each"
         how += ", except those named below" if counted else ""
