@@ -184,10 +184,15 @@ def sweep_once(store: Store) -> Sweep:
     """One sweep of a server: VMs that have powered themselves off are deleted, the others only told.
 
     Raises:
-        ScavengerError: The store cannot be used, or a cloud fails at the deletion.
+        StoreError: The store cannot be used.
     """
     for provider, region in abandoned_regions(store):
-        if count := CleanUp(store, providers.open_provider(provider, region)).end_powered_off():
+        try:
+            count = CleanUp(store, providers.open_provider(provider, region)).end_powered_off()
+        except (CloudError, ConfigurationError) as error:  # the other regions are swept all the same
+            log.warning("powered-off VMs may be left in %s/%s: %s", provider, region, error)
+            continue
+        if count:
             log.info("deleted %d powered-off VMs in %s/%s that no job uses", count, provider, region)
     found = find_leftovers(store)
     for line in found.left:

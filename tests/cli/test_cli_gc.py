@@ -17,7 +17,8 @@ from nested import built
 
 from scavenger.control.provisioning import clean_up as clearing
 from scavenger.control.provisioning import providers
-from scavenger.control.sweep import sweeping
+from scavenger.control.provisioning.clean_up import CleanUp
+from scavenger.control.sweep import sweep_once, sweeping
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError
@@ -345,3 +346,31 @@ def test_vms_that_run_still_are_left_to_end_themselves_and_an_absent_cloud_is_as
     os.utime(mark, (0, 0))
     scavenger("status")
     assert scene.alive() == {running}
+
+
+def test_one_vm_that_cannot_be_ended_keeps_no_other_from_its_end(scene: Scene, powered_off: str) -> None:
+    other = scene.launch(1)
+    scene.cloud.power_off(next(fact.instance_id for fact in scene.cloud.truth() if fact.token == other))
+    scene.end_job()
+    scene.cloud.script("terminate", Fault(CredentialsError("not yours")))
+    with pytest.raises(CredentialsError):
+        CleanUp(scene.store, scene.cloud).end_powered_off()
+    assert len(scene.alive()) == 1
+
+
+def test_one_cloud_that_refuses_keeps_no_other_from_the_sweep(
+    scene: Scene, powered_off: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.end_job()
+    scene.cloud.script("terminate", Fault(CredentialsError("not yours")))
+    swept = sweep_once(scene.store)
+    assert "powered-off VMs may be left in fake/fake-1: not yours" in caplog.text
+    assert [one.vm.tags.token for one in swept.leftovers] == [powered_off]
+
+
+def test_a_vm_that_may_not_be_looked_at_has_a_line(scene: Scene) -> None:
+    scene.launch(0)
+    scene.end_job()
+    clean_up = CleanUp(scene.store, scene.cloud)
+    scene.cloud.script("describe", Fault(CredentialsError("not yours")))
+    assert [line.endswith(": not yours") for line in clean_up.end(())] == [True]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from scavenger.cloud.base import Provider
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
-from scavenger.errors import CloudError, CloudUnavailableError, GoneError, ThrottledError
+from scavenger.errors import CloudError, GoneError
 from scavenger.presentation.formatting import when
 from scavenger.store import Store
 
@@ -128,12 +128,18 @@ class CleanUp:
             Number of such VMs.
 
         Raises:
-            CloudError: If the cloud does not answer.
+            CloudError: If the cloud does not answer, or refuses to end one; the others are ended.
         """
         off = [one for one in self.find() if one.vm.state == "stopping" and not one.quarantined]
+        refused: CloudError | None = None
         for one in off:
-            self._provider.terminate(one.vm.instance_id, one.vm.zone)
+            try:
+                self._provider.terminate(one.vm.instance_id, one.vm.zone)
+            except CloudError as error:
+                refused = error
         self._close_ownerless()
+        if refused is not None:
+            raise refused
         return len(off)
 
     def end(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
@@ -185,7 +191,7 @@ class CleanUp:
             elif intent.instance_id:
                 try:
                     vm = _gone(self._provider, intent.instance_id, intent.request.zone)
-                except (CloudUnavailableError, ThrottledError) as error:
+                except CloudError as error:
                     lines.append(f"{intent}: {error}")
                     continue
                 if vm is not None:
