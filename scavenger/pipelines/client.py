@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -124,10 +124,11 @@ class Client:
 
     def close(self) -> None:
         """End what is kept for further jobs, and close the store or the connection to the server."""
-        for kept in self._kept:
-            kept.close()
-        self._warm.close()
-        self._source.__exit__(None, None, None)
+        with ExitStack() as ending:  # whatever fails, the rest is ended
+            ending.callback(self._source.__exit__, None, None, None)
+            ending.callback(self._warm.close)
+            for kept in self._kept:
+                ending.callback(kept.close)
 
     @property
     def spent_usd(self) -> float:

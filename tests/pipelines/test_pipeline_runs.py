@@ -17,6 +17,7 @@ import pipeline_code
 import pytest
 
 from scavenger import AsyncClient, Client, Job, ScavengerError
+from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.report import EpochEnded, Event, Observer
 from scavenger.errors import (
     ConfigurationError,
@@ -165,6 +166,26 @@ def test_a_client_has_a_store_or_a_server(monkeypatch: pytest.MonkeyPatch, tmp_p
     with Client(store=str(tmp_path / "jobs.db")) as client, pytest.raises(NotFoundError):
         client.curve("unknown")
     assert (tmp_path / "jobs.db").is_file()
+
+
+def test_what_cannot_be_ended_keeps_nothing_else_from_its_end(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, closed = Client(store=url), list[str]()
+    first, second = KeptVms("first", 1.0), KeptVms("second", 1.0)
+    for kept in (first, second):
+        with client.keeping(kept):
+            pass
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(second, "close", interrupted)
+    monkeypatch.setattr(first, "close", lambda: closed.append("first"))
+    monkeypatch.setattr(client._warm, "close", lambda: closed.append("warm"))
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    assert closed == ["first", "warm"]
 
 
 def test_one_configuration_is_named_in_one_way(url: str, tmp_path: Path) -> None:
