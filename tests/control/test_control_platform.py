@@ -84,14 +84,20 @@ def test_folders_may_hold_checkpoints_and_storage_that_answers(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("url", "words"), [("abfs://bucket/job", "Install adlfs"), ("nosuch://bucket/job", "Protocol not known")]
+    ("url", "words"),
+    [
+        ("abfs://bucket/job", "Install adlfs"),
+        ("nosuch://bucket/job", "Protocol not known: nosuch; write s3://BUCKET/FOLDER"),
+        ("gs:/bucket/job", "write gs://bucket/job"),
+        ("s3:bucket/job", "write s3://bucket/job"),
+    ],
 )
 def test_checkpoints_in_storage_that_no_installed_package_reaches_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "adlfs", None)  # as if it was not installed
     with pytest.raises(
-        ConfigurationError, match=rf"^{tmp_path}/job\.yaml: checkpoint\.path: {url}: .*{words}"
+        ConfigurationError, match=rf"^{tmp_path}/job\.yaml: checkpoint\.path: {url}:? .*{words}"
     ):
         prepared(tmp_path, checkpoint={"path": url})
 

@@ -295,16 +295,22 @@ def check_location(url: str) -> None:
     protocol, separator, _ = url.partition("://")
     if separator and (why := _UNFIT.get(protocol.lower())):
         raise ConfigurationError(f"{key}: {shown}: {why}", key=key)
+    from fsspec.registry import get_filesystem_class, known_implementations
+
+    scheme, colon, rest = url.partition(":")
+    if colon and not separator and scheme in known_implementations:
+        raise ConfigurationError(
+            f"{key}: {shown} would be a folder of this machine: write {scheme}://{rest.lstrip('/')}", key=key
+        )
     if local_path(url) is not None or "::" in url:  # `open_files` refuses chained URLs
         return
-    import fsspec
-
     try:
-        fsspec.get_filesystem_class(protocol)
+        get_filesystem_class(protocol)
     except ImportError as error:
         raise NotSupportedError(f"{key}: {shown}: a package is missing: {error}", key=key) from None
     except ValueError as error:
-        raise ConfigurationError(f"{key}: {shown}: {error}", key=key) from None
+        hint = "write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or a folder"
+        raise ConfigurationError(f"{key}: {shown}: {error}; {hint}", key=key) from None
 
 
 def check_storage(url: str, *, within_s: float = 30.0) -> None:
