@@ -153,12 +153,14 @@ class Spending:
     """What the submitted jobs of the store cost, US dollars by user.
 
     Attributes:
-        spent: Cost so far of jobs that began in the period.
+        spent: Cost so far of jobs that began in the period, run or wait to go on.
         reserved: What those that run may cost besides, where they have a limit.
+        of_waiting: Part of `spent` that jobs have cost which wait to go on, by the ids of their submissions.
     """
 
     spent: Mapping[str, float]
     reserved: Mapping[str, float]
+    of_waiting: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

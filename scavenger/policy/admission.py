@@ -65,9 +65,9 @@ def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) 
 
     Higher priorities go first; among equals, users who run fewer jobs; then the order of submission. One that must
     wait holds up none behind it: what it lacks is its own (its file, its user's limits), or is lacking to all.
-    A job may begin if what it can cost at most fits into what is left of each budget, beside what running jobs may
-    still cost. Without a limit of its own it could cost anything, so under a budget it needs one; what rents nothing
-    costs nothing here.
+    A job may begin if what it can still cost at most fits into what is left of each budget, beside what running jobs
+    may still cost. Without a limit of its own it could cost anything, so under a budget it needs one; what rents
+    nothing costs nothing here.
 
     Args:
         backlog: What waits and runs.
@@ -103,6 +103,7 @@ class _State:
             **dict(backlog.busy_files),
             **{seen.submission.job.job_file: seen.submission.id for seen in backlog.running},
         }
+        self._counted = backlog.spending.of_waiting
         self._committed = Counter[str]()
         for money in (backlog.spending.spent, backlog.spending.reserved):
             for user, usd in money.items():
@@ -113,7 +114,12 @@ class _State:
         self.running[job.user] += 1
         self._local += not job.rents
         self._files[job.job_file] = one.id
-        self._committed[job.user] += job.reserved_usd or 0.0  # type: ignore[assignment]
+        self._committed[job.user] += self._still_usd(one) or 0.0  # type: ignore[assignment]
+
+    def _still_usd(self, one: Submission) -> float | None:
+        """The most that a job may cost besides what is counted already; None without a limit."""
+        most_usd = one.job.reserved_usd
+        return None if most_usd is None else max(0.0, most_usd - self._counted.get(one.id, 0.0))
 
     def obstacle(self, one: Submission) -> str:
         """Why a submission cannot begin now; empty if it can."""
@@ -129,7 +135,7 @@ class _State:
         return self._short_of_money(one)
 
     def _short_of_money(self, one: Submission) -> str:
-        job, limits = one.job, self._limits
+        job, limits, still_usd = one.job, self._limits, self._still_usd(one)
         budgets = (
             (limits.budget_of(job.user), self._committed[job.user], f"{job.user}'s budget"),
             (limits.budget_usd, self._committed.total(), "the budget of all users"),
@@ -138,10 +144,10 @@ class _State:
             if budget_usd is None or not (job.rents or job.reserved_usd):
                 continue
             left = f"${max(0.0, budget_usd - committed_usd):.2f} is left of {name}, ${budget_usd:.2f}"
-            if job.reserved_usd is None:
+            if still_usd is None:
                 return f"it needs a limit, constraints.budget: {left}"
-            if committed_usd + job.reserved_usd > budget_usd:
-                return f"it may cost ${job.reserved_usd:.2f}, and {left}"
+            if committed_usd + still_usd > budget_usd:
+                return f"it may cost ${still_usd:.2f}, and {left}"
         return ""
 
 

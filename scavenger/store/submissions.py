@@ -373,13 +373,18 @@ def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSee
 def _spending(session: Session, since: datetime) -> Spending:
     spent: dict[str, float] = defaultdict(float)
     reserved: dict[str, float] = defaultdict(float)
+    of_waiting: dict[str, float] = {}
+    row = SubmissionRow
     query = (
-        select(SubmissionRow.user, SubmissionRow.state, SubmissionRow.reserved_usd, JobRow.cost_usd)
+        select(row.id, row.user, row.state, row.reserved_usd, JobRow.cost_usd)
         .outerjoin(JobRow, JobRow.id == SubmissionRow.id)
-        .where((SubmissionRow.started_at >= since) | (SubmissionRow.state == "running"))
+        # a submission that replaces an earlier one has not started, and its job has cost what it has
+        .where((row.started_at >= since) | (JobRow.created_at >= since) | row.state.in_(OPEN_SUBMISSIONS))
     )
-    for user, state, reserved_usd, cost_usd in session.execute(query):
+    for job_id, user, state, reserved_usd, cost_usd in session.execute(query):
         spent[user] += cost_usd or 0.0
         if state == "running":
             reserved[user] += max(0.0, (reserved_usd or 0.0) - (cost_usd or 0.0))
-    return Spending(dict(spent), dict(reserved))
+        elif state == "queued":
+            of_waiting[job_id] = cost_usd or 0.0
+    return Spending(dict(spent), dict(reserved), of_waiting)

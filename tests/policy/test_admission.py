@@ -104,6 +104,15 @@ class TestBudgets:
         assert begun(admission) == [2]
         assert admission.waiting == {"job-1": "it may cost $5.00, and $4.00 is left of ann's budget, $10.00"}
 
+    def test_a_job_that_goes_on_needs_what_it_may_still_cost_and_no_more(self) -> None:
+        waiting = backlog(job(1, reserved_usd=10.0, **CLOUD), job(2, reserved_usd=3.0, **CLOUD))
+        spent = {"ann": 6.0}
+        waiting = replace(waiting, spending=Spending(spent, {}, {"job-1": 6.0}))
+
+        assert begun(admit(waiting, QueueLimits(user_budget_usd=10.0))) == [1]
+        told = admit(waiting, QueueLimits(user_budget_usd=9.5)).waiting["job-1"]
+        assert told == "it may cost $4.00, and $3.50 is left of ann's budget, $9.50"
+
     def test_a_job_without_a_limit_of_its_own_needs_one_under_a_budget(self) -> None:
         admission = admit(backlog(job(1, **CLOUD), job(2)), QueueLimits(budget_usd=9.0))
 
