@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -85,6 +86,13 @@ def serving(
             thread.join(timeout=2 * _GRACE_S)
 
 
+_REMEDIES = {
+    errno.EADDRINUSE: "`--port 0` takes one that is free, and `scavenger api info` tells which servers run",
+    errno.EACCES: "take a port from 1024 on, with --port",
+    errno.EADDRNOTAVAIL: "--host takes an address of this machine",
+}
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the process, whose main thread handles them."""
 
@@ -102,8 +110,9 @@ def _bound(settings: ServerSettings) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or error
+        remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "see --host and --port")
         raise ConfigurationError(
-            f"the server cannot listen at {settings.host}:{settings.port}: {reason}"
+            f"the server cannot listen at {settings.host}:{settings.port}: {reason}; {remedy}"
         ) from error
     return listening
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -75,3 +76,18 @@ def test_ctrl_c_while_it_starts_ends_a_server_in_order(tmp_path: Path) -> None:
         served.kill()
     assert served.returncode == 0, said
     assert "fault" not in said
+
+
+def test_a_port_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = subprocess.run(
+            [sys.executable, "-m", "scavenger_cli", "serve", "--port", str(port)],
+            env={**os.environ, "SCAVENGER_STORE": f"sqlite:///{tmp_path}/jobs.db"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use; `--port 0`" in line
