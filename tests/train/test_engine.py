@@ -154,6 +154,16 @@ time.sleep(600)
         assert [(ended.name, ended.status) for ended in exits(engine)] == [("w0", -9)]
         assert engine.running == ("w1",)
 
+    def test_what_is_killed_as_it_is_forked_ends(self, start: Start) -> None:
+        """The server is warm, so it forks in a moment: a process that has no group yet is killed, too."""
+        engine = start(SLEEP)
+        assert said(engine) == "up"
+        for number in range(30):
+            engine.launch(boot(f"x{number}"))
+            engine.kill(f"x{number}")
+
+            assert [(ended.name, ended.status) for ended in exits(engine)] == [(f"x{number}", -9)]
+
     def test_what_was_killed_before_it_was_forked_never_begins(self, start: Start) -> None:
         engine = start(SLEEP)
         assert said(engine) == "up"

@@ -193,7 +193,7 @@ class _Server:
         while len(self._waiting) < request.count and not self._failed:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                pid = os.fork()
+                pid = _fork_apart()
             except OSError:
                 ours.close()
                 theirs.close()
@@ -260,7 +260,7 @@ class _Server:
         """Fork; returns whether this is the new process."""
         pid, error = 0, ""
         try:
-            pid = os.fork()
+            pid = _fork_apart()
         except OSError as failure:
             pid, error = -1, f"could not be forked: {failure}"
         if pid == 0:
@@ -297,7 +297,6 @@ class _Server:
 
     def _leave_server(self) -> None:
         """Drop what a fork has of its server."""
-        os.setsid()
         self._selector.close()
         self._control.close()
         for waiting in self._waiting.values():
@@ -322,6 +321,29 @@ class _Server:
         with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
             file.write(request.name[:15])
         tempfile.tempdir = None  # another one's, if it was asked for
+
+
+def _fork_apart() -> int:
+    """Fork, as `os.fork`; the new process has a session of its own when this returns.
+
+    Who is told of its id may at once send a signal to its group, which must be there.
+
+    Raises:
+        OSError: It cannot be forked.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        if (pid := os.fork()) == 0:
+            os.setsid()
+        else:
+            os.close(writing)
+            writing = -1
+            os.read(reading, 1)  # ends when the new process has closed its side, or has ended
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)
+    return pid
 
 
 def _limit(threads: int) -> None:

@@ -227,6 +227,8 @@ class ProcessEngine(Engine):
     def _fork(self, config: ProcessConfiguration, env: dict[str, str], log: int) -> ForkedProcess | None:
         """Have a worker forked; None if that cannot be done."""
         server = self._fork_server
+        if server is not None:
+            server.receive()  # it may have ended since
         if server is not None and not server.alive and not server.ready:
             self._fork_target = None  # it failed to import, or may not fork: the next would, too
         forked = config.role == "worker" or (self._warm is not None and config.role in _ROLES)
