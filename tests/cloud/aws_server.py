@@ -33,6 +33,7 @@ from urllib.parse import parse_qsl, urlencode
 from aws_instances import ACCOUNT, REGION, STATES, Instances
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from served import Served
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 __all__ = ["ACCOUNT", "REGION", "AwsServer"]
@@ -118,12 +119,8 @@ class AwsServer(Instances):
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         super().__init__()
-        self._server = make_server(host, 0, self, threaded=True, request_handler=_Quiet)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-        self._thread.start()
-        self.url = f"http://{host}:{self._server.server_port}"
+        self._served = Served(make_server(host, 0, self, threaded=True, request_handler=_Quiet))
+        self.url = self._served.url
         self.reset()
 
     def reset(self) -> None:
@@ -160,9 +157,7 @@ class AwsServer(Instances):
 
     def close(self) -> None:
         """End the server and its thread."""
-        self._server.shutdown()
-        self._thread.join(5)
-        self._server.server_close()
+        self._served.close()
 
     # Requests
 

@@ -6,7 +6,6 @@ before any of these is added: a request without a valid token is 401 for a write
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from gcp_storage_emulator.handlers.buckets import create_bucket
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
+from served import Served
 
 __all__ = ["GcsServer"]
 
@@ -57,16 +57,9 @@ class GcsServer:
 
         storage: Any = Storage(use_memory_fs=True)
         create_bucket(bucket, storage)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, storage))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._served = Served(ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, storage)))
+        self.url = self._served.url
 
     def close(self) -> None:
         """End the server and its thread."""
-        self._server.shutdown()
-        self._thread.join(5)
-        self._server.server_close()
+        self._served.close()

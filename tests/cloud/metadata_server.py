@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from served import Served
 
 __all__ = ["Answer", "MetadataServer"]
 
@@ -33,13 +34,8 @@ class MetadataServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((host, 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_port
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-        self._thread.start()
+        self._served = Served(ThreadingHTTPServer((host, 0), Handler))
+        self.port = self._served.port
 
     def answer(self, method: str, path: str, headers: Message) -> Answer:
         """Status, headers and body for a request; names of headers are found in any case."""
@@ -47,6 +43,4 @@ class MetadataServer:
 
     def close(self) -> None:
         """End the server and its thread."""
-        self._server.shutdown()
-        self._thread.join(5)
-        self._server.server_close()
+        self._served.close()

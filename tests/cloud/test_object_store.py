@@ -6,7 +6,6 @@ The service gives the keys of the VM's role; nothing else on the machine names a
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -17,6 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 from metadata_server import Answer, MetadataServer
+from served import Served
 
 pytest.importorskip("s3fs")
 
@@ -63,17 +63,11 @@ class Store:
             self.askers.add(signed.partition("Credential=")[2].partition("/")[0])
             return moto(environ, start_response)
 
-        self._server = make_server("127.0.0.1", 0, application, threaded=True)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._served = Served(make_server("127.0.0.1", 0, application, threaded=True))
+        self.url = self._served.url
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join(5)
-        self._server.server_close()
+        self._served.close()
 
 
 @pytest.fixture
