@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -206,7 +206,7 @@ class CloudResources:
         return PodCatalog(
             settings,
             self._job.infra.region,
-            today=date.today(),
+            today=datetime.now(UTC).date(),
             nodes=lambda spot: cast("KubernetesProvider | RayGroupProvider", self.provider).nodes(spot=spot),
         )
 

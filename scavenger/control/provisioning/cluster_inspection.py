@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 from scavenger.cloud.kubernetes.prices import DEFAULT_SIZE, PodCatalog
@@ -154,7 +154,10 @@ class _Inspection:
         """Prices, nodes and quotas, for the size that a job has by default."""
         provider, region, vm = self._provider, self._infra.region, DEFAULT_SIZE
         catalog = PodCatalog(
-            self._settings, region, today=date.today(), nodes=lambda spot: provider.nodes(spot=spot)
+            self._settings,
+            region,
+            today=datetime.now(UTC).date(),
+            nodes=lambda spot: provider.nodes(spot=spot),
         )
         priced = _asked(
             "prices",

@@ -16,7 +16,7 @@ from pathlib import Path
 from scavenger.elastic import round_events as r
 from scavenger.elastic.leases import Attempt, EpochEnded, Found, Grant, Part
 from scavenger.elastic.ledger import Ledger
-from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, cause_of_death
+from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, Suspects, cause_of_death
 from scavenger.elastic.rounds import Rounds
 from scavenger.errors import (
     ConfigurationError,
@@ -361,8 +361,12 @@ class LoopRun:
         """Begin from the newest checkpoint, or from the start if there is none, with the present workers."""
         held, before = self._checkpointer.held, self._rounds
         if held is None:
-            incarnation, view = (0, 0) if before is None else (before.ledger.incarnation + 1, before.view)
-            self._rounds = Rounds(Ledger(sizes, self._source.seed, incarnation=incarnation), view=view)
+            incarnation, view, suspects = 0, 0, None
+            if before is not None:
+                incarnation, view = before.ledger.incarnation + 1, before.view
+                suspects = Suspects.restore(before.ledger.snapshot()["suspects"])
+            ledger = Ledger(sizes, self._source.seed, incarnation=incarnation, suspects=suspects)
+            self._rounds = Rounds(ledger, view=view)
         else:
             snapshot, view = held.ledger, held.view
             incarnation = snapshot["incarnation"]
@@ -542,12 +546,10 @@ class LoopRun:
             )
 
     def _roll_back(self) -> None:
-        """Roll back to the last checkpoint, and continue with workers that have not been members yet."""
+        """Roll back to the last checkpoint, or begin again, with workers that have not been members yet."""
         rounds = self._rounds
         assert rounds is not None
         held = self._checkpointer.held
-        if held is None and self._ends is None:
-            raise WorkersLostError("every worker that held the weights was lost, and there is no checkpoint")
         self._open(rounds.ledger.sizes)
         self._events.append(RolledBack(0 if held is None else held.step))
         self._results.undo_from(0 if held is None else held.ledger["epoch"])
