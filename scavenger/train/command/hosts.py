@@ -8,41 +8,33 @@ from pathlib import Path
 
 import msgspec
 
-from scavenger.elastic.membership import worker_name
-from scavenger.elastic.recovery import Role, Status
+from scavenger.elastic.recovery import Status
 from scavenger.errors import MessageError
 from scavenger.train.command import messages as cm
 from scavenger.train.engines.base import Engine
 from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
-from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.direct_workers import DirectWorkers
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["Hosts"]
 
-_LEAVE_S = 10.0
-"""How long a host that was ordered to leave may take, seconds."""
 
-
-class Hosts:
-    """The hosts of one job; `open` makes it.
-
-    Args:
-        processes: The engine and the hub.
-        first: Number of the first worker; a resumed job does not use the names of earlier workers again.
-        clock: Monotonic seconds.
+class Hosts(DirectWorkers):
+    """The hosts of one job; `open` makes it. See `DirectWorkers` for the arguments.
 
     Attributes:
         arrived: What each host has told of itself; its port is always the newest.
         memory_bytes: The peak memory of each, with what its process has started.
     """
 
+    role = "command"
+    leave_s = 10.0
+
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
-        self._processes, self._first, self._clock = processes, first, clock
-        self.registry = ProcessRegistry(processes.engine, clock)
+        super().__init__(processes, first=first, clock=clock)
         self.arrived: dict[str, cm.Arrived] = {}
-        self._placed_s: dict[str, float] = {}
         self._set_up: set[str] = set()
         self.memory_bytes: dict[str, int] = {}
 
@@ -64,24 +56,9 @@ class Hosts:
         return cls(Processes.open(source, engine, log_dir=log_dir), first=first, clock=clock)
 
     @property
-    def engine(self) -> Engine:
-        """The engine that runs the hosts."""
-        return self._processes.engine
-
-    @property
-    def launched(self) -> int:
-        """How many workers the job has had, which is the number of the next one."""
-        return self._first + len(self.registry.workers)
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether hosts run on other machines than this one."""
-        return self.engine.socket_dir is None
-
-    @property
     def starting(self) -> tuple[str, ...]:
         """Hosts that run and have not arrived, and that nothing has requested to end."""
-        return tuple(name for name in self._staying(Status.STARTING) if self._placed(name))
+        return tuple(name for name in self._staying(Status.STARTING) if self.placed(name))
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -96,21 +73,7 @@ class Hosts:
     def _staying(self, status: Status) -> tuple[str, ...]:
         return tuple(e.name for e in self.registry.workers if e.status is status and e.stays)
 
-    def _placed(self, worker: str) -> bool:
-        """Whether a host has a machine; one that is forked on this machine gets its process id later."""
-        if worker not in self._placed_s and (not self.elsewhere or self.engine.pid(worker)):
-            self._placed_s[worker] = self._clock() if self.elsewhere else self.registry[worker].launched_s
-        return worker in self._placed_s
-
-    def age_s(self, worker: str) -> float:
-        """Seconds since a host's process was started; 0 while it waits for a machine."""
-        return self._clock() - self._placed_s[worker] if self._placed(worker) else 0.0
-
     # ---- messages ------------------------------------------------------------------------------------------
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until something has arrived, or the timeout has passed."""
-        self._processes.wait(timeout_s)
 
     def send(self, worker: str, message: cm.CommandMessage) -> None:
         """Queue a message; it is dropped if the host has ended."""
@@ -131,13 +94,6 @@ class Hosts:
                     yield name, message
 
     # ---- starting and ending -------------------------------------------------------------------------------
-
-    def launch(self, vm: str = "", *, threads: int | None = None) -> str:
-        """Start a host on this type of VM; returns its name."""
-        name = worker_name(self.launched)
-        self._processes.launch("command", name, vm=vm, threads=threads)
-        self.registry.launched(name, Role.WORKER, vm=vm)
-        return name
 
     def set_up(self, worker: str, words: tuple[str, ...]) -> bool:
         """Have a host prepare its machine, after which it arrives again; False if that is done, or it is this one."""
@@ -182,18 +138,3 @@ class Hosts:
             self.registry.ended(ended.name, ended.cause)
             if not expected:
                 yield ended.name, ended.cause, ended.refused
-
-    def tidy_up(self) -> None:
-        """Kill hosts that were ordered to leave and do not."""
-        now = self._clock()
-        for entry in self.registry.let_go:
-            if now - entry.leaving_s > _LEAVE_S:
-                self.engine.kill(entry.name)
-
-    def close(self) -> None:
-        """End every process and free everything; safe to call twice."""
-        self.engine.kill_all()
-        for entry in self.registry.workers:
-            if entry.ended_s is None:
-                self.registry.ended(entry.name, "", expected=True)
-        self._processes.close()

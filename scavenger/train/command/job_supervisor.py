@@ -31,14 +31,12 @@ from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
 from scavenger.train.supervisor.events import Event, Leaving
 from scavenger.train.supervisor.process_registry import ProcessRegistry
-from scavenger.train.supervisor.watching import MemoryWatch
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
 __all__ = ["CommandJobSupervisor"]
 
-_TURN_S = 0.05
 _GRACE_S = 5.0
 _CARRIED = "carried"
 """How the names of folders in the job's outputs begin in which processes here save what an object store keeps."""
@@ -67,8 +65,6 @@ class CommandJobSupervisor(WithoutAggregators):
         manifest: Description of the command, with the size of its newest checkpoint, by which time is reserved for the
             end; None before the samples of an epoch are known.
         quarantined: None: samples are the command's own.
-        on_wait: Called while `finish` waits.
-        recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be recorded.
 
     Methods raise what those of `Supervisor` do.
     """
@@ -87,16 +83,11 @@ class CommandJobSupervisor(WithoutAggregators):
         first_batch: int,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__()
         self._run, self._source, self._checkpoints = run, source, checkpoints
         self._plan, self._work_dir, self._first_batch, self._clock = plan, work_dir, first_batch, clock
-        self._events: list[Event] = []
         self._returned_step, self._recorded_step = run.progress.step, run.progress.step
         self._saved_at_s, self._saved_files_s = clock(), checkpoints.newest_at_s()
-        self._memory = MemoryWatch()
-        self.manifest: m.Manifest | None = None
-        self.quarantined: tuple[int, ...] = ()
-        self.on_wait: Callable[[], None] | None = None
-        self.recorded: Callable[[], bool] = lambda: True
 
     @classmethod
     def open(
@@ -257,11 +248,6 @@ class CommandJobSupervisor(WithoutAggregators):
             self._turn()
         while run.saved is not None and self._clock() <= deadline + _GRACE_S:
             self._turn()
-
-    def _turn(self) -> None:
-        self._update(_TURN_S)
-        if self.on_wait is not None:
-            self.on_wait()
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End every process and free everything; safe to call twice."""

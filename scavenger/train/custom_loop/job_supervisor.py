@@ -60,14 +60,12 @@ from scavenger.train.supervisor.events import (
     Started,
 )
 from scavenger.train.supervisor.process_registry import ProcessRegistry
-from scavenger.train.supervisor.watching import MemoryWatch
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
 __all__ = ["LoopJobSupervisor"]
 
-_TURN_S = 0.05
 _GRACE_S = 5.0
 
 
@@ -84,8 +82,6 @@ class LoopJobSupervisor(WithoutAggregators):
     Attributes:
         manifest: Description of the loop; None before a worker has built its replica.
         quarantined: Samples that are left out, by their positions in all shards.
-        on_wait: Called while `finish` waits.
-        recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be written.
 
     Methods raise what those of `Supervisor` do.
     """
@@ -102,20 +98,16 @@ class LoopJobSupervisor(WithoutAggregators):
         start_s: float,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__()
         self._run, self._ends, self._checkpointer = run, ends, checkpointer
         self._start_s, self._clock = start_s, clock
-        self._events: list[Event] = []
         self._returned_step = 0
         self._step: StepInReport | None = None
         self._batch = 0
-        self._losses, self._memory = EpochLosses(), MemoryWatch()
+        self._losses = EpochLosses()
         self._evaluated: Evaluated | None = None
         self._kept: tuple[int, dict[str, lm.Array]] = (-1, {})
         self._best_wanted = -1
-        self.manifest: m.Manifest | None = None
-        self.quarantined: tuple[int, ...] = ()
-        self.on_wait: Callable[[], None] | None = None
-        self.recorded: Callable[[], bool] = lambda: True
         run.on_state = self._keep
         checkpointer.recorded = lambda step: step <= self._returned_step and self.recorded()
 
@@ -269,11 +261,6 @@ class LoopJobSupervisor(WithoutAggregators):
             while self._checkpointer.pending and self._clock() <= deadline:
                 self._turn()
         return self._kept[1]
-
-    def _turn(self) -> None:
-        self._update(_TURN_S)
-        if self.on_wait is not None:
-            self.on_wait()
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End every process and free everything; safe to call twice."""

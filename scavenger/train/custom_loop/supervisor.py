@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.elastic.liveness import Liveness
-from scavenger.elastic.membership import worker_name
-from scavenger.elastic.recovery import Role, Status
+from scavenger.elastic.recovery import Status
 from scavenger.errors import MessageError
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
 from scavenger.train.engines.base import Engine, Exit, PreemptionNotice
 from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
-from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.direct_workers import DirectWorkers
 from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
 from scavenger.train.supervisor.watching import NetworkWatch, WorkWatch
 from scavenger.train.transport.block_file import create_block
@@ -25,31 +24,28 @@ from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["LoopSupervisor"]
 
-_QUIT_S = 30.0  # how long a released worker may take for the rest of its step
 
-
-class LoopSupervisor:
+class LoopSupervisor(DirectWorkers):
     """Supervises a loop's workers; `open` makes one. Its owner decides which workers are lost and which must end.
 
-    Args:
-        processes: The engine and the hub.
-        first: Number of the first worker; a resumed job does not use the names of earlier workers again.
-        clock: Monotonic seconds.
+    See `DirectWorkers` for the arguments.
 
     Attributes:
         liveness: Decides from heartbeats which of the ready workers are silent.
+        memory: The memory that workers share with this process; None if they run elsewhere.
     """
 
+    role = "loop"
+    leave_s = 30.0  # a released worker may take the rest of its step
+
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
-        self._processes, self._first, self._clock = processes, first, clock
-        self._registry = ProcessRegistry(processes.engine, clock)
+        super().__init__(processes, first=first, clock=clock)
         self._work, self._network = WorkWatch(), NetworkWatch()
-        self._placed_s: dict[str, float] = {}
         self._exited: dict[str, str] = {}
         self._places: dict[str, int] = {}
-        self._memory: GradientMemory | None = None
-        if processes.block_fd >= 0 and processes.engine.socket_dir is not None:  # else on other machines, too
-            self._memory = GradientMemory(processes.block_fd)
+        self.memory: GradientMemory | None = None
+        if processes.block_fd >= 0 and not self.elsewhere:
+            self.memory = GradientMemory(processes.block_fd)
         self.liveness = Liveness()
 
     @classmethod
@@ -79,39 +75,19 @@ class LoopSupervisor:
 
     # ---- the state of workers ------------------------------------------------------------------------------
 
-    @property
-    def registry(self) -> ProcessRegistry:
-        """The state of every worker that there has been in this run."""
-        return self._registry
-
-    @property
-    def memory(self) -> GradientMemory | None:
-        """The memory that workers share with this process; None if they run elsewhere."""
-        return self._memory
-
     def place(self, worker: str) -> int:
         """Return the worker's place in the shared memory, which no other running worker has; -1 if there is none."""
-        if self._memory is None:
+        if self.memory is None:
             return -1
         if worker not in self._places:
-            taken = {p for name, p in self._places.items() if self._registry[name].ended_s is None}
+            taken = {p for name, p in self._places.items() if self.registry[name].ended_s is None}
             self._places[worker] = next(p for p in itertools.count(MEAN + 1) if p not in taken)
         return self._places[worker]
 
     @property
-    def engine(self) -> Engine:
-        """The engine that runs the processes."""
-        return self._processes.engine
-
-    @property
-    def launched(self) -> int:
-        """How many workers the job has had, which is the number of the next one."""
-        return self._first + len(self._registry.workers)
-
-    @property
     def staying(self) -> tuple[str, ...]:
         """Running workers that were not ordered to end."""
-        return self._registry.alive
+        return self.registry.alive
 
     @property
     def starting(self) -> tuple[str, ...]:
@@ -124,24 +100,16 @@ class LoopSupervisor:
         return self._in(Status.READY)
 
     def _in(self, status: Status) -> tuple[str, ...]:
-        return tuple(worker.name for worker in self._registry.workers if worker.status is status)
+        return tuple(worker.name for worker in self.registry.workers if worker.status is status)
 
     def counts(self, name: str) -> bool:
         """Whether a process is a worker that was not marked as lost; other processes' messages are ignored."""
-        worker = self._registry.worker(name)
+        worker = self.registry.worker(name)
         return worker is not None and worker.status in (Status.STARTING, Status.READY, Status.LEAVING)
 
     def host(self, worker: str) -> str:
         """Return the host that a worker runs on."""
         return self.engine.host(worker)
-
-    def age_s(self, worker: str) -> float:
-        """Return the seconds since a worker's process was started; 0 while it waits for a host."""
-        if worker not in self._placed_s:
-            if not self.engine.pid(worker):
-                return 0.0
-            self._placed_s[worker] = self._registry[worker].launched_s if self._memory else self._clock()
-        return self._clock() - self._placed_s[worker]
 
     def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
         """Return the notices of workers whose hosts are to be shut down."""
@@ -157,10 +125,6 @@ class LoopSupervisor:
         """Queue a message; it is dropped if the worker has ended."""
         self._processes.pass_on(worker, lm.encode(message), *frames)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until something has arrived, or the timeout has passed."""
-        self._processes.wait(timeout_s)
-
     def take(self) -> Iterator[tuple[str, lm.LoopMessage | Failed, list[bytes]]]:
         """Yield the messages of workers that count (see `counts`), with sender and payload; handles heartbeats."""
         for peer, frames in self._processes.take():
@@ -171,39 +135,32 @@ class LoopSupervisor:
                 message = lm.decode(frames[0])
                 if not isinstance(message, Beat):
                     yield name, message, frames[1:]
-                elif self._registry[name].status is Status.READY:
-                    self._registry.beat(name, message)
+                elif self.registry[name].status is Status.READY:
+                    self.registry.beat(name, message)
                     self.liveness.heard(name, self._clock())
                     self._work.heard(name, self._clock())
                     self._network.heard(name)
 
     # ---- starting and ending workers -----------------------------------------------------------------------
 
-    def launch(self, vm: str = "", *, threads: int | None = None) -> str:
-        """Start a worker, on this type of VM and with so many threads; returns its name."""
-        name = worker_name(self.launched)
-        self._processes.launch("loop", name, vm=vm, threads=threads)
-        self._registry.launched(name, Role.WORKER, vm=vm)
-        return name
-
     def arrive(self, worker: str) -> None:
         """Note that a worker has built its replica; from now on its heartbeats are watched."""
-        self._registry[worker].status = Status.READY
+        self.registry[worker].status = Status.READY
         self.liveness.heard(worker, self._clock())
 
     def leave(self, worker: str, reason: str) -> None:
         """Order a worker to end."""
-        self._registry.leaving(worker)
+        self.registry.leaving(worker)
         self.liveness.forget(worker)
         self.send(worker, lm.Leave(reason))
 
     def mark_lost(self, worker: str) -> None:
         """End a worker that counts as lost, and ignore its messages from now on."""
         if worker in self._exited:
-            self._registry.ended(worker, self._exited[worker])
+            self.registry.ended(worker, self._exited[worker])
         else:
             self.engine.kill(worker)
-            self._registry.expel(worker, "counts as lost")
+            self.registry.expel(worker, "counts as lost")
         self.liveness.forget(worker)
 
     def show_stack(self, worker: str) -> None:
@@ -221,8 +178,8 @@ class LoopSupervisor:
         unexpected = []
         for ended in self.engine.poll():
             self._exited[ended.name] = ended.cause
-            if self._registry[ended.name].status in (Status.LEAVING, Status.EXPELLED):
-                self._registry.ended(ended.name, ended.cause)
+            if self.registry[ended.name].status in (Status.LEAVING, Status.EXPELLED):
+                self.registry.ended(ended.name, ended.cause)
             elif self.counts(ended.name):
                 unexpected.append(ended)
         return unexpected
@@ -236,19 +193,3 @@ class LoopSupervisor:
         for worker, idle_s in self._work.look(self.engine, self.arrived, now).items():
             self.liveness.worked(worker, now - idle_s)
         return self._network.in_doubt(self.engine, self.arrived, now)
-
-    def tidy_up(self) -> None:
-        """Kill workers that were ordered to end and do not; limit the size of logs."""
-        now = self._clock()
-        for worker in self._registry.let_go:
-            if now - worker.leaving_s > _QUIT_S:
-                self.engine.kill(worker.name)
-        self.engine.cap_logs()
-
-    def close(self) -> None:
-        """End every process and free everything; safe to call twice."""
-        self.engine.kill_all()
-        for worker in self._registry.workers:
-            if worker.ended_s is None:
-                self._registry.ended(worker.name, "", expected=True)
-        self._processes.close()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
 
 from scavenger.elastic.migration import BucketMap
 from scavenger.errors import NotSupportedError
+from scavenger.train.supervisor.events import Event
 from scavenger.train.supervisor.known_workers import KnownWorkers
+from scavenger.train.supervisor.watching import MemoryWatch
 from scavenger.train.transport import messages as m
 
 __all__ = ["WithoutAggregators"]
+
+_TURN_S = 0.05
 
 
 class WithoutAggregators(KnownWorkers):
@@ -17,9 +22,30 @@ class WithoutAggregators(KnownWorkers):
 
     Attributes:
         no_aggregators: Why what needs them is refused.
+        manifest: Description of what is trained; None before it is known.
+        quarantined: Samples that are left out, by their positions in the data.
+        on_wait: Called while the end of the job is waited for.
+        recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be written.
     """
 
     no_aggregators: str
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._memory = MemoryWatch()
+        self.manifest: m.Manifest | None = None
+        self.quarantined: tuple[int, ...] = ()
+        self.on_wait: Callable[[], None] | None = None
+        self.recorded: Callable[[], bool] = lambda: True
+
+    @abstractmethod
+    def _update(self, timeout_s: float) -> None:
+        """Handle what has happened, waiting at most `timeout_s` for something."""
+
+    def _turn(self) -> None:
+        self._update(_TURN_S)
+        if self.on_wait is not None:
+            self.on_wait()
 
     # ---- what has no place here ------------------------------------------------------------------------------
 

@@ -1,0 +1,89 @@
+"""Starts and ends the workers of a job without a coordinator: they talk to the job's own process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from scavenger.elastic.membership import worker_name
+from scavenger.elastic.recovery import Role
+from scavenger.train.engines.base import Engine
+from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.processes import Processes
+
+__all__ = ["DirectWorkers"]
+
+
+class DirectWorkers:
+    """The workers of one job, which are loops of the user's own or hosts of a command.
+
+    Args:
+        processes: The engine and the hub.
+        first: Number of the first worker; a resumed job does not use the names of earlier workers again.
+        clock: Monotonic seconds.
+
+    Attributes:
+        role: What the processes are started as.
+        leave_s: How long a worker that was ordered to end may take, seconds.
+        registry: The state of every worker that there has been in this run.
+    """
+
+    role: ClassVar[str]
+    leave_s: ClassVar[float]
+
+    def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
+        self._processes, self._first, self._clock = processes, first, clock
+        self._placed_s: dict[str, float] = {}
+        self.registry = ProcessRegistry(processes.engine, clock)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs the processes."""
+        return self._processes.engine
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether workers run on other machines than this one."""
+        return self.engine.socket_dir is None
+
+    @property
+    def launched(self) -> int:
+        """How many workers the job has had, which is the number of the next one."""
+        return self._first + len(self.registry.workers)
+
+    def launch(self, vm: str = "", *, threads: int | None = None) -> str:
+        """Start a worker, on this type of VM and with so many threads; returns its name."""
+        name = worker_name(self.launched)
+        self._processes.launch(self.role, name, vm=vm, threads=threads)
+        self.registry.launched(name, Role.WORKER, vm=vm)
+        return name
+
+    def placed(self, worker: str) -> bool:
+        """Whether a worker has a machine; one that is forked on this machine gets its process id later."""
+        if worker not in self._placed_s and (not self.elsewhere or self.engine.pid(worker)):
+            self._placed_s[worker] = self._clock() if self.elsewhere else self.registry[worker].launched_s
+        return worker in self._placed_s
+
+    def age_s(self, worker: str) -> float:
+        """Seconds since a worker's process was started; 0 while it waits for a machine."""
+        return self._clock() - self._placed_s[worker] if self.placed(worker) else 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something has arrived, or the timeout has passed."""
+        self._processes.wait(timeout_s)
+
+    def tidy_up(self) -> None:
+        """Kill workers that were ordered to end and do not; limit the size of logs."""
+        now = self._clock()
+        for worker in self.registry.let_go:
+            if now - worker.leaving_s > self.leave_s:
+                self.engine.kill(worker.name)
+        self.engine.cap_logs()
+
+    def close(self) -> None:
+        """End every process and free everything; safe to call twice."""
+        self.engine.kill_all()
+        for worker in self.registry.workers:
+            if worker.ended_s is None:
+                self.registry.ended(worker.name, "", expected=True)
+        self._processes.close()
