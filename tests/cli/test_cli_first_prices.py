@@ -17,7 +17,7 @@ from price_servers import PriceServer, product, serve, sku
 
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE
-from scavenger.control.provisioning import prices
+from scavenger.control.provisioning import price_refresh, prices
 from scavenger.control.provisioning.price_refresh import REFRESH_VARIABLE
 
 JOB = """
@@ -89,8 +89,13 @@ def preview(
 
 @pytest.mark.parametrize("place", [AWS, GCP], ids=["aws", "gcp"])
 def test_spot_vms_are_chosen_by_the_first_command(
-    server: PriceServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: tuple[str, str]
+    server: PriceServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    place: tuple[str, str],
 ) -> None:
+    monkeypatch.setattr(price_refresh, "SPOT_DAYS", 2)  # midnight may lie between the two commands
     first = preview(tmp_path, capsys, place)
     asked = len(server.asked)
 

@@ -211,9 +211,9 @@ class TestExchange:
     def test_a_spoilt_document_is_refused_in_one_line_and_leaves_no_trace(
         self, shared: Store, other: Store, spoil: Callable[[dict[str, Any]], object], complaint: str
     ) -> None:
-        save(shared)
-        good = shared.export_models()["models"][0]
-        document = {**shared.export_models([good["digest"]]), "models": [copy.deepcopy(good), good]}
+        document = shared.export_models([save(shared).id])
+        (good,) = document["models"]
+        document = {**document, "models": [copy.deepcopy(good), good]}
         spoil(document)
 
         with pytest.raises(ConfigurationError, match=complaint) as caught:
