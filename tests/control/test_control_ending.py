@@ -18,10 +18,13 @@ from scavenger.control.search.profile import Search, Spent
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.document import report_document, report_from_document
+from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import Observer
 from scavenger.errors import Interrupted, LimitReachedError, TrainingError
 from scavenger.search.plan import SearchPlan
+from scavenger.store import Store
+from scavenger.train.transport import messages as m
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
 RECORDER = cast(Recorder, SimpleNamespace(job_id="1", warnings=["the store was busy"]))
@@ -100,3 +103,39 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     assert later.result.actual is not None
     assert later.result.actual.end_s == pytest.approx(3.0)
     assert later.result.actual.time_s == pytest.approx(whole.result.actual.time_s + 3.0)
+
+
+def test_a_job_killed_while_it_saves_can_be_resumed_from_the_checkpoint_of_its_end(tmp_path: Path) -> None:
+    scripted = cast(Any, Scripted(epoch_steps=10**6))
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(MEASURED.configuration, "profiling")
+    trainer.until(lambda: trainer.step == 3)
+
+    def killed_in_the_middle(*_: object, **__: object) -> None:
+        scripted.late = [m.CheckpointWritten(3, 0, 0.1, 100)]
+        running._live_on()
+        raise SystemExit(130)
+
+    scripted.finish, scripted.model_file = killed_in_the_middle, "model.keras"
+    spec = JobSpec.model_validate(
+        {"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}}
+    )
+    with (
+        Store.open(f"sqlite:///{tmp_path / 's.db'}") as store,
+        Recorder.begin(store, spec, tmp_path / "job.yaml", Observer()) as recorder,
+    ):
+        unused = cast(Any, SimpleNamespace(tick=lambda: None))
+        parts = Parts(recorder, trainer.journal, unused, scripted, trainer, unused, unused)
+        running = RunningJob(
+            parts,
+            observer=Observer(),
+            checkpoints="checkpoints",
+            warnings=[],
+            stop=lambda reason: None,
+            clock=scripted.clock,
+        )
+        with pytest.raises(SystemExit):
+            running.save(in_haste=False)
+
+        assert recorder.record.checkpoint == "checkpoints"

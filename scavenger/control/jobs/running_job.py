@@ -113,6 +113,7 @@ class RunningJob:
     def _live_on(self) -> None:
         """Renew VM leases and record heartbeats while the model is saved."""
         self.parts.trainer.take_last_steps()  # a checkpoint waits until they are recorded
+        self._report_checkpoint()  # whatever ends the command while it saves, the job can be resumed
         now = self._clock()
         if now - self._alive_at < _ALIVE_S:
             return
