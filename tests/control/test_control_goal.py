@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,14 +14,14 @@ from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import EpochRecord
 from scavenger.errors import ConfigurationError
 
-values = st.lists(st.floats(0.0, 1.0) | st.just(math.nan), max_size=12)
+values = st.lists(st.floats(0.0, 1.0, width=32) | st.just(math.nan), max_size=12)
 
 
 def epochs(metric: str, series: list[float]) -> list[EpochRecord]:
     return [EpochRecord(i, i + 1, {metric: value}, 0.1, float(i)) for i, value in enumerate(series)]
 
 
-@given(series=values, target=st.floats(0.0, 1.0))
+@given(series=values, target=st.floats(0.0, 1.0, width=32))
 def test_the_outcome_is_the_best_finite_value_in_the_metrics_own_direction(
     series: list[float], target: float
 ) -> None:
@@ -31,6 +32,19 @@ def test_the_outcome_is_the_best_finite_value_in_the_metrics_own_direction(
         assert outcome.value == (best(finite) if finite else None)
         met = any(value >= target if metric == "val_accuracy" else value <= target for value in finite)
         assert outcome.reached == met
+
+
+@given(target=st.floats(-1e6, 1e6) | st.sampled_from([0.9, 0.1, 1e39, -1e39]))
+def test_a_value_that_equals_the_target_in_single_precision_meets_it(target: float) -> None:
+    single = target if abs(target) > 1e38 else float(np.float32(target))
+    apart = max(abs(single) * 1e-6, 1e-30)
+    for mode, worse in (("max", single - apart), ("min", single + apart)):
+        goal = Goal(
+            GoalSpec.model_validate({"metric": "val_gain", "mode": mode, "target": target, "max_epochs": 9})
+        )
+        assert goal.reached(single)
+        assert goal.reached(target)
+        assert not goal.reached(worse)
 
 
 def test_a_goal_without_target_is_never_reached_and_one_without_metric_has_no_outcome() -> None:

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+import numpy as np
+
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import MetricOutcome
 from scavenger.errors import ConfigurationError
 
 __all__ = ["Goal"]
+
+_SINGLE_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,16 @@ class Goal:
         return value > best if self.spec.direction == "max" else value < best
 
     def reached(self, value: float | None) -> bool:
-        """Whether a value meets the target; False without a target or a value."""
+        """Whether a value meets the target; False without a target or a value.
+
+        Frameworks tell metrics in single precision, in which an accuracy of 0.9 is 0.8999999762: a value that
+        equals the target there has met it.
+        """
         target = self.spec.target
         if target is None or value is None:
             return False
-        return value >= target if self.spec.direction == "max" else value <= target
+        near = float(np.float32(target)) if abs(target) < _SINGLE_MAX else target
+        return value >= min(target, near) if self.spec.direction == "max" else value <= max(target, near)
 
     def outcome(self, epochs: Sequence[EpochRecord]) -> MetricOutcome | None:
         """Best value and whether the target was reached; None for a job without a metric."""
