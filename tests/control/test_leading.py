@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import subprocess
 import sys
-import tarfile
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from scavenger.cloud.boot.package import own_package
 from scavenger.control import sweep
 from scavenger.control.leading.caller import CALLER_VARIABLE, caller_networks
 from scavenger.control.leading.configuration import environment_there, job_there
-from scavenger.control.leading.following import LeaderSession, unpack_outputs
+from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.keys import login_key, new_host_key
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
@@ -451,37 +449,3 @@ with socket.create_server(("127.0.0.1", port)) as forwarding:
     forwarding.accept()
 sys.exit("not responding")
 """
-
-
-def test_links_among_the_outputs_are_fetched_and_lead_nowhere_else(tmp_path: Path) -> None:
-    def entry(name: str, data: bytes = b"", link: str = "") -> tuple[tarfile.TarInfo, io.BytesIO | None]:
-        info = tarfile.TarInfo(name)
-        info.size, info.linkname = len(data), link
-        info.type = tarfile.SYMTYPE if link else tarfile.REGTYPE
-        return info, None if link else io.BytesIO(data)
-
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for info, content in (
-            entry("job/model", link="checkpoints/command/state.pt"),
-            entry("job/folder", link="checkpoints"),
-            entry("job/folder/below", b"not through a link"),
-            entry("job/checkpoints/command/state.pt", b"weights"),
-            entry("job/absolute", link="/etc/passwd"),
-            entry("job/out", link="../../elsewhere"),
-            entry("job/round", link="checkpoints/../../elsewhere"),
-            entry("../job/escaped", b"x"),
-        ):
-            tar.addfile(info, content)
-    packed.seek(0)
-    (tmp_path / "out").mkdir()
-    with tarfile.open(fileobj=packed, mode="r:") as tar:
-        unpack_outputs(tar, "job", tmp_path / "out")
-
-    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
-    assert "job/checkpoints/command/state.pt" in found
-    assert not found & {"job/absolute", "job/out", "job/round", "job/escaped"}
-    job = tmp_path / "out" / "job"
-    assert (job / "model").read_bytes() == b"weights"
-    assert (job / "folder" / "below").read_bytes() == b"not through a link"
-    assert not (job / "checkpoints" / "below").exists()

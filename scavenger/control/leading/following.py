@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn, cast
@@ -17,19 +17,20 @@ from scavenger.cloud.base import AdmittingProvider
 from scavenger.cloud.boot.leader import FOLDER
 from scavenger.control.leading.caller import caller_networks
 from scavenger.control.leading.pod_leader import LeaderOfPods
-from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
+from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of, not_ended
 from scavenger.control.leading.renting import LeaderVm
 from scavenger.control.leading.ssh import run_there
 from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
+from scavenger.control.leading.unpacking import unpack_outputs
 from scavenger.control.provisioning.providers import open_provider
-from scavenger.errors import ConfigurationError, GoneError, ScavengerError, TransientError
+from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
 from scavenger.policy.leaders import what_is_lost
-from scavenger.private_files import make_private_folder, private_opener
+from scavenger.private_files import make_private_folder
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
 from scavenger.store.records import JobRecord
 
-__all__ = ["LeaderSession", "Outcome", "session_of", "unpack_outputs"]
+__all__ = ["LeaderSession", "Outcome", "session_of"]
 
 _OUTPUTS = f"{FOLDER}/job/.scavenger"
 _FETCH_S = 3600.0
@@ -191,26 +192,23 @@ class LeaderSession:
             store: This machine's.
 
         Raises:
-            TransientError, ConfigurationError: They cannot be fetched.
+            TransientError, ConfigurationError: They cannot be fetched, or are not of this leader's job.
         """
         job = document.get("job")
         if job is None:
             submission = document["submission"]
             return Outcome(submission["state"], ConfigurationError.exit_code, str(submission["reason"]), None)
-        folder = self._fetched(str(job["id"]))
+        self._check_job(str(job["id"]), store)
+        folder = self._fetched(self.record.job_id)
         record = read_record(folder)
-        there, here = f"{self._outputs(record)}/{record.id}", str(folder)
-
-        def moved(path: str | None) -> str | None:
-            return None if path is None else path.replace(there, here)
-
+        there = f"{self._outputs(record)}/{record.id}"
         store.recover_job(
             replace(
                 record,
                 job_file=self.record.job_file,
-                model_path=moved(record.model_path),
-                measurements_path=moved(record.measurements_path),
-                checkpoint=moved(record.checkpoint),
+                model_path=_here(record.model_path, there, folder),
+                measurements_path=_here(record.measurements_path, there, folder),
+                checkpoint=_here(record.checkpoint, there, folder, stored=self.record.checkpoints),
             )
         )
         code = job["exit_code"]
@@ -220,6 +218,21 @@ class LeaderSession:
             str(job["error"]),
             folder,
         )
+
+    def _check_job(self, told: str, store: Store) -> None:
+        """Check that what is fetched takes no other job's place.
+
+        Raises:
+            ConfigurationError: It would.
+        """
+        job_id = job_id_of(self.record.job_id)
+        with suppress(NotFoundError):
+            if store.job(job_id).job_file != self.record.job_file:
+                told = ""
+        if told != job_id:
+            raise ConfigurationError(
+                f"the leader of job {self.record.name} answers with another job's id; nothing is fetched from it"
+            )
 
     def _fetched(self, job_id: str) -> Path:
         output = Path(self.record.output)
@@ -283,29 +296,24 @@ class LeaderSession:
         return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform, sleep=self._sleep)
 
 
-def unpack_outputs(tar: tarfile.TarFile, job_id: str, output: Path) -> None:
-    """Unpack a job's folder; nothing is written outside of it, nor through a link."""
-    links: list[tarfile.TarInfo] = []
-    for member in tar:
-        inside = member.name == job_id or member.name.startswith(f"{job_id}/")
-        if not inside or ".." in member.name.split("/"):
-            continue
-        if member.isdir():
-            make_private_folder(output / member.name)
-        elif member.issym():
-            links.append(member)
-        elif member.isfile() and (content := tar.extractfile(member)) is not None:
-            make_private_folder((output / member.name).parent)
-            with open(output / member.name, "wb", opener=private_opener) as written:
-                shutil.copyfileobj(content, written)
-    for link in links:  # as the model of a command is
-        target = os.path.normpath(os.path.join(os.path.dirname(link.name), link.linkname))
-        at = output / link.name
-        if at.is_dir() and not at.is_symlink():
-            continue
-        if target.startswith(f"{job_id}/") and link.linkname == os.path.normpath(link.linkname):
-            at.unlink(missing_ok=True)
-            at.symlink_to(link.linkname)
+def _here(path: str | None, there: str, folder: Path, *, stored: str = "") -> str | None:
+    """Where on this machine a file of the leader's is.
+
+    Args:
+        path: On the leader, or a URL.
+        there: The folder of the job's outputs on the leader.
+        folder: That on this machine.
+        stored: Where the job file has checkpoints; a path below it is the same from everywhere.
+
+    Returns:
+        The path here; None for any other: a leader names no file of this machine.
+    """
+    if path is None:
+        return None
+    if "://" in stored and path.startswith(f"{stored.rstrip('/')}/"):
+        return path
+    inside = os.path.relpath(path, there) if path.startswith(f"{there}/") else ".."
+    return None if inside.split("/")[0] == ".." else str(folder / inside)
 
 
 class _PodSession(LeaderSession):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,11 +18,11 @@ from typing import Any
 from platformdirs import user_data_path
 
 from scavenger.control.leading.ssh import SshTarget, known_host
-from scavenger.errors import NotFoundError
+from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 
-__all__ = ["LeaderRecord", "Leaders", "not_ended"]
+__all__ = ["LeaderRecord", "Leaders", "job_id_of", "not_ended"]
 
 _RECORD, _TOKEN = "leader.json", "token"
 
@@ -59,6 +60,20 @@ class LeaderRecord:
     ending: bool = False
     namespace: str = ""
     claim: str = ""
+
+
+def job_id_of(told: object) -> str:
+    """The id of a job, as a leader has told it: it names a folder on this machine.
+
+    Raises:
+        ConfigurationError: It is no such id.
+    """
+    try:
+        if str(uuid.UUID(str(told))) == told:
+            return told
+    except ValueError:  # refused below
+        pass
+    raise ConfigurationError(f"the leader answers with a job that has no id: {str(told)[:80]!r}")
 
 
 def not_ended(record: LeaderRecord, error: Exception) -> str:

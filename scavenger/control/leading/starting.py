@@ -42,7 +42,7 @@ from scavenger.control.leading.configuration import (
 from scavenger.control.leading.keys import login_key, new_host_key
 from scavenger.control.leading.pod_leader import LeaderOfPods, leader_secret, pod_name
 from scavenger.control.leading.pod_tunnel import PodTunnel, through_api_server
-from scavenger.control.leading.record import LeaderRecord, Leaders, not_ended
+from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of, not_ended
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
 from scavenger.control.leading.ssh import FailedThereError, SshTarget, Tunnel, forwarded, run_there
 from scavenger.control.provisioning.cloud_resources import CloudResources
@@ -272,7 +272,7 @@ def _led_by_pod(leaders: Leaders, record: LeaderRecord) -> str:
         while True:
             try:
                 if found := client.submissions(1)["submissions"]:
-                    return str(found[0]["id"])
+                    return job_id_of(found[0]["id"])
             except TransientError:  # it does not serve yet
                 if time.monotonic() > until_s:
                     raise
@@ -388,7 +388,7 @@ class _Starting:
                     answer = client.resume(start.job_id, audit=start.audit, key=again)
                 else:
                     answer = client.submit(f"{FOLDER}/job/job.yaml", options, key=record.id)
-                return str(answer["submission"]["id"])
+                return job_id_of(answer["submission"]["id"])
             except TransientError:  # it has its token, and does not serve yet
                 if time.monotonic() > until_s:
                     raise
