@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from scavenger.domain.intent import Lease
 from scavenger.domain.submission import RunnerSeen
 
 __all__ = [
+    "GAP_S",
     "SILENT_S",
     "STARTS_MAX",
+    "AskRunner",
     "EndSubmission",
     "Holder",
     "KeepRunner",
-    "KillRunner",
     "RunnerDecision",
+    "Silences",
     "StartRunner",
     "follow_runner",
     "rest_s",
 ]
 
 SILENT_S = 60.0
-"""A runner that does not renew its lease for so long is ended; it renews it every few seconds."""
+"""A runner that does not renew its lease for so long is asked, and ended if it does not answer; it renews it every few
+seconds."""
+GAP_S = 10.0
+"""A server that has not read the store for so long has not seen whether leases were renewed meanwhile."""
 STARTS_MAX = 5
 """So many runners in a row may end unexpectedly before the job makes a further step."""
 REST_MAX_S = 60.0
@@ -39,8 +47,8 @@ class KeepRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class KillRunner:
-    """End the process that holds the lease."""
+class AskRunner:
+    """Ask the process that holds the lease whether it works, and end it if it does not answer."""
 
     reason: str
 
@@ -63,7 +71,7 @@ class EndSubmission:
     cancelled: bool = False
 
 
-RunnerDecision = KeepRunner | KillRunner | StartRunner | EndSubmission
+RunnerDecision = KeepRunner | AskRunner | StartRunner | EndSubmission
 
 
 def rest_s(fruitless: int) -> float:
@@ -71,25 +79,57 @@ def rest_s(fruitless: int) -> float:
     return 0.0 if fruitless <= 1 else min(REST_MAX_S, 2.0 ** min(fruitless - 1, 10))
 
 
+class Silences:
+    """How long leases have not been renewed, as far as a server has seen.
+
+    A server whose store was away, or that was suspended itself, has seen nothing meanwhile, and the runners could renew
+    nothing. So silence counts from the first time that the store is read again.
+    """
+
+    def __init__(self) -> None:
+        self._read_at_s = -math.inf
+        self._since: dict[str, tuple[Lease | None, float]] = {}
+
+    def look(self, leases: Mapping[str, Lease | None], now_s: float) -> dict[str, float]:
+        """How long each lease has been as it is, seconds; those that are not given are forgotten.
+
+        Args:
+            leases: The leases by the ids of their jobs.
+            now_s: When they were about to be read, monotonic.
+        """
+        gap, self._read_at_s = now_s - self._read_at_s > GAP_S, now_s
+        before = {} if gap else self._since
+        self._since = {
+            job_id: before[job_id] if job_id in before and before[job_id][0] == lease else (lease, now_s)
+            for job_id, lease in leases.items()
+        }
+        return {job_id: now_s - since_s for job_id, (_, since_s) in self._since.items()}
+
+    def answered(self, job_id: str, now_s: float) -> None:
+        """Begin anew for a runner that has shown that it works."""
+        lease, _ = self._since[job_id]
+        self._since[job_id] = (lease, now_s)
+
+
 def follow_runner(
     seen: RunnerSeen, holder: Holder, *, silent_s: float, since_start_s: float
 ) -> RunnerDecision:
     """Decide what follows.
 
-    A runner is replaced only when its process is known to have ended: a lease that is not renewed ends the process
-    first. So files of a job, which no lease protects, have one writer, too. One that cannot be seen is replaced when
-    it is as silent: if it still lives, it finds its lease taken within seconds, and ends.
+    A runner is replaced only when its process is known to have ended: one that does not renew its lease, and does not
+    answer either, is ended first. So files of a job, which no lease protects, have one writer, too. One that cannot be
+    seen is replaced when it is as silent: if it still lives, it finds its lease taken within seconds, and ends.
 
     Args:
         seen: The submission, its lease and its job.
         holder: Whether the holder of the lease lives.
-        silent_s: Time since the lease was last seen to be renewed.
+        silent_s: Time since the lease was last seen to be renewed; see `Silences`.
         since_start_s: Time since this server started the last runner; infinite if it started none.
     """
     one = seen.submission
     if holder == "alive":
         if silent_s > SILENT_S:
-            return KillRunner(f"it has not renewed its lease for {silent_s:.0f} s")
+            return AskRunner(f"it has not renewed its lease for {silent_s:.0f} s")
         return KeepRunner("it renews its lease")
     if holder == "unseen" and silent_s <= SILENT_S:
         return KeepRunner("it may live, and was not silent for long")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,10 @@ import pytest
 
 from scavenger.control.service.server import Server, runner_log
 from scavenger.control.settings import parse_settings
-from scavenger.domain.submission import SERVER_LEASE, NewSubmission, Submission, runner_lease
-from scavenger.errors import JobFileError, LeaseLostError, TransientError
+from scavenger.domain.submission import SERVER_LEASE, Backlog, NewSubmission, Submission, runner_lease
+from scavenger.errors import JobFileError, LeaseLostError, StoreUnavailableError, TransientError
 from scavenger.policy.admission import QueueLimits
-from scavenger.policy.runners import STARTS_MAX
+from scavenger.policy.runners import SILENT_S, STARTS_MAX
 from scavenger.store import Store
 
 HOST = socket.gethostname()
@@ -150,6 +154,53 @@ class TestRounds:
         assert runner_log(one) == Path(f"/home/ann/.scavenger/{one.id}/logs/runner.log")
 
 
+class TestSilentRunners:
+    """A process of its own holds the lease of a runner, and does not renew it."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def server(self, store: Store, clock: Clock) -> Server:
+        return Server(store, QueueLimits(), clock=clock)
+
+    def run_for(self, server: Server, clock: Clock, seconds: float) -> None:
+        for _ in range(round(seconds / 5.0)):
+            clock.at += 5.0
+            server.tick()
+
+    def test_one_that_does_not_answer_is_ended(self, store: Store, server: Server, clock: Clock) -> None:
+        with _holder(store, answers=False) as process:
+            self.run_for(server, clock, SILENT_S)
+            assert process.poll() is None
+            self.run_for(server, clock, 15.0)
+            assert process.wait(10.0) == -signal.SIGKILL
+
+    def test_one_that_answers_goes_on_though_it_cannot_renew_its_lease(
+        self, store: Store, server: Server, clock: Clock
+    ) -> None:
+        with _holder(store, answers=True) as process:
+            self.run_for(server, clock, 4 * SILENT_S)
+            assert process.poll() is None
+
+    def test_a_store_that_was_away_and_a_machine_that_slept_end_nobody(
+        self, store: Store, server: Server, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with _holder(store, answers=False) as process:
+            self.run_for(server, clock, SILENT_S - 10.0)
+            clock.at += 90.0  # both were suspended
+            self.run_for(server, clock, SILENT_S - 10.0)
+            with monkeypatch.context() as away:
+                away.setattr(store, "backlog", _out_of_service)
+                for _ in range(66):
+                    clock.at += 1.0
+                    with pytest.raises(StoreUnavailableError):
+                        server.tick()
+            self.run_for(server, clock, SILENT_S - 10.0)
+            assert process.poll() is None
+
+
 def test_limits_are_read_from_the_settings_file() -> None:
     service = parse_settings(
         '[service]\njobs = 3\nbudget = "$200"\nbudgets = {ann = "$5"}\n', path="c"
@@ -167,3 +218,34 @@ def _with_dead_runner(store: Store) -> Submission:
     assert lease is not None
     store.create_job("tiny", spec={}, job_file="/nowhere/job.yaml", job_id=one.id)
     return one
+
+
+def _out_of_service(*_: object) -> Backlog:
+    raise StoreUnavailableError("the database is away")
+
+
+_HOLDER = """
+import sys
+from scavenger.control.provisioning.lease_holder import holder_name
+from scavenger.control.service.life import answering
+from contextlib import ExitStack
+with ExitStack() as stack:
+    if sys.argv[1] == "True":
+        stack.enter_context(answering(lambda: 1.0))
+    print(holder_name(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def _holder(store: Store, *, answers: bool) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lease of a submission's runner as long as the block."""
+    command = [sys.executable, "-c", _HOLDER, str(answers)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert store.start_runner(submitted(store).id, process.stdout.readline().strip(), None)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +93,33 @@ def test_a_killed_runner_is_replaced_and_each_sample_counts_once(make_job: MakeJ
     lease = _lease(job)
     assert lease is not None
     assert (lease.holder, lease.token) == ("", 2 * _submission(job).starts)
+
+
+@pytest.mark.long
+def test_a_store_that_is_away_and_a_machine_that_sleeps_end_no_runner(make_job: MakeJob) -> None:
+    job = make_job(goal={"max_epochs": 2000}, code={"sleep_s": 0.002})
+    database = Path(job.store.removeprefix("sqlite:///"))
+    away = database.with_name("away.db")
+    with _servers_ended(job):
+        assert job.run("optimize", "--detach").code == 0
+        wait_for(lambda: _begun(job))
+        wait_for(training(job))
+        runner = _record(job).owner.pid
+
+        database.rename(away)
+        _pass(66.0)
+        away.rename(database)
+        _goes_on(job, runner)
+
+        everything = [process for process in marked(job.mark) if process.pid != os.getpid()]
+        for process in everything:
+            process.suspend()
+        _pass(90.0)
+        for process in everything:
+            process.resume()
+        _goes_on(job, runner)
+        assert job.ask("jobs", "cancel", "tiny", "--yes").code == 0
+        wait_for(lambda: not _submission(job).is_open)
 
 
 @pytest.mark.long
@@ -215,6 +243,19 @@ def _waited(what: Callable[[], Any], pid: int) -> bool:
             continue
     os.kill(pid, signal.SIGCONT)
     return False
+
+
+def _pass(seconds: float) -> None:
+    """Let real time pass: a store or machine is away."""
+    threading.Event().wait(seconds)
+
+
+def _goes_on(job: Job, runner: int) -> None:
+    """The runner is the same a while later, and its job has made further steps."""
+    step = _record(job).step or 0
+    _pass(15.0)
+    wait_for(lambda: (_record(job).step or 0) > step)
+    assert (_record(job).owner.pid, _record(job).attempts, _submission(job).starts) == (runner, 1, 1)
 
 
 def _begun(job: Job) -> bool:

@@ -13,11 +13,13 @@ from test_admission import job
 from scavenger.domain.intent import Lease
 from scavenger.domain.submission import RunnerSeen
 from scavenger.policy.runners import (
+    GAP_S,
     SILENT_S,
     STARTS_MAX,
+    AskRunner,
     EndSubmission,
     KeepRunner,
-    KillRunner,
+    Silences,
     StartRunner,
     follow_runner,
     rest_s,
@@ -38,8 +40,8 @@ def test_one_that_renews_its_lease_is_kept_even_while_its_job_ends() -> None:
         assert isinstance(follow(seen, "alive", silent_s=SILENT_S), KeepRunner)
 
 
-def test_a_silent_one_is_ended_before_another_is_started() -> None:
-    assert isinstance(follow(SEEN, "alive", silent_s=SILENT_S + 1), KillRunner)
+def test_a_silent_one_is_asked_and_ended_before_another_is_started() -> None:
+    assert isinstance(follow(SEEN, "alive", silent_s=SILENT_S + 1), AskRunner)
     assert follow(SEEN, "dead", silent_s=SILENT_S + 1) == StartRunner()
 
 
@@ -88,9 +90,9 @@ def test_no_runner_is_started_while_one_may_live(
     if holder == "unseen" and silent_s <= SILENT_S:
         assert isinstance(decision, KeepRunner)
     if holder == "alive":
-        assert isinstance(decision, KeepRunner | KillRunner)
+        assert isinstance(decision, KeepRunner | AskRunner)
     else:
-        assert not isinstance(decision, KillRunner)
+        assert not isinstance(decision, AskRunner)
     if isinstance(decision, StartRunner):
         assert not cancelling
         assert not ended
@@ -100,3 +102,37 @@ def test_no_runner_is_started_while_one_may_live(
 @pytest.mark.parametrize("fruitless", [20, 500])
 def test_pauses_are_bounded(fruitless: int) -> None:
     assert rest_s(fruitless) == 60.0
+
+
+class TestSilences:
+    LEASE = Lease("runner/job-1", "here/1/2.0", 2, 5)
+
+    def silence(self, *looks: float, after: int = 0) -> float:
+        """Of a lease that is renewed until the look of that number, and read at these times."""
+        silences, told = Silences(), 0.0
+        for number, at_s in enumerate(looks):
+            lease = replace(self.LEASE, beats=min(number, after))
+            told = silences.look({"job-1": lease}, at_s)["job-1"]
+        return told
+
+    def test_it_counts_from_the_last_renewal(self) -> None:
+        assert self.silence(*range(0, 80, 2), after=5) == 68.0
+
+    @given(away_s=st.floats(GAP_S + 2.0, 1e6), rest=st.integers(0, 40))
+    def test_it_counts_from_the_first_look_after_a_gap(self, away_s: float, rest: int) -> None:
+        # the store was away, or this process was suspended, and neither side could do anything meanwhile
+        back = [18.0 + away_s + 0.5 * number for number in range(rest + 1)]
+        assert self.silence(*range(0, 20, 2), *back, after=9) == pytest.approx(0.5 * rest)
+
+    def test_one_that_has_answered_is_silent_from_then_on(self) -> None:
+        silences = Silences()
+        for at_s in range(0, 61, 5):
+            silences.look({"job-1": self.LEASE}, at_s)
+        silences.answered("job-1", 61.0)
+        assert silences.look({"job-1": self.LEASE}, 65.0) == {"job-1": 4.0}
+
+    def test_what_is_not_looked_at_any_more_is_forgotten(self) -> None:
+        silences = Silences()
+        silences.look({"job-1": self.LEASE, "job-2": None}, 0.0)
+        assert silences.look({"job-2": None}, 5.0) == {"job-2": 5.0}
+        assert silences.look({"job-1": self.LEASE}, 8.0) == {"job-1": 0.0}

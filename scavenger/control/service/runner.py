@@ -22,6 +22,7 @@ from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resume import resume_job
 from scavenger.control.provisioning.lease_holder import holder_name
+from scavenger.control.service.life import answering
 from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import EpochEnded, Event, Observer
@@ -43,8 +44,9 @@ LEASE_LOST = 9
 """Exit code of a runner whose lease another process has taken."""
 RENEW_S = 2.0
 """Time between two renewals of a runner's lease, seconds."""
-_STORE_S = 50.0
-"""How long a runner that begins waits for its store; then the server would take it for silent."""
+_STORE_S = 600.0
+"""How long a runner waits for its store when it begins and when it ends. A server that cannot read the store either
+ends no runner."""
 _AGAIN_S = 0.5
 
 
@@ -72,6 +74,7 @@ class Runner:
         self._job: JobRun | None = None
         self._done = threading.Event()
         self._stops = 0
+        self._tried_at = time.monotonic()
 
     def run(self) -> int:
         """Run the job to its end, and end the submission; returns the exit code.
@@ -79,6 +82,10 @@ class Runner:
         A job that cannot begin at this moment goes back into the queue, and so does one that its store was too long
         out of service for.
         """
+        with answering(lambda: time.monotonic() - self._tried_at):
+            return self._run()
+
+    def _run(self) -> int:
         renewing = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
         renewing.start()
         again = False
@@ -158,6 +165,7 @@ class Runner:
         """Renew the lease, and look whether the job is to be stopped."""
         told = False
         while not self._done.wait(RENEW_S):
+            self._tried_at = time.monotonic()
             try:
                 held = self._store.renew_lease(self._fence)
                 now = self._store.submission(self._submission.id)

@@ -24,6 +24,7 @@ from pathlib import Path
 from scavenger import __version__
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
+from scavenger.control.service.life import idle_of
 from scavenger.control.service.stopping import stopped_by_signals
 from scavenger.control.settings import load_settings
 from scavenger.domain.intent import Fence, Lease
@@ -45,10 +46,12 @@ from scavenger.errors import (
 from scavenger.logs import of_job
 from scavenger.policy.admission import QueueLimits, admit, budget_period
 from scavenger.policy.runners import (
+    SILENT_S,
     STARTS_MAX,
+    AskRunner,
     EndSubmission,
     Holder,
-    KillRunner,
+    Silences,
     StartRunner,
     follow_runner,
     rest_s,
@@ -144,7 +147,7 @@ class Server:
         self._beat_at = self.served_at = -math.inf
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._started_at: dict[str, float] = {}
-        self._watched: dict[str, tuple[Lease | None, float]] = {}
+        self._silences = Silences()
         self._reasons: dict[str, str] = {}
 
     # ---- its own place -------------------------------------------------------------------------------------
@@ -161,15 +164,15 @@ class Server:
         self._beat_at = self._clock()
 
     def _taken_lease(self) -> Lease:
-        until, first, asked = self._clock() + _TAKE_S, self._store.lease(SERVER_LEASE), False
+        until, asked, silences = self._clock() + _TAKE_S + 2 * _LOOK_S, False, Silences()
         while True:
-            lease = self._store.lease(SERVER_LEASE)
+            now_s, lease = self._clock(), self._store.lease(SERVER_LEASE)
+            silent_s = silences.look({SERVER_LEASE: lease}, now_s)[SERVER_LEASE]
             state = "dead" if lease is None else state_of(lease.holder)
             elsewhere = lease is not None and (
                 state == "unseen" or not lease.holder.startswith(f"{socket.gethostname()}/")
             )
-            late = self._clock() > until
-            if lease is None or state == "dead" or (elsewhere and late and lease == first):
+            if lease is None or state == "dead" or (elsewhere and silent_s > _TAKE_S):
                 if (taken := self._store.take_lease(SERVER_LEASE, self._holder, lease)) is not None:
                     return taken
                 continue
@@ -179,7 +182,7 @@ class Server:
                 logger.info("taking over from the server in the background, process %d", others[0].pid)
                 end_holder(lease.holder, signal.SIGTERM)
                 asked = True
-            if late or not (gives_way or elsewhere):
+            if now_s > until or not (gives_way or elsewhere):
                 raise TransientError(
                     f"{self._store.name} is served already, by process {lease.holder.split('/')[1]} on "
                     f"{lease.holder.split('/')[0]}; one server at a time serves a SQLite store"
@@ -216,9 +219,10 @@ class Server:
             StoreError: The store cannot be used.
         """
         self._beat()
-        backlog = self.backlog()
+        now_s, backlog = self._clock(), self.backlog()
+        silent = self._silences.look({seen.submission.id: seen.lease for seen in backlog.running}, now_s)
         for seen in backlog.running:
-            self._follow(seen)
+            self._follow(seen, silent[seen.submission.id])
         self._forget({seen.submission.id for seen in backlog.running})
         self._begin(backlog)
         self.served_at = self._clock()
@@ -287,21 +291,22 @@ class Server:
             return
         of_job(logger, one.id).info("runner %d started", self._children[one.id].pid)
 
-    def _follow(self, seen: RunnerSeen) -> None:
-        one, now = seen.submission, self._clock()
-        lease, since = self._watched.get(one.id, (None, now))
-        if lease != seen.lease:
-            since = now
-        self._watched[one.id] = (seen.lease, since)
+    def _follow(self, seen: RunnerSeen, silent_s: float) -> None:
+        one = seen.submission
         decision = follow_runner(
             seen,
             self._state_of(seen),
-            silent_s=now - since,
+            silent_s=silent_s,
             since_start_s=self._since_start_s(one.id),
         )
         match decision:
-            case KillRunner(reason):
-                of_job(logger, one.id).warning("its runner is ended: %s", reason)
+            case AskRunner(reason):
+                idle_s = None if seen.lease is None else idle_of(seen.lease.holder)
+                if idle_s is not None and idle_s <= SILENT_S:
+                    of_job(logger, one.id).warning("its runner works, although %s", reason)
+                    self._silences.answered(one.id, self._clock())
+                    return
+                of_job(logger, one.id).warning("its runner is ended: %s, and does not answer", reason)
                 self._kill(seen)
             case StartRunner():
                 of_job(logger, one.id).warning("its runner is gone, and another one is started")
@@ -354,8 +359,6 @@ class Server:
         for job_id in list(self._children):
             if self._children[job_id].poll() is not None and job_id not in running:
                 del self._children[job_id]
-        for job_id in self._watched.keys() - running:
-            del self._watched[job_id]
 
 
 def _began_before(store: Store, one: Submission) -> Path | None:
