@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
@@ -146,7 +146,7 @@ def _is_due(name: str) -> bool:
 
     mark = user_cache_path("scavenger") / f"{name}.looked"
     with contextlib.suppress(OSError):
-        if 0 <= time.time() - mark.stat().st_mtime < AGAIN_S:
+        if 0 <= datetime.now(UTC).timestamp() - mark.stat().st_mtime < AGAIN_S:
             return False
     with contextlib.suppress(OSError):
         mark.parent.mkdir(parents=True, exist_ok=True)

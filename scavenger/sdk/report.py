@@ -8,10 +8,10 @@ Without the environment that a command job sets, every call does nothing, so the
         report.epoch(val_accuracy=accuracy)
 
 The protocol is plain, for programs in other languages. The process with `RANK` 0 appends lines of JSON to
-`$SCAVENGER_REPORT/report.jsonl`, each with `kind` (`begin`, `step`, `epoch`, `checkpoint`), `at_s` (any clock, seconds)
-and the arguments of the calls below. The file `$SCAVENGER_REPORT/request`, which is replaced as a whole, is JSON
-with `save_at` and `end_at`: the steps after which a checkpoint is to be saved, and the program is to end. All
-processes see the same numbers before they reach them, so they end at the same step.
+`$SCAVENGER_REPORT/report.jsonl`, each with `kind` (`begin`, `step`, `epoch`, `checkpoint`), `at_s` (seconds of a clock
+that never jumps, such as the monotonic one) and the arguments of the calls below. The file `$SCAVENGER_REPORT/request`,
+which is replaced as a whole, is JSON with `save_at` and `end_at`: the steps after which a checkpoint is to be saved,
+and the program is to end. All processes see the same numbers before they reach them, so they end at the same step.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Report:
             if self._file is None:
                 self._file = open(self._folder / _name(self._files), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
             given = {name: value for name, value in values.items() if value is not None}
-            self._file.write(json.dumps({"kind": kind, "at_s": time.time(), **given}) + "\n")
+            self._file.write(json.dumps({"kind": kind, "at_s": time.monotonic(), **given}) + "\n")
             if self._file.tell() > LINES_BYTES_MAX:
                 self._file.close()
                 self._file, self._files = None, self._files + 1

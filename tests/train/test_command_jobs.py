@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,16 @@ def test_what_is_reported_arrives_across_files_and_half_lines(
     assert {record.samples for record in told[1:]} == {8}
     assert math.isnan(told[4].loss or 0.0)
     assert len(list(tmp_path.glob("report*.jsonl"))) <= 3
+
+
+def test_what_a_program_tells_is_timed_by_a_clock_that_never_jumps(tmp_path: Path) -> None:
+    before = time.monotonic()
+    report = sdk.Report({sdk.FOLDER: str(tmp_path)})
+    report.step()
+    at_s = [record.at_s for record in Reports(tmp_path).read()]
+
+    assert sorted(at_s) == at_s
+    assert before <= at_s[0] <= at_s[-1] <= time.monotonic()
 
 
 def test_a_program_without_a_job_reports_nothing_and_runs_on(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ def show_pool(*, as_json: bool) -> int:
     elif seen.load is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
     else:
-        _show(seen.load, (seen.usd_per_cpu_hour, seen.price_source), time.time())
+        _show(seen.load, (seen.usd_per_cpu_hour, seen.price_source), datetime.now(UTC).timestamp())
     return 0
 
 

@@ -100,7 +100,7 @@ class RayGroupProvider:
         region: str,
         *,
         environment: Mapping[str, str],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         words = region.rsplit("/", 3)
@@ -226,14 +226,14 @@ class RayGroupProvider:
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: once no pod is claimed by anybody, the record, and limits as they were."""
-        until = self._clock() + COMES_S + 5.0
+        until = time.monotonic() + COMES_S + 5.0
         while True:
             record, _ = self._looked(f"looking at {self._zone}")
             if any(one.state != "gone" for one in record.claims.values()):
                 return ()
             if not record.living:
                 break
-            if self._clock() > until:
+            if time.monotonic() > until:
                 raise CloudUnavailableError(
                     f"KubeRay does not end the pods of {self._zone} that are given back"
                 )

@@ -206,7 +206,9 @@ class LeaderOfPods:
         assert plan is not None
         assert isinstance(settings, KubernetesSettings)
         owner = {"apiVersion": "v1", "kind": "Secret", "name": self._name, "uid": secret_uid}
-        leader = leader_text(plan.offer.vm, plan.usd_per_hour, time.time())
+        leader = leader_text(
+            plan.offer.vm, plan.usd_per_hour, datetime.datetime.now(datetime.UTC).timestamp()
+        )
         variables = environment_there(environment, address="", leader=leader, folder=_FILES, prices=False)
         variables.pop("SCAVENGER_ADDRESS", None)  # the pod's own
         _, template = resources.leader_placement

@@ -302,7 +302,7 @@ class CloudResources:
     @property
     def _leader_usd_per_hour(self) -> float:
         """Price of the VM on which this process leads the job; 0 if it does so elsewhere."""
-        use = leader_of(self._environment, time.time())
+        use = leader_of(self._environment, datetime.now(UTC).timestamp())
         return 0.0 if use is None else use.usd_per_hour
 
     @property

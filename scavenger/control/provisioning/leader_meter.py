@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from scavenger.domain.cost import LeaderUse
 from scavenger.errors import ConfigurationError
@@ -73,7 +74,7 @@ class LeaderMeter:
     Args:
         environment: Environment variables.
         before_usd: What was counted in earlier attempts.
-        clock: Seconds since the epoch.
+        clock: Seconds since the epoch; by default a clock that no correction of the date moves.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class LeaderMeter:
         environment: Mapping[str, str],
         before_usd: float = 0.0,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._environment, self._before_usd, self._clock = environment, before_usd, clock
+        self._environment, self._before_usd = environment, before_usd
+        self._clock = _steady_clock() if clock is None else clock
         self._recorded_at_s = 0.0
 
     @property
@@ -109,3 +111,9 @@ class LeaderMeter:
         text = f"leader's VM ({use.vm}): ${use.usd:.4f}"
         store.add_event(job_id, _KIND, text, data=asdict(use), replacing=True)
         self._recorded_at_s = now_s
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch as of now, which go on by the monotonic clock: what is billed depends on no jump."""
+    ahead_s = datetime.now(UTC).timestamp() - time.monotonic()
+    return lambda: time.monotonic() + ahead_s

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
@@ -186,7 +187,7 @@ class PoolNodes:
         verifier: IdentityVerifier | None = None,
         config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store, self._provider, self._spec, self._verifier = store, provider, spec, verifier

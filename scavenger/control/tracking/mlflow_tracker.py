@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,11 +66,9 @@ class MlflowTracker:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
-        import time
-
         from mlflow.entities import Metric
 
-        now_ms = int(time.time() * 1e3)
+        now_ms = int(datetime.now(UTC).timestamp() * 1e3)
         found = [
             Metric(name, value, now_ms, step)
             for name, value in values.items()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import IO, Any
 
 from scavenger.control.tracking.base import TrackedRun
@@ -28,7 +28,9 @@ class TensorboardTracker:
         where = run.folder / self._folder / (run.group or "") / f"{run.name}-{run.job_id[:8]}"
         where.mkdir(parents=True, exist_ok=True)
         attempt = sum(1 for _ in where.glob("events.out.tfevents.*"))
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{attempt}"
+        name = (
+            f"events.out.tfevents.{int(datetime.now(UTC).timestamp()):010d}.{socket.gethostname()}.{attempt}"
+        )
         self._file = (where / name).open("ab")
         self._records = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
@@ -69,5 +71,5 @@ class TensorboardTracker:
     def _write(self, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._records.write(Event(wall_time=datetime.now(UTC).timestamp(), **fields).SerializeToString())
         self._records.flush()

@@ -7,9 +7,9 @@ import errno
 import math
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,7 +80,10 @@ class Journal:
             self.end(at_s)
         if at_s - self._cost_at_s >= _COST_S:
             self._cost_at_s = at_s
-            self._write("cost", {"at_s": at_s, "unix_s": round(time.time(), 3), "cost_usd": cost_usd})
+            self._write(
+                "cost",
+                {"at_s": at_s, "unix_s": round(datetime.now(UTC).timestamp(), 3), "cost_usd": cost_usd},
+            )
 
     def end(self, at_s: float) -> None:
         """Write the running time of all attempts, seconds, at the end of the job."""

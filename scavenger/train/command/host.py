@@ -158,7 +158,7 @@ class Host:
         assert child.stdout is not None
         with child.stdout:
             for line in child.stdout:
-                now = time.time()
+                now = time.monotonic()
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
                 record = patterns.read(line.decode(errors="replace"), now)

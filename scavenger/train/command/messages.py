@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True):
     Attributes:
         kind: `begin`: it has begun to report. `step`: a step is done, `epoch`: an epoch, each with its number.
             `checkpoint`: it has saved one.
-        at_s: When, on a clock of its own, seconds.
+        at_s: When, on a monotonic clock of its own, seconds.
         step, epoch: Numbers; the step counts from 1, the epoch from 0. None if it was not told.
         samples: Samples of the step.
         norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from scavenger.train.engines.fork_server import Ended, Forked
 from scavenger.train.engines.forking import kill_group
@@ -91,7 +92,16 @@ class LocalSite(Site[_Child]):
             keep_at_memory_fd(None)
         pid = child.pid
         watched = os.pidfd_open(pid)
-        tenant = _Child(job, request.name, node, time.time(), pid, child=child, group=group, watched=watched)
+        tenant = _Child(
+            job,
+            request.name,
+            node,
+            datetime.now(UTC).timestamp(),
+            pid,
+            child=child,
+            group=group,
+            watched=watched,
+        )
         tenant.use.sample(pid, time.monotonic())
         self._children[pid] = tenant
         self._selector.register(watched, selectors.EVENT_READ, lambda: self._ended(tenant))

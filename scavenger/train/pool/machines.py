@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -212,7 +212,7 @@ class Machines:
         for status in self._server.vms():
             wanted = self._wanted.get(status.spec.intent)
             if wanted is not None and status.joined and status.spec.intent not in self._joined_at:
-                self._joined_at[status.spec.intent] = time.time()
+                self._joined_at[status.spec.intent] = datetime.now(UTC).timestamp()
                 yield Node(
                     wanted.name,
                     tuple(range(max(1, status.machine.cpus))),

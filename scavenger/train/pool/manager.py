@@ -20,6 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -84,7 +85,7 @@ class Manager:
         self._local = LocalSite(nodes, shares, self._selector)
         self._remote: dict[str, RemoteSite] = {}  # by place
         self._jobs: dict[PoolJob, LocalSite | RemoteSite | None] = {}  # None before it has joined
-        self._since, self._busy_at = time.time(), time.monotonic()
+        self._since, self._busy_at = datetime.now(UTC).timestamp(), time.monotonic()
         self._sampled_at = self._busy_at
         self._joined = 0
         self._running = True
@@ -342,7 +343,7 @@ class Manager:
         for site in sites:
             site.ask_again(time.monotonic())
         if (rental := self._rental) is not None:
-            rental.look(self._rented_site(rental), time.monotonic(), time.time())
+            rental.look(self._rented_site(rental), time.monotonic(), datetime.now(UTC).timestamp())
 
     def _rented_site(self, rental: Rental) -> RemoteSite:
         site = self._site_at(rental.place)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import zmq
 
@@ -104,7 +105,7 @@ class RemoteSite(Site[_Lodger]):
             job,
             request.name,
             node,
-            time.time(),
+            datetime.now(UTC).timestamp(),
             pinned=request.pinned,
             movable=request.movable or not request.pinned,
             intent=request.intent,
@@ -290,7 +291,7 @@ class RemoteSite(Site[_Lodger]):
 
     def _idle_usd(self, node: Node) -> float:
         since = self.paid_since.get(node.name) or self._machines.since(node.name)
-        hours = (time.time() - since) / 3600.0
+        hours = (datetime.now(UTC).timestamp() - since) / 3600.0
         return max(0.0, node.usd_per_hour * hours - self._used_usd[node.name])
 
     def _usd_of(self, job: PoolJob) -> float | None:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 import msgspec
@@ -181,7 +182,9 @@ class Site(ABC, Generic[T]):
 
     def note_change(self, what: str, reason: str) -> None:
         """Add a change that is not the plan's."""
-        self._changes.append(protocol.Change(time.time(), what, reason, len(self.plan.in_use)))
+        self._changes.append(
+            protocol.Change(datetime.now(UTC).timestamp(), what, reason, len(self.plan.in_use))
+        )
         log.info("%s: %s", what, reason)
 
     @staticmethod
