@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
@@ -18,7 +19,16 @@ from typing import TextIO
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 
-__all__ = ["FORMAT_VARIABLE", "LEVEL_VARIABLE", "Settings", "of_job", "read_settings", "set_job", "set_up"]
+__all__ = [
+    "FORMAT_VARIABLE",
+    "LEVEL_VARIABLE",
+    "Repeated",
+    "Settings",
+    "of_job",
+    "read_settings",
+    "set_job",
+    "set_up",
+]
 
 LEVEL_VARIABLE = "SCAVENGER_LOG_LEVEL"
 FORMAT_VARIABLE = "SCAVENGER_LOG_FORMAT"
@@ -93,6 +103,32 @@ def set_job(job_id: str) -> None:
 def of_job(logger: logging.Logger, job_id: str) -> logging.LoggerAdapter[logging.Logger]:
     """The logger for records about a job, in a process that has several; they have its id as records of its own do."""
     return logging.LoggerAdapter(logger, {"job": job_id})
+
+
+class Repeated:
+    """Logs a warning that comes again and again while something lasts: at once, when it changes, and every minute.
+
+    Args:
+        logger: Where to.
+        clock: Monotonic seconds.
+    """
+
+    every_s = 60.0
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger, self._clock = logger, clock
+        self._last, self._at_s = "", 0.0
+
+    def warn(self, text: str) -> None:
+        """Log a warning, unless the same one was logged within the last minute."""
+        now = self._clock()
+        if text != self._last or now - self._at_s >= self.every_s:
+            self._logger.warning("%s", text)
+            self._last, self._at_s = text, now
+
+    def over(self) -> None:
+        """Note that it is over: the next warning is logged at once."""
+        self._last = ""
 
 
 class _Formatter(logging.Formatter):

@@ -168,3 +168,18 @@ def test_what_a_user_chooses_reaches_every_process(tmp_path: Path, monkeypatch: 
     boots = ProcessConfigurations(source, hub="tcp://127.0.0.1:9", server_key=b"key")
 
     assert boots.of("worker", "w0").logs == LogSettings("job-4", "DEBUG", "json")
+
+
+def test_a_warning_that_lasts_is_logged_when_it_begins_and_once_a_minute() -> None:
+    stream, now = io.StringIO(), [0.0]
+    logs.set_up("server", logs.Settings(), stream=stream)
+    problem = logs.Repeated(LOG, lambda: now[0])
+    for second in range(70):
+        now[0] = second
+        problem.warn("the store is away")
+    problem.warn("the store is read-only")
+    problem.over()
+    problem.warn("the store is read-only")
+
+    said = [line.rpartition("store is ")[2] for line in stream.getvalue().splitlines()]
+    assert said == ["away", "away", "read-only", "read-only"]

@@ -32,6 +32,11 @@ _LIMITS = (
     (resource.RLIMIT_AS, "-v", "the address space of a process is limited to", (errno.ENOMEM,)),
     (resource.RLIMIT_DATA, "-d", "the private memory of a process is limited to", (errno.ENOMEM,)),
     (resource.RLIMIT_FSIZE, "-f", "files are limited to", (errno.EFBIG,)),
+    (resource.RLIMIT_NOFILE, "-n", "the open files of a process are limited to", (errno.EMFILE,)),
+)
+_NO_COMMAND_LINE = (
+    "the code ended its process. It is imported, without a command line: what argparse would read there, the function "
+    "gets from `params:` in the job file"
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -50,13 +55,14 @@ def describe_limit(
         limit_of: Returns the soft and the hard limit of a resource.
     """
     for cause in _causes(error):
-        number = cause.errno if isinstance(cause, OSError) else None
+        number = getattr(cause, "errno", None)  # ZeroMQ's errors have one, too
         for limit, option, words, causes in _LIMITS:
             if not (number in causes or (errno.ENOMEM in causes and isinstance(cause, MemoryError))):
                 continue
             soft, _ = limit_of(limit)
             if soft != resource.RLIM_INFINITY:
-                return f"{words} {soft / 1e9:.3g} GB, by `ulimit {option}`, which is not enough ({_named(cause)})"
+                amount = f"{soft}" if limit == resource.RLIMIT_NOFILE else f"{soft / 1e9:.3g} GB"
+                return f"{words} {amount}, by `ulimit {option}`, which is not enough ({_named(cause)})"
     return ""
 
 
@@ -79,6 +85,8 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
     message = _ANSI.sub("", str(error))
     essence = _essence(message)
     text = f"{type(error).__name__}: {essence}" if essence else type(error).__name__
+    if isinstance(error, SystemExit):
+        text += f"; {_NO_COMMAND_LINE}"
     locations = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     # for code that TensorFlow traced, only the message contains the user's frames
     locations += [(match[1], int(match[2])) for match in _FRAME.finditer(message)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,9 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.transport.block_file import create_block
 
 pytestmark = pytest.mark.slow
+
+_FEW = 256
+"""Open files that a shell may allow a process, by `ulimit -n`."""
 
 
 class TestProcessEngine(EngineConformance):
@@ -122,6 +126,17 @@ time.sleep(600)
     @pytest.fixture(autouse=True)
     def _importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def test_few_descriptors_are_enough_to_take_those_that_it_is_given(self, start: Start) -> None:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FEW, before[1]))
+        try:
+            engine = start("print('runs')")
+            exits(engine, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+        assert engine.log("w0").read_text() == "runs\n"
 
     def test_it_is_as_one_that_was_started(self, start: Start) -> None:
         engine = start(

@@ -6,6 +6,7 @@ import errno
 import resource
 
 import pytest
+import zmq
 
 from scavenger.errors import TrainingCodeError, TransientError
 from scavenger.train import failure
@@ -21,6 +22,8 @@ UNLIMITED = resource.RLIM_INFINITY
         (MemoryError(), resource.RLIMIT_AS, "ulimit -v"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), resource.RLIMIT_AS, "ulimit -v"),
         (OSError(errno.EFBIG, "File too large"), resource.RLIMIT_FSIZE, "ulimit -f"),
+        (OSError(errno.EMFILE, "Too many open files"), resource.RLIMIT_NOFILE, "ulimit -n"),
+        (zmq.ZMQError(errno.EMFILE), resource.RLIMIT_NOFILE, "ulimit -n"),
     ],
 )
 def test_a_limit_is_named_where_it_is_in_force(error: Exception, limit: int, option: str) -> None:
@@ -29,7 +32,7 @@ def test_a_limit_is_named_where_it_is_in_force(error: Exception, limit: int, opt
     )
 
     assert option in text
-    assert "2 GB" in text
+    assert ("2 GB" in text) == (limit != resource.RLIMIT_NOFILE)
     assert describe_limit(error, lambda _: (UNLIMITED, UNLIMITED)) == ""
 
 

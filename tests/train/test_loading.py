@@ -24,13 +24,14 @@ model.compile("sgd", "mse")
 @pytest.fixture(autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["fork_server.py", "5", "module:function"])
 
 
 def failure(folder: Path, text: str, name: str = "job") -> tuple[str, str]:
     """Kind and line of what loading `name` from a module with this text fails with."""
     module = f"user_module_{next(_names)}"
     (folder / f"{module}.py").write_text(textwrap.dedent(text))
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - what it is, the caller looks at
+    with pytest.raises((Exception, SystemExit)) as caught:
         load_program(f"{module}:{name}", str(folder), 1)
     kind, line = describe_failure(caught.value, str(folder))
     assert "\n" not in line
@@ -73,6 +74,33 @@ def test_a_missing_module_is_named(tmp_path: Path) -> None:
         "code",
         "ModuleNotFoundError: No module named 'absent_module'",
     )
+
+
+def test_code_that_reads_a_command_line_finds_none_of_ours(tmp_path: Path) -> None:
+    text = """
+    import argparse, sys
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=float, default=0.5)
+    RATE = parser.parse_args().rate
+    raise RuntimeError(f"{RATE} {len(sys.argv)} {sys.argv[0] == __file__}")
+    """
+
+    assert failure(tmp_path, text) == ("code", "MODULE.py:6: RuntimeError: 0.5 1 True")
+
+
+def test_a_module_that_needs_arguments_is_told_where_they_come_from(tmp_path: Path) -> None:
+    text = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.parse_args()
+    """
+
+    kind, line = failure(tmp_path, text)
+
+    assert (kind, line[:28]) == ("code", "MODULE.py:5: SystemExit: 2; ")
+    assert "argparse" in line
+    assert "`params:`" in line
 
 
 def test_a_missing_object_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from scavenger.domain.command import RunSpec
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.train.user_module import module_file
 
 __all__ = ["check_command", "check_loop", "names_a_loop"]
 
@@ -25,10 +26,8 @@ def names_a_loop(job: JobSpec, folder: Path) -> bool:
     """
     if job.train is None:
         return False
-    path = folder.joinpath(*job.train.module.split("."))
-    path = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(module_file(folder, job.train.module).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return False  # the worker that imports it says what is wrong
     return any(_makes_loop(statement, job.train.name) for statement in tree.body)

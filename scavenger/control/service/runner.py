@@ -113,6 +113,7 @@ class Runner:
     def _leave(self, reason: str, *, again: bool, until_s: float) -> None:
         """Record the end of the submission, or that it waits again, as soon as the store is in service."""
         leave = self._store.requeue if again else self._store.end_submission
+        problem = logs.Repeated(logger)
         while True:
             try:
                 leave(self._fence, self._submission.id, reason)
@@ -120,7 +121,7 @@ class Runner:
             except (StoreBusyError, StoreUnavailableError) as error:
                 if time.monotonic() > until_s:
                     raise
-                logger.warning("%s", error)
+                problem.warn(str(error))
                 time.sleep(_AGAIN_S)
 
     def _prepared(self) -> JobRun:
@@ -204,6 +205,7 @@ def _begun(job_id: str, token: int, until_s: float) -> tuple[Store, Submission |
 
     A runner that ended instead would count as one that came to nothing, and a job has few of these.
     """
+    problem = logs.Repeated(logger)
     while True:
         store = None
         try:
@@ -215,7 +217,7 @@ def _begun(job_id: str, token: int, until_s: float) -> tuple[Store, Submission |
                 store.close()
             if time.monotonic() > until_s:
                 raise
-            logger.warning("%s", error)
+            problem.warn(str(error))
             time.sleep(_AGAIN_S)
 
 

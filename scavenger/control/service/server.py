@@ -43,7 +43,7 @@ from scavenger.errors import (
     StoreUnavailableError,
     TransientError,
 )
-from scavenger.logs import of_job
+from scavenger.logs import Repeated, of_job
 from scavenger.policy.admission import QueueLimits, admit, budget_period
 from scavenger.policy.runners import (
     SILENT_S,
@@ -399,13 +399,14 @@ def run(server: Server, stop: threading.Event) -> None:
 
 
 def _serve_until_idle(server: Server, stop: threading.Event) -> None:
-    idle_since = time.monotonic()
+    idle_since, problem = time.monotonic(), Repeated(logger)
     while not stop.is_set():
         try:
             if server.tick():
                 idle_since = time.monotonic()
+            problem.over()
         except (StoreBusyError, StoreUnavailableError) as error:
-            logger.warning("%s", error)
+            problem.warn(str(error))
             idle_since = time.monotonic()
         if server.idle_s is not None and time.monotonic() - idle_since > server.idle_s:
             return

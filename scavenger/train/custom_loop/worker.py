@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.messages import Beat
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
+from scavenger.train.user_module import enter
 
 __all__ = ["LoopLink", "serve"]
 
@@ -263,7 +263,7 @@ def _same(a: lm.Array, b: lm.Array) -> bool:
 def _code(train: str, job_dir: str, params: Mapping[str, Any]) -> _Code:
     """Import the training code: a function, or a `LoopJob` of one."""
     module_name, _, attribute = train.partition(":")
-    sys.path.insert(0, job_dir)
+    enter(job_dir, module_name)
     module = importlib.import_module(module_name)
     found = getattr(module, attribute, None)
     if isinstance(found, LoopJob):

@@ -45,8 +45,6 @@ MARK_BYTES = 256
 """Room for the marker in the environment that the kernel shows of a process: forked processes write theirs into it."""
 _PACKET_BYTES = 1 << 18
 _FDS = 3
-_APART = 1 << 9
-"""Above all numbers that descriptors of a leader have, where those that came are put while they get their own."""
 _FD_BYTES = array.array("i").itemsize
 
 
@@ -306,7 +304,9 @@ class _Server:
 
     def _begin(self, request: Fork, fds: Sequence[int]) -> None:
         """Take the descriptors, the mark, the environment and the name of a process."""
-        apart = [fcntl.fcntl(fd, fcntl.F_DUPFD, _APART) for fd in fds]
+        # above all numbers that are given out, and so where none is in the way of another
+        above = max((2, *request.fds)) + 1
+        apart = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]
         for fd in fds:
             os.close(fd)
         standard_input, log, *others = apart

@@ -18,6 +18,7 @@ from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_configurations import ProcessConfigurations
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
+from scavenger.train.transport.connections import raise_descriptor_limit
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.sockets import Malformed, Router, new_keys
 
@@ -77,6 +78,7 @@ class Processes:
         Raises:
             ConfigurationError: If the engine's port or Unix socket cannot be bound.
         """
+        raise_descriptor_limit()  # before a process inherits it
         with contextlib.ExitStack() as undo:
             if block_fd >= 0:
                 undo.callback(os.close, block_fd)

@@ -11,7 +11,6 @@ import importlib
 import logging
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -39,6 +38,7 @@ from scavenger.train.transport.replication import (
 )
 from scavenger.train.transport.shared_memory import OptimizerMemory
 from scavenger.train.transport.sockets import Dealer, Keys
+from scavenger.train.user_module import enter
 from scavenger.train.worker.connections import Connections
 from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
@@ -75,7 +75,7 @@ def load_program(
         TrainingCodeError: If a module has no such object, or the object is not a job.
         NotSupportedError: If the module asks for another backend of Keras.
     """
-    sys.path.insert(0, job_dir)
+    enter(job_dir, train.partition(":")[0])
     keras.utils.set_random_seed(seed % (1 << 32))
     module = importlib.import_module(train.partition(":")[0])
     if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
