@@ -31,7 +31,6 @@ from scavenger.train.aggregation.keras_state import (
     read_state,
     serialised,
 )
-from scavenger.train.failure import DataError
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
 from scavenger.train.worker.callbacks.runner import CallbackRunner
@@ -40,6 +39,7 @@ from scavenger.train.worker.fingerprint import architecture
 from scavenger.train.worker.fit_arguments import open_data, passes_of
 from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
 from scavenger.train.worker.prefetch import Prefetcher
+from scavenger.train.worker.preparation import check_evaluation, left_as_it_was, prepare, without_gradient
 from scavenger.train.worker.separability import Separability, whole_metrics
 from scavenger.train.worker.steps import Steps, compiled
 
@@ -73,13 +73,13 @@ class Program:
         self.train, self.validation = open_data(job)
         self._validation = None if self.validation is None else Prefetcher(self.validation)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
-        self._prepare(sample)
+        prepare(self.model, self._steps, sample)
         check_saving(self.model)
 
         model = self.model
         weights = {id(v) for v in model.non_trainable_weights}
         self._states = [v for v in model.non_trainable_variables if id(v) in weights]
-        unused = self._without_gradient(sample)  # an optimizer of Keras leaves them alone
+        unused = without_gradient(self.model, self._steps, sample)  # an optimizer of Keras leaves them alone
         self._trainable = [v for v in model.trainable_variables if id(v) not in unused]
         self._states += [v for v in model.trainable_variables if id(v) in unused]
         self._generators = [v for v in model.non_trainable_variables if id(v) not in weights]
@@ -112,6 +112,7 @@ class Program:
         self._halves = compiled(model, self._gradient_halves, [state, specs, streams, streams])
         if self.validation is not None:
             specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
+            check_evaluation(model, self._steps, sample, self.variables)
         self._test = compiled(model, self._evaluate_batch, [specs, streams])
         self._rate = Rate(model.optimizer)
         self._check_others(sample)
@@ -352,49 +353,6 @@ class Program:
 
     # ---- set-up --------------------------------------------------------------------------------------------
 
-    def _prepare(self, sample: tuple[Any, ...]) -> None:
-        """Build the layers and metrics that Keras builds lazily, without changing weights and metrics."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
-        if self._steps.own_train:
-            if not self.model.built:
-                self.model(x)
-            self._steps.train(sample, self.model.trainable_variables)  # may build more
-            self.model.reset_metrics()
-            return
-        self._check_targets(x, y)
-        predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
-        if self._own_loss and self.model.loss is None and not self.model.losses:
-            raise NotSupportedError(
-                "the model is compiled without a loss, and no layer adds one: call model.compile(optimizer=..., "
-                "loss=...)"
-            )
-        if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
-            raise NotSupportedError(
-                "the model's output carries a mask, so its loss is a mean over unmasked positions, which "
-                "cannot be put together from parts of a batch; use sample weights"
-            )
-        if sample_weight is not None and any(
-            getattr(loss, "reduction", None) == "mean_with_sample_weight"
-            for loss in keras.tree.flatten(self.model.loss)
-        ):
-            raise NotSupportedError(
-                "a loss with reduction 'mean_with_sample_weight' changes its meaning with the number of "
-                "workers; use 'sum_over_batch_size'"
-            )
-        self.model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
-        self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        self.model.reset_metrics()
-
-    def _without_gradient(self, sample: tuple[Any, ...]) -> set[int]:
-        """Return the ids of trainable variables that the loss does not depend on."""
-        trainable = self.model.trainable_variables
-        before = [tf.identity(v.value) for v in (*trainable, *self._states)]
-        _, gradients = self._steps.train(sample, trainable)
-        for variable, value in zip((*trainable, *self._states), before, strict=True):
-            variable.assign(value)
-        self.model.reset_metrics()
-        return {id(v) for v, gradient in zip(trainable, gradients, strict=True) if gradient is None}
-
     def _check_others(self, sample: tuple[Any, ...]) -> None:
         """Refuse a step that depends on variables which the model does not track, or which aggregators hold."""
         traced: Any = self._whole
@@ -407,7 +365,8 @@ class Program:
         of_optimizer = {v._value.ref() for v in self.model.optimizer.variables}
         before = [v.numpy() for v in others]
         if others:
-            self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
+            with left_as_it_was(self.model):
+                self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
         for variable, value in zip(others, before, strict=True):
             if variable.ref() in of_optimizer:
                 raise NotSupportedError(
@@ -420,20 +379,6 @@ class Program:
                     f"the training step changes the variable {variable.name}, which is no weight of the model (as that "
                     "of a second optimizer): every worker would have another; keep it as a weight of a layer"
                 )
-
-    @property
-    def _own_loss(self) -> bool:
-        """Whether Keras computes the loss, and not a method of the user's."""
-        return type(self.model).compute_loss is keras.Model.compute_loss
-
-    def _check_targets(self, x: Any, y: Any) -> None:
-        if y is not None or self.model.loss is None or not self._own_loss:
-            return
-        what = f"a dict with {', '.join(map(repr, list(x)[:4]))}" if isinstance(x, dict) else "one value"
-        raise DataError(
-            f"KerasJob.train: a sample is x alone, {what}, but the model's loss compares its output with y: make it "
-            "a tuple (x, y) or (x, y, sample_weight), whose x and y may be dicts"
-        )
 
     def _manifest(self, sample: tuple[Any, ...], passes: Passes) -> Manifest:
         model = self.model

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 
-__all__ = ["Steps", "compiled"]
+__all__ = ["Steps", "as_tensors", "compiled"]
 
 
 class Steps:
@@ -47,13 +47,13 @@ class Steps:
             NotSupportedError: If the model's `train_step` does not apply the gradients of all its samples once.
         """
         compute = self._by_own_step if self.own_train else self._by_keras
-        loss, gradients = compute(batch, variables)
+        loss, gradients = compute(as_tensors(batch), variables)
         return loss, [None if g is None else self._unscaled(g) for g in gradients]
 
     def test(self, batch: tuple[Any, ...]) -> Any:
         """Update the metrics as a test step does; returns the loss, None if the model does not tell it."""
         model = self._model
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_tensors(batch))
         if self.own_test:
             logs = model.test_step(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
             return logs.get("loss") if isinstance(logs, dict) else None
@@ -63,7 +63,7 @@ class Steps:
 
     def forward(self, batch: tuple[Any, ...]) -> Any:
         """Update states and metrics as Keras's training step does before it computes gradients; returns the loss."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_tensors(batch))
         return self._forward(x, y, sample_weight, training=True)
 
     def _forward(self, x: Any, y: Any, sample_weight: Any, *, training: bool) -> Any:
@@ -91,7 +91,7 @@ class Steps:
         before = [tf.identity(v.value) for v in metrics]
         for metric in model.metrics:  # what the step tells is then the loss of this batch alone
             metric.reset_state()
-        with self._recorded() as applied:
+        with self._recorded() as (applied, afterwards):
             logs = model.train_step(data)
         for variable, value in zip(metrics, before, strict=True):
             variable.assign(variable.value + value)
@@ -110,23 +110,38 @@ class Steps:
             raise NotSupportedError(
                 f"the train_step of {name} applies gradients to {paths[0]}, which is no trainable weight of the model"
             )
+        updated = {v._value.ref(): v.path for gradient, v in applied[0] if gradient is not None}
+        read = {v.ref() for tape in afterwards for v in tape.watched_variables()}
+        if late := [path for variable, path in updated.items() if variable in read]:
+            raise NotSupportedError(
+                f"the train_step of {name} reads {late[0]} after it has applied the gradients, where it is the "
+                "updated weight in fit: workers have it in the next step only, so read it before the update, or move "
+                "what follows from it (an average of weights, a copy) to the beginning of the step"
+            )
         return logs["loss"], [found.get(id(variable)) for variable in variables]
 
     @contextlib.contextmanager
-    def _recorded(self) -> Iterator[list[list[tuple[Any, Any]]]]:
-        """Record gradients instead of applying them; Keras's `apply_gradients` calls `apply`."""
+    def _recorded(self) -> Iterator[tuple[list[list[tuple[Any, Any]]], list[tf.GradientTape]]]:
+        """Record gradients instead of applying them, and which weights are read afterwards.
+
+        Keras's `apply_gradients` calls `apply`.
+        """
         optimizer, applied = self._model.optimizer, list[list[tuple[Any, Any]]]()
+        afterwards: list[tf.GradientTape] = []
 
         def apply(grads: Any, trainable_variables: Any = None) -> None:
             variables = (
                 self._model.trainable_variables if trainable_variables is None else trainable_variables
             )
             applied.append(list(zip(grads, variables, strict=True)))
+            if not afterwards:
+                afterwards.append(reads.enter_context(tf.GradientTape()))
 
         # in the instance's own namespace, past Keras's tracking of attributes
         vars(optimizer).update(apply=apply, scale_loss=self._scaled)
         try:
-            yield applied
+            with contextlib.ExitStack() as reads:
+                yield applied, afterwards
         finally:
             del vars(optimizer)["apply"], vars(optimizer)["scale_loss"]
 
@@ -146,6 +161,12 @@ class Steps:
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         # in single precision: in half precision the scale itself may overflow
         return tf.cast(tf.cast(gradient, tf.float32) / self.loss_scale, gradient.dtype)
+
+
+def as_tensors(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a batch as steps get it from Keras's `fit`: of tensors."""
+    tensors: tuple[Any, ...] = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    return tensors
 
 
 def compiled(model: Any, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
