@@ -103,7 +103,8 @@ class Submission:
         reason: Why it waits, or how it ended, for the user; one line, may be empty.
         cancelling: Whether it is to be stopped: its runner looks for this.
         starts: Number of runners that were started.
-        fruitless: How many of the last starts in a row came to no further step.
+        fruitless: How many of the last starts in a row came to no further step, through no fault that passes.
+        faults: How many of them could not begin for a fault that passes.
         step: The job's last step when its last runner was started; None before its first step.
         started_at: Start of its first runner; None before.
         ended_at: None while `state` is one of `OPEN_SUBMISSIONS`, and only then.
@@ -117,6 +118,7 @@ class Submission:
     cancelling: bool
     starts: int
     fruitless: int
+    faults: int
     step: int | None
     submitted_at: datetime
     started_at: datetime | None

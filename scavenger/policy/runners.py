@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scavenger.domain.intent import Lease
-from scavenger.domain.submission import RunnerSeen
+from scavenger.domain.submission import RunnerSeen, Submission
 
 __all__ = [
+    "FAULTS_MAX",
     "GAP_S",
     "SILENT_S",
     "STARTS_MAX",
@@ -22,6 +23,7 @@ __all__ = [
     "Silences",
     "StartRunner",
     "follow_runner",
+    "given_up",
     "rest_s",
 ]
 
@@ -32,7 +34,11 @@ GAP_S = 10.0
 """A server that has not read the store for so long has not seen whether leases were renewed meanwhile."""
 STARTS_MAX = 5
 """So many runners in a row may end unexpectedly before the job makes a further step."""
+FAULTS_MAX = 20
+"""So many starts in a row may fail for faults that pass, as a full disk or a cloud that does not answer: over an hour
+and a quarter, by their pauses."""
 REST_MAX_S = 60.0
+_FAULT_REST_MAX_S = 300.0
 
 Holder = Literal["alive", "dead", "unseen"]
 """Whether the process that holds the lease of a runner lives; `dead` if nobody holds it, `unseen` if it was one of a
@@ -74,9 +80,24 @@ class EndSubmission:
 RunnerDecision = KeepRunner | AskRunner | StartRunner | EndSubmission
 
 
-def rest_s(fruitless: int) -> float:
-    """Seconds from one start to the next: none after progress, then 2, 4, 8 ..., at most `REST_MAX_S`."""
-    return 0.0 if fruitless <= 1 else min(REST_MAX_S, 2.0 ** min(fruitless - 1, 10))
+def rest_s(fruitless: int, faults: int = 0) -> float:
+    """Seconds from one start to the next: none after progress, then 2, 4, 8 ..., at most a minute, or five for faults.
+
+    Args:
+        fruitless: How many of the last starts in a row came to nothing.
+        faults: How many of them failed for a fault that passes.
+    """
+    after_faults = 0.0 if faults == 0 else min(_FAULT_REST_MAX_S, 2.0 ** min(faults, 10))
+    return max(after_faults, 0.0 if fruitless <= 1 else min(REST_MAX_S, 2.0 ** min(fruitless - 1, 10)))
+
+
+def given_up(one: Submission) -> str:
+    """Why a submission that waits is not started again; empty if it is."""
+    if one.fruitless >= STARTS_MAX:
+        return one.reason or "it could not begin"
+    if one.faults >= FAULTS_MAX:
+        return f"it could not begin in {one.faults} attempts; {one.reason}"
+    return ""
 
 
 class Silences:
@@ -141,6 +162,6 @@ def follow_runner(
         return EndSubmission(
             f"its runner ended unexpectedly {one.fruitless} times in a row without a further step"
         )
-    if since_start_s < rest_s(one.fruitless):
+    if since_start_s < rest_s(one.fruitless, one.faults):
         return KeepRunner("its runner ended a moment ago")
     return StartRunner()

@@ -15,6 +15,7 @@ import uvicorn
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.policy.admission import QueueLimits
 from scavenger.server.app import create_app
+from scavenger.server.connections import LOOP, Connections
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
@@ -49,8 +50,13 @@ def serving(
     *,
     is_ready: Callable[[], bool] = lambda: True,
     limits: QueueLimits | None = None,
+    connections: Connections | None = None,
 ) -> Iterator[str]:
     """Serve the API within the block; yields its address, as `http://127.0.0.1:8765`. See `create_app`.
+
+    Args:
+        store, settings, is_ready, limits: See `create_app`.
+        connections: Bounds on connections; None: by the descriptors of this process.
 
     Raises:
         ConfigurationError: The address is in use, is not of this machine, or the certificate cannot be read.
@@ -58,9 +64,13 @@ def serving(
     """
     with _bound(settings) as listening, tracing("scavenger-server") as provider:
         address = settings.url(listening.getsockname()[1])
+        connections = connections or Connections()
+        app = create_app(store, settings, is_ready=is_ready, tracer_provider=provider, limits=limits)
         try:
             config = uvicorn.Config(
-                create_app(store, settings, is_ready=is_ready, tracer_provider=provider, limits=limits),
+                connections.app(app),
+                http=connections.protocol(),
+                loop=LOOP,
                 log_config=None,
                 access_log=False,
                 server_header=False,

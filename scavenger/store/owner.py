@@ -79,6 +79,6 @@ def fate(owner: Owner) -> Fate:
         same = abs(process.create_time() - owner.started_at_s) < START_TOLERANCE_S
     except psutil.NoSuchProcess:
         return "dead"
-    except psutil.Error:
+    except (psutil.Error, OSError):  # it is another's, or no descriptor is left to look
         return "unseen"
     return "alive" if same else "unseen"

@@ -71,7 +71,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0013"
+REVISION = "0016"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -404,6 +404,7 @@ class SubmissionRow(Base):
     cancelling: Mapped[bool]
     starts: Mapped[int]
     fruitless: Mapped[int]
+    faults: Mapped[int | None]
     step: Mapped[int | None]
     submitted_at: Mapped[datetime]
     started_at: Mapped[datetime | None]

@@ -102,6 +102,7 @@ class Submissions(Part):
             cancelling=False,
             starts=0,
             fruitless=0,
+            faults=0,
             submitted_at=self._clock(),
         )
         session.add(row)
@@ -276,13 +277,20 @@ class Submissions(Part):
             step = None if job is None else job.step
             further = (step or 0) > (row.step or 0)
             row.fruitless = 1 if further else row.fruitless + 1
+            row.faults = 0 if further else row.faults
             row.state, row.starts, row.step, row.reason = "running", row.starts + 1, step, ""
             row.started_at = row.started_at or self._clock()
             session.flush()
             return lease_of(lease)
 
     def requeue(self, fence: Fence, job_id: str, reason: str) -> bool:
-        """Put a submission that could not begin yet back into the queue; False if the lease is another's."""
+        """Put a submission that could not begin for a fault that passes back into the queue.
+
+        Its last start counts as such a fault, and not as fruitless.
+
+        Returns:
+            False if the lease is another's.
+        """
         return self._leave(fence, job_id, "queued", reason)
 
     def end_submission(self, fence: Fence | None, job_id: str, reason: str) -> bool:
@@ -311,6 +319,7 @@ class Submissions(Part):
                 lease.holder = ""
             if state == "queued":
                 row.state, row.reason = state, reason
+                row.fruitless, row.faults = max(0, row.fruitless - 1), (row.faults or 0) + 1
             else:
                 _end(row, state, reason, self._clock())
             return True
@@ -355,6 +364,7 @@ def _submission(row: SubmissionRow) -> Submission:
     own = {name: getattr(row, name) for name in _OWN}
     given = {name: getattr(row, name) for name in _FIELDS}
     given["run"] = row.run is not False  # earlier versions, which only ran jobs, have left it open
+    own["faults"] = row.faults or 0  # earlier versions have left it open
     given["host"] = row.host.removesuffix(_OF_PLANS)
     return Submission(job=NewSubmission(**given), **own)
 

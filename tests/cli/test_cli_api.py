@@ -54,6 +54,7 @@ class TestUnit:
         assert (service["User"], service["KillMode"], service["NoNewPrivileges"]) == ("ann", "process", "yes")
         assert service["ExecStart"] == '"/opt/my env/100%%/bin/scavenger" serve'
         assert service["CapabilityBoundingSet"] == ""
+        assert int(service["LimitNOFILE"]) >= 65_536
 
     def test_a_password_does_not_come_into_the_unit(self) -> None:
         with pytest.raises(ConfigurationError, match="can be read by everybody") as refused:

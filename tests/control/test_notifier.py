@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import http.server
-import ipaddress
 import json
-import os
 import shutil
 import signal
 import ssl
@@ -20,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from certificates import certificate
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from scavenger.control.notifying import requests
@@ -352,44 +348,16 @@ class TestAddresses:
 
 
 def test_the_certificate_must_be_that_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = _certificate(tmp_path)
+    public, key = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(public, key)
     receiver = Receiver(tls=context)
     url = f"https://localhost:{receiver.port}/hook"
     unknown = post(url, b"{}", {}, private=True)
     assert (unknown.status, "CERTIFICATE_VERIFY_FAILED" in unknown.reason) == (None, True)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(public))
     assert post(url, b"{}", {}, private=True).status == 204
     assert receiver.got[-1][0]["host"] == f"localhost:{receiver.port}"
     other = post(url.replace("localhost", "127.0.0.2"), b"{}", {}, private=True)
     assert other.status is None
     receiver.close()
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of `localhost` that signs itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    certificate, private = folder / "cert.pem", folder / "key.pem"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    os.chmod(private, 0o600)
-    return certificate, private

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from scavenger.control.settings import parse_settings
 from scavenger.domain.submission import SERVER_LEASE, Backlog, NewSubmission, Submission, runner_lease
 from scavenger.errors import JobFileError, LeaseLostError, StoreUnavailableError, TransientError
 from scavenger.policy.admission import QueueLimits
-from scavenger.policy.runners import SILENT_S, STARTS_MAX
+from scavenger.policy.runners import FAULTS_MAX, SILENT_S, STARTS_MAX
 from scavenger.store import Store
 
 HOST = socket.gethostname()
@@ -81,14 +82,55 @@ class TestItsPlace:
 
 
 class TestRounds:
-    def test_a_job_whose_folder_is_gone_ends_with_the_reason(self, store: Store, tmp_path: Path) -> None:
+    def test_a_job_whose_runner_cannot_be_started_is_tried_again_and_begins_when_the_fault_has_passed(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+        one, clock = submitted(store, str(blocked)), Clock()
+        server = Server(store, QueueLimits(), clock=clock)
+        for faults in range(1, STARTS_MAX + 3):
+            assert server.tick()
+            waits = now(store, one)
+            assert (waits.state, waits.fruitless, waits.faults) == ("queued", 0, faults)
+            assert waits.reason.startswith("its runner cannot be started: File exists")
+            assert server.tick()
+            assert now(store, one).starts == faults  # it rests
+            clock.at += 300.0
+        blocked.unlink()
+        blocked.mkdir()
+        assert server.tick()
+        assert now(store, one).state == "running"
+        _ended(server)
+
+    def test_one_that_ran_and_whose_next_runner_cannot_be_started_waits_for_it(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        one = submitted(store, str(tmp_path))
+        assert store.start_runner(one.id, "", None)
+        store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml", job_id=one.id)
+        server = Server(store, QueueLimits())
+        with _without_descriptors():
+            server.tick()
+
+        waits = now(store, one)
+        assert (waits.state, waits.fruitless, waits.faults) == ("queued", 1, 1)
+        assert waits.reason.startswith("its runner cannot be started: Too many open files")
+
+    def test_a_job_whose_runner_can_never_be_started_ends_with_the_reason(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         (tmp_path / "file").write_text("")
-        one = submitted(store, str(tmp_path / "file"))
-        assert Server(store, QueueLimits()).tick()
+        one, clock = submitted(store, str(tmp_path / "file")), Clock()
+        server = Server(store, QueueLimits(), clock=clock)
+        while server.tick():
+            clock.at += 300.0
 
         ended = now(store, one)
-        assert (ended.state, ended.starts) == ("ended", 1)
-        assert ended.reason.startswith("its runner cannot be started")
+        assert (ended.state, ended.starts) == ("ended", FAULTS_MAX)
+        assert ended.reason.startswith(
+            "it could not begin in 20 attempts; its runner cannot be started: File"
+        )
 
     def test_why_a_job_waits_is_on_record(self, store: Store) -> None:
         waits = submitted(store, rents=True)
@@ -218,6 +260,26 @@ def _with_dead_runner(store: Store) -> Submission:
     assert lease is not None
     store.create_job("tiny", spec={}, job_file="/nowhere/job.yaml", job_id=one.id)
     return one
+
+
+def _ended(server: Server) -> None:
+    """End the runners that a server has started, whose jobs do not exist."""
+    for child in server._children.values():
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def _without_descriptors() -> Iterator[None]:
+    """This process has none left for what a runner needs, and its store has what it needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        spare = [stack.enter_context(open(os.devnull)) for _ in range(8)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(one.fileno() for one in spare) + 1, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _out_of_service(*_: object) -> Backlog:

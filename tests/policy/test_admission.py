@@ -25,6 +25,7 @@ def job(number: int, *, running: bool = False, **fields: object) -> Submission:
         cancelling=False,
         starts=int(running),
         fruitless=int(running),
+        faults=0,
         step=None,
         submitted_at=AT,
         started_at=AT if running else None,

@@ -13,6 +13,7 @@ from test_admission import job
 from scavenger.domain.intent import Lease
 from scavenger.domain.submission import RunnerSeen
 from scavenger.policy.runners import (
+    FAULTS_MAX,
     GAP_S,
     SILENT_S,
     STARTS_MAX,
@@ -22,6 +23,7 @@ from scavenger.policy.runners import (
     Silences,
     StartRunner,
     follow_runner,
+    given_up,
     rest_s,
 )
 
@@ -70,6 +72,17 @@ def test_after_starts_in_vain_there_are_pauses_and_then_an_end() -> None:
     assert follow(twice, "dead", since_start_s=2.0) == StartRunner()
     often = replace(SEEN, submission=replace(ONE, fruitless=STARTS_MAX))
     assert isinstance(follow(often, "dead"), EndSubmission)
+
+
+def test_faults_that_pass_are_waited_for_over_an_hour_and_not_for_ever() -> None:
+    waits = replace(ONE, state="queued", fruitless=0, reason="the disk is full")
+    assert sum(rest_s(0, faults) for faults in range(1, FAULTS_MAX)) > 3600.0
+    assert [rest_s(0, faults) for faults in (1, 2, 3, 500)] == [2.0, 4.0, 8.0, 300.0]
+    assert given_up(replace(waits, faults=FAULTS_MAX - 1)) == ""
+    assert (
+        given_up(replace(waits, faults=FAULTS_MAX)) == "it could not begin in 20 attempts; the disk is full"
+    )
+    assert given_up(replace(waits, fruitless=STARTS_MAX)) == "the disk is full"
 
 
 @given(

@@ -37,6 +37,8 @@ RestartSec=5
 # jobs go on when the server stops or is restarted, and the next one adopts them; `scavenger stop` ends a job
 KillMode=process
 TimeoutStopSec=30
+# of connections and of jobs; the server keeps some for its runners
+LimitNOFILE=65536
 OOMPolicy=continue
 UMask=0077
 

@@ -47,13 +47,13 @@ from scavenger.logs import Repeated, of_job
 from scavenger.policy.admission import QueueLimits, admit, budget_period
 from scavenger.policy.runners import (
     SILENT_S,
-    STARTS_MAX,
     AskRunner,
     EndSubmission,
     Holder,
     Silences,
     StartRunner,
     follow_runner,
+    given_up,
     rest_s,
 )
 from scavenger.private_files import make_private_folder, private_opener
@@ -61,6 +61,7 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.store.record_file import RECORD_FILE
 from scavenger.train.engines.reaper import VARIABLE
+from scavenger.train.transport.connections import raise_descriptor_limit
 
 __all__ = ["IDLE_S", "RUNNER", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
 
@@ -241,9 +242,9 @@ class Server:
     def _begin(self, backlog: Backlog) -> None:
         resting = set()
         for one in backlog.queued:
-            if one.fruitless >= STARTS_MAX:
-                self._store.end_submission(None, one.id, one.reason or "it could not begin")
-            if self._since_start_s(one.id) < rest_s(one.fruitless) or one.fruitless >= STARTS_MAX:
+            if reason := given_up(one):
+                self._store.end_submission(None, one.id, reason)
+            if reason or self._since_start_s(one.id) < rest_s(one.fruitless, one.faults):
                 resting.add(one.id)
         admission = admit(backlog, self._limits, resting)
         for one in admission.begin:
@@ -285,9 +286,10 @@ class Server:
                     env={**env, "SCAVENGER_STORE": self._store.url},
                 )
         except OSError as error:
-            reason = f"its runner cannot be started: {error.strerror}: {error.filename}"
-            of_job(logger, one.id).error("%s", reason)
-            self._store.end_submission(lease.fence, one.id, reason)
+            place = f": {error.filename}" if error.filename else ""
+            reason = f"its runner cannot be started: {error.strerror}{place}"
+            of_job(logger, one.id).error("%s, and is tried again soon", reason)
+            self._store.requeue(lease.fence, one.id, reason)
             return
         of_job(logger, one.id).info("runner %d started", self._children[one.id].pid)
 
@@ -385,6 +387,7 @@ def run(server: Server, stop: threading.Event) -> None:
     Raises:
         TransientError, LeaseLostError: See `serve`.
     """
+    raise_descriptor_limit()  # runners inherit it
     server.start()
     try:
         while not stop.is_set():

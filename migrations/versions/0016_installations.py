@@ -1,0 +1,15 @@
+"""Adds how often a submission could not begin for a fault that passes."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("submissions", sa.Column("faults", sa.Integer(), nullable=True))
