@@ -170,6 +170,11 @@ class RunSpec(FrozenModel):
         return tuple(dict.fromkeys(found))
 
     @property
+    def log_groups(self) -> frozenset[str]:
+        """The groups of all patterns."""
+        return frozenset(group for pattern in self.log or () for group in re.compile(pattern).groupindex)
+
+    @property
     def program(self) -> str:
         """The program that the command starts."""
         return _words(self.command)[0]

@@ -22,7 +22,6 @@ from scavenger.domain.forms import (
     EntryPointText,
     FrozenModel,
     JobName,
-    MetricName,
     Money,
     Path,
     VmName,
@@ -32,6 +31,7 @@ from scavenger.domain.forms import (
     parse_money,
     shown,
 )
+from scavenger.domain.goal import EPOCHS_MAX, GoalSpec
 from scavenger.domain.infra import Infra, InfraText
 from scavenger.domain.ranges import (
     CONFIGURATIONS_MAX,
@@ -67,8 +67,6 @@ __all__ = [
     "parse_money",
 ]
 
-EPOCHS_MAX = 10**6
-"""Largest accepted number of epochs; no training needs more."""
 STEPS_MAX = 10**6
 """Largest accepted number of steps to profile one configuration."""
 SEED_MAX = 2**32 - 1
@@ -81,8 +79,6 @@ DISK_GIB_MIN, DISK_GIB_MAX = 10, 16_384
 """Smallest and largest boot disk of a VM that both clouds give, GiB."""
 
 _OBJECTIVES = ("time", "cost", "knee")
-_FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "perplexity", "divergence", "wer", "cer")
-_FRACTIONS = ("accuracy", "auc", "precision", "recall")
 
 
 def _parse_version(value: object) -> int:
@@ -216,52 +212,6 @@ class ConstraintsSpec(FrozenModel):
 
     deadline: Duration | None = Field(default=None, description="Longest time, such as 8h or 1h30m.")
     budget: Money | None = Field(default=None, description="Highest cost in US dollars, such as $20.")
-
-
-class GoalSpec(FrozenModel):
-    """The goal of the training: when it ends."""
-
-    metric: MetricName | None = Field(
-        default=None, description="Keras's name of the metric to reach; val_ for the validation data's."
-    )
-    target: float | None = Field(default=None, description="The metric's value at which to stop.")
-    mode: Literal["auto", "max", "min"] = Field(
-        default="auto",
-        description="Whether the metric is to rise (max) or to fall (min); auto goes by its name.",
-    )
-    max_epochs: int = Field(
-        ge=1, le=EPOCHS_MAX, description="Epochs after which to stop, target or not.", examples=[60]
-    )
-    epochs_hint: float | None = Field(
-        default=None,
-        gt=0,
-        le=EPOCHS_MAX,
-        description="Epochs that you expect at the smallest batch size, if you know.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> GoalSpec:
-        if self.target is not None:
-            if self.metric is None:
-                raise fault("needs a metric that is to reach it, such as metric: val_accuracy", "target")
-            share = self.metric.removeprefix("val_").endswith(_FRACTIONS)
-            if share and not 0 <= self.target <= 1:
-                hint = (
-                    f"; write {self.target / 100:g} for {self.target:g} %" if 1 < self.target <= 100 else ""
-                )
-                raise fault(f"must be from 0 to 1 for {self.metric}, not {self.target:g}{hint}", "target")
-        if self.epochs_hint is not None and self.epochs_hint > self.max_epochs:
-            raise fault(
-                f"must be at most max_epochs ({self.max_epochs}), not {self.epochs_hint:g}", "epochs_hint"
-            )
-        return self
-
-    @property
-    def direction(self) -> Literal["max", "min"]:
-        """`mode`, with `auto` resolved: `min` for metrics named like a loss or an error, else `max`."""
-        if self.mode != "auto":
-            return self.mode
-        return "min" if self.metric is not None and self.metric.lower().endswith(_FALLING) else "max"
 
 
 class ProfileSpec(FrozenModel):

@@ -42,10 +42,11 @@ def searched_job(
             key="goal.metric",
         )
     made = job.with_settings({"goal.metric": metric, **dict(changes or {})})
-    if direction is not None and made.spec.goal.direction != direction:
+    made_goal = made.spec.goal
+    if direction is not None and (made_goal.direction != direction or made_goal.direction_guessed):
         if goal.mode != "auto":
             raise ConfigurationError(
-                f"the search wants the {direction}imum of {made.spec.goal.metric}, and the job's goal the "
+                f"the search wants the {direction}imum of {made_goal.metric}, and the job's goal the "
                 f"{goal.direction}imum; set the same in goal.mode",
                 key="goal.mode",
             )

@@ -20,6 +20,7 @@ from scavenger.control.training.losses import CRASHES_MAX, HEALTHY_STEPS
 from scavenger.control.training.orders import (
     Abandon,
     Action,
+    AskGoal,
     Begin,
     Close,
     Departed,
@@ -105,11 +106,13 @@ def step(number: int, *workers: str, samples: int = 32, batch: int = 32) -> m.St
     )
 
 
-def controller(*, target: float | None = None, lr_scale: Callable[..., float] = lambda *_: 1.0) -> Controller:
+def controller(
+    *, target: float | None = None, metric: str = "val_loss", lr_scale: Callable[..., float] = lambda *_: 1.0
+) -> Controller:
     goal = Goal(
         GoalSpec(max_epochs=EPOCHS)
         if target is None
-        else GoalSpec(metric="val_loss", target=target, max_epochs=EPOCHS)
+        else GoalSpec(metric=metric, target=target, max_epochs=EPOCHS)
     )
     return Controller(goal, TrainingHistory(goal), offers=OFFERS, give_up=GIVE_UP, lr_scale=lr_scale)
 
@@ -222,6 +225,21 @@ def test_the_epoch_that_reaches_the_target_ends_training_and_a_repetition_gets_t
     assert verdict == GiveVerdict(0, stop=True, keep_best=True)
     assert job.handle(report, here("w0")) == [verdict]
     assert (job.reached, job.finished) == (True, True)
+
+
+def test_a_first_value_at_the_target_of_a_metric_whose_direction_is_a_guess_is_asked_about() -> None:
+    job = training("w0", target=0.5, metric="val_token_loss")
+    (asked,) = job.handle(m.EpochReport(0, 1, {"val_token_loss": 0.4}, 0.5), here("w0"))
+
+    assert isinstance(asked, AskGoal)
+    assert "write mode: min if so, else mode: max" in asked.message
+    assert not job.history.epochs  # of which nothing is to be learnt
+
+    job = training("w0", target=0.5, metric="val_token_loss")
+    for epoch, value in enumerate((0.6, 0.4)):
+        actions = job.handle(m.EpochReport(epoch, epoch + 1, {"val_token_loss": value}, 0.5), here("w0"))
+        assert AskGoal not in kinds(actions)
+    assert job.reached
 
 
 # ---- callbacks ---------------------------------------------------------------------------------------------

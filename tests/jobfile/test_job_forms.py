@@ -135,6 +135,9 @@ def test_configurations_with_fewer_samples_than_workers_are_not_counted() -> Non
         ("perplexity", "min"),
         ("val_accuracy", "max"),
         ("auc", "max"),
+        ("val_false_negatives", "min"),
+        ("val_hinge", "min"),
+        ("val_brier", "min"),
         (None, "max"),
     ],
 )

@@ -33,6 +33,7 @@ from scavenger.control.search.space import (
 )
 from scavenger.control.training.aggregation_share import ShareMeter
 from scavenger.control.training.cost_meter import CostMeter
+from scavenger.control.training.goal import Goal
 from scavenger.control.training.limits import weights_bytes
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
@@ -215,6 +216,7 @@ def prepare_job(
 
 def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: KeptVms | None) -> PreparedJob:
     check_supported(job)
+    Goal(job.goal).check_direction()
     folder = check_training_module(job, job_file)
     loop = names_a_loop(job, folder)
     if job.run is not None:

@@ -119,6 +119,13 @@ def check_command(job: JobSpec, run: RunSpec, folder: Path) -> None:
             "{lr_scale}",
         ),
     ]
+    metric = job.goal.metric
+    if run.log is not None and metric is not None and not {metric, "metric"} & run.log_groups:
+        raise ConfigurationError(
+            f"no pattern of run.log has the group (?P<metric>...), so {metric} would never be seen: add it where the "
+            "program prints the metric",
+            key="goal.metric",
+        )
     for wrong, key, message in refused:
         if wrong:
             raise NotSupportedError(message, key=key)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from scavenger.domain.job import GoalSpec
+from scavenger.domain.goal import GoalSpec
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import MetricOutcome
 from scavenger.errors import ConfigurationError
@@ -43,6 +43,33 @@ class Goal:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigurationError(
             f"goal.metric: the model has no metric {metric!r}; it has {', '.join(names)}{hint}"
+        )
+
+    def check_direction(self) -> None:
+        """Check that it is known whether the metric is to rise or to fall.
+
+        Raises:
+            ConfigurationError: If neither `goal.mode` nor the metric's name tells it.
+        """
+        if self.spec.direction_unknown:
+            raise ConfigurationError(
+                f"whether {self.spec.metric} is to rise or to fall is not known by its name: add mode: max or "
+                "mode: min to goal",
+                key="goal.metric",
+            )
+
+    def doubt(self, value: float | None) -> str:
+        """The question to the user if the first evaluation meets the target of a metric whose direction is guessed.
+
+        A metric that falls from 37 to 5 would be at its target at once if it were taken for one that rises.
+        """
+        if not (self.spec.direction_guessed and self.reached(value)):
+            return ""
+        falls = self.spec.direction == "min"
+        return (
+            f"goal.mode: the first evaluation, {value:g}, meets the target {self.spec.target:g} already, if "
+            f"{self.spec.metric} is to {'fall' if falls else 'rise'}, as its name suggests: write mode: "
+            f"{'min' if falls else 'max'} if so, else mode: {'max' if falls else 'min'}"
         )
 
     def value(self, epoch: EpochRecord) -> float | None:

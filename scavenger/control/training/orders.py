@@ -15,6 +15,7 @@ from scavenger.train.transport import messages as m
 __all__ = [
     "Abandon",
     "Action",
+    "AskGoal",
     "Begin",
     "Close",
     "Command",
@@ -260,6 +261,13 @@ class GiveUp:
     by_code: bool
 
 
+@dataclass(frozen=True, slots=True)
+class AskGoal:
+    """End the job because the user must say what its goal means."""
+
+    message: str
+
+
 Action = (
     Launch
     | Resize
@@ -272,4 +280,5 @@ Action = (
     | Warn
     | RecordNow
     | GiveUp
+    | AskGoal
 )

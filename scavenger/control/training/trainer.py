@@ -19,6 +19,7 @@ from scavenger.control.training.losses import GIVE_UP
 from scavenger.control.training.orders import (
     Abandon,
     Action,
+    AskGoal,
     Begin,
     Close,
     Departed,
@@ -49,7 +50,13 @@ from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.report import Noted, Observer, StepDone, WorkerChanged
 from scavenger.domain.snapshot import WorkerSnapshot
-from scavenger.errors import Interrupted, ScavengerError, TrainingCodeError, WorkersLostError
+from scavenger.errors import (
+    ConfigurationError,
+    Interrupted,
+    ScavengerError,
+    TrainingCodeError,
+    WorkersLostError,
+)
 from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
@@ -483,6 +490,8 @@ class Trainer:
                 if by_code:
                     raise TrainingCodeError(f"the training code failed: {message}")
                 raise WorkersLostError(message)
+            case AskGoal(message):
+                raise ConfigurationError(message)
 
     def _hold_limits(self, joining: Mapping[str, int] | None = None) -> None:
         """Stop while enough time and budget is left for an orderly end of all workers, including joining ones."""

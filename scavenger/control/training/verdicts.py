@@ -9,6 +9,7 @@ from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
 from scavenger.control.training.orders import (
     Action,
+    AskGoal,
     GiveVerdict,
     Notify,
     RunCallbacks,
@@ -66,6 +67,9 @@ class Verdicts:
             evaluation_s=report.evaluation_s,
             at_s=now.at_s,
         )
+        doubt = "" if epochs else self._goal.doubt(self._goal.value(record))
+        if doubt:
+            return [AskGoal(doubt)]
         self._history.evaluated(record)
         return [
             Write("epoch", record),
