@@ -27,7 +27,10 @@ def serve(
         typer.Option(metavar="N", min=1, help="Most jobs at once on this machine itself. Default: 1."),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="$", help="Most that all jobs of a calendar month may cost.")
+        str | None,
+        typer.Option(
+            metavar="$", help="Most that all jobs of a month may cost; kept in the store. none: no limit."
+        ),
     ] = None,
     budget_per_user: Annotated[
         str | None, typer.Option(metavar="$", help="The same for the jobs of each user.")

@@ -29,6 +29,7 @@ __all__ = [
     "RunnerSeen",
     "ServerRecord",
     "Spending",
+    "StoredBudgets",
     "Submission",
     "SubmissionState",
     "not_begun",
@@ -152,17 +153,30 @@ class RunnerSeen:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What the submitted jobs of the store cost, US dollars by user.
+    """What the jobs of the store cost, US dollars by user: submitted ones, and those of commands, programs and studies.
 
     Attributes:
-        spent: Cost so far of jobs that began in the period, run or wait to go on.
+        spent: What was spent in the period, also on jobs that began before it, or whose records are deleted.
         reserved: What those that run may cost besides, where they have a limit.
-        of_waiting: Part of `spent` that jobs have cost which wait to go on, by the ids of their submissions.
+        of_waiting: What jobs that wait have cost until now, in this period or before, by the ids of their submissions.
     """
 
     spent: Mapping[str, float]
     reserved: Mapping[str, float]
     of_waiting: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBudgets:
+    """Budgets of a calendar month that hold for every server of a store; None for none.
+
+    Attributes:
+        budget_usd: Most that all jobs of the month may cost together.
+        user_budget_usd: Most that the jobs of one user may cost.
+    """
+
+    budget_usd: float | None = None
+    user_budget_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +187,7 @@ class Backlog:
         queued: Submissions that wait, in the order in which they were submitted.
         running: Those that have a runner, or had one that must be replaced.
         busy_files: Job files that live jobs on record use, with the ids of those jobs.
-        spending: Of all submissions in the store.
+        spending: Of all jobs in the store.
     """
 
     queued: tuple[Submission, ...]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from scavenger.domain.submission import Backlog, Submission
+from scavenger.domain.submission import Backlog, StoredBudgets, Submission
 
 __all__ = ["Admission", "QueueLimits", "admit", "budget_period"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of one server, of one machine and account; budgets count all jobs in the store.
+    """Limits of one server, of one machine and account; budgets count all jobs in the store, however they were begun.
 
     Attributes:
         jobs_max: Most jobs at once.
@@ -36,6 +36,15 @@ class QueueLimits:
     def has_budgets(self) -> bool:
         """Whether money is limited, so that spending must be counted."""
         return bool(self.user_budgets_usd) or not (self.budget_usd is None and self.user_budget_usd is None)
+
+    def under(self, budgets: StoredBudgets) -> QueueLimits:
+        """These limits with the budgets of the store, which hold for every server, before those of the settings."""
+        mine, each = budgets.budget_usd, budgets.user_budget_usd
+        return replace(
+            self,
+            budget_usd=self.budget_usd if mine is None else mine,
+            user_budget_usd=self.user_budget_usd if each is None else each,
+        )
 
     def budget_of(self, user: str) -> float | None:
         """The budget of one user; None for no limit."""

@@ -45,7 +45,8 @@ class Context:
         Raises:
             JobFileError: Those of the settings file apply, and it is invalid.
         """
-        return configured_limits() if self.limits is None else self.limits
+        limits = configured_limits() if self.limits is None else self.limits
+        return limits.under(self.store.budgets())
 
 
 async def _context(request: Request) -> Context:  # not async, it would be called in a thread each time

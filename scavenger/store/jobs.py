@@ -28,6 +28,7 @@ from scavenger.store.base import (
     job_row,
     open_submissions,
 )
+from scavenger.store.ledger import book
 from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_alive, owner_of, this_process
 from scavenger.store.progress import close_processes, forget_processes
@@ -126,7 +127,9 @@ class Jobs(Part):
                 return False
             session.add(row)
             session.flush()
-            _set(session, row, cast(JobProgress, fields))
+            _set(session, row, cast(JobProgress, fields), record.heartbeat_at)
+            if record.cost_usd is not None:
+                book(session, record.id, "job", record.cost_usd, record.heartbeat_at)
             return True
 
     def update_job(self, job_id: str, **fields: Unpack[JobUpdate]) -> None:
@@ -140,7 +143,7 @@ class Jobs(Part):
         if unknown := set(fields) - set(JobUpdate.__annotations__):
             raise TypeError(f"update_job() got unexpected fields: {', '.join(sorted(unknown))}")
         with self._database.writing() as session:
-            _set(session, _live_row(session, job_id), fields)
+            _set(session, _live_row(session, job_id), fields, self._clock())
             row = job_row(session, job_id)
             if row.state not in LIVE_STATES:
                 raise StoreError(f"job {job_id} cannot be updated to {row.state}, a state that ends it")
@@ -182,9 +185,9 @@ class Jobs(Part):
         if state in LIVE_STATES:
             raise StoreError(f"job {job_id} cannot end as {state}, which is the state of a live job")
         with self._database.writing() as session:
-            row = _live_row(session, job_id)
-            _set(session, row, fields)
-            row.state, row.error, row.exit_code, row.ended_at = state, error, exit_code, self._clock()
+            row, now = _live_row(session, job_id), self._clock()
+            _set(session, row, fields, now)
+            row.state, row.error, row.exit_code, row.ended_at = state, error, exit_code, now
             row.report = without_nonfinite(report)
             end_open_operation(session, job_id, state, error, row.ended_at)
             close_processes(session, job_id, "gone", at=row.ended_at)
@@ -344,7 +347,7 @@ class Jobs(Part):
     def delete_jobs(self, ids: Sequence[str]) -> None:
         """Delete jobs with their processes, events, operations and measurements, all or none.
 
-        Their fitted models are kept.
+        Their fitted models are kept, and so is what they have cost.
 
         Raises:
             ConfigurationError, TransientError: As of `check_deletable`.
@@ -445,7 +448,7 @@ def _live_row(session: Session, job_id: str) -> JobRow:
     return row
 
 
-def _set(session: Session, row: JobRow, fields: JobProgress) -> None:
+def _set(session: Session, row: JobRow, fields: JobProgress, at: datetime) -> None:
     changes: dict[str, Any] = dict(fields)
     if (fingerprint := changes.pop("fingerprint", None)) is not None:
         row.fingerprint = fingerprint_row(session, fingerprint)
@@ -457,6 +460,8 @@ def _set(session: Session, row: JobRow, fields: JobProgress) -> None:
             setattr(row, name, without_nonfinite(asdict(value)))
     for name, value in changes.items():
         setattr(row, name, value)
+    if (cost_usd := changes.get("cost_usd")) is not None:
+        book(session, row.id, "job", cost_usd, at)
 
 
 _LISTED = tuple(getattr(JobRow, one.key) for one in JobRow.__mapper__.column_attrs if one.key != "report")

@@ -49,6 +49,8 @@ __all__ = [
     "AnswerRow",
     "AuditRow",
     "Base",
+    "BudgetRow",
+    "ClaimRow",
     "ConvergenceRow",
     "EventRow",
     "FingerprintRow",
@@ -58,6 +60,7 @@ __all__ = [
     "IntentRow",
     "JobRow",
     "LeaseRow",
+    "LedgerRow",
     "MeasurementRow",
     "ModelRow",
     "NotificationRow",
@@ -71,8 +74,12 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0016"
+REVISION = "0015"
 """The newest migration."""
+
+LEDGER_ITEMS = ("job", "vms", "share", "pool", "leader")
+"""Items of the ledger. `job`: as the job counts itself, with all below but `pool` and `leader`. `vms`: its VMs, as they
+are charged, without disks. `share`: its part of a pool. `pool`: the VMs of a pool. `leader`: the VM that led a job."""
 
 VERSION_TABLE = "scavenger_version"
 """Alembic's default name could collide with another program's in a shared PostgreSQL database."""
@@ -409,6 +416,50 @@ class SubmissionRow(Base):
     submitted_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
+
+
+class LedgerRow(Base):
+    """What an item of a job has cost in a month; see `scavenger.store.ledger`.
+
+    It outlives the job's record, so it has no key to that.
+    """
+
+    __tablename__ = "ledger"
+    __table_args__ = (_one_of("item", LEDGER_ITEMS), Index(None, "month"), Index(None, "name"))
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    item: Mapped[str] = mapped_column(primary_key=True)
+    month: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    user: Mapped[str]
+    usd: Mapped[float]
+
+
+class ClaimRow(Base):
+    """What a program has set aside of a study's budget for a trial that it begins; see `scavenger.store.ledger`."""
+
+    __tablename__ = "claims"
+    __table_args__ = (*_positive("owner_pid"), *_not_negative("usd", "before_usd"), Index(None, "name"))
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    usd: Mapped[float]
+    before_usd: Mapped[float]
+    owner_pid: Mapped[int]
+    owner_host: Mapped[str]
+    owner_started_at_s: Mapped[float]
+    owner_birth: Mapped[str | None]
+    at: Mapped[datetime]
+
+
+class BudgetRow(Base):
+    """A budget of a calendar month that holds for every server of the store; see `StoredBudgets`."""
+
+    __tablename__ = "budgets"
+    __table_args__ = (*_not_negative("usd"),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    usd: Mapped[float]
 
 
 class ServerRow(Base):

@@ -17,6 +17,7 @@ from scavenger.store.database import Database, default_url
 from scavenger.store.indicators import Indicators
 from scavenger.store.intents import Intents
 from scavenger.store.jobs import Jobs
+from scavenger.store.ledger import Ledger
 from scavenger.store.migrate import revision_of, upgrade
 from scavenger.store.models import Models
 from scavenger.store.notifications import Notifications
@@ -44,6 +45,7 @@ class Store(
     Models,
     Intents,
     Submissions,
+    Ledger,
     Access,
     Answers,
     Indicators,

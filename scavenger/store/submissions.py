@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import asdict
 from datetime import datetime
@@ -35,6 +34,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.store.base import KEY_PREFIX_MIN, Part
 from scavenger.store.intent_rows import lease_of
 from scavenger.store.intents import held_lease
+from scavenger.store.ledger import spending_of
 from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
@@ -202,8 +202,7 @@ class Submissions(Part):
         Args:
             host: Name of the machine.
             uid: Number of the account.
-            since: Start of the period of budgets; jobs that began before it are not counted. None if there are no
-                budgets: nothing is counted.
+            since: Start of the period of budgets, a month. None if there are no budgets: nothing is counted.
         """
         here = SubmissionRow.host.in_((host, host + _OF_PLANS)) & (SubmissionRow.uid == uid)
         mine = select(SubmissionRow).where(here)
@@ -221,13 +220,8 @@ class Submissions(Part):
                 tuple(map(_submission, queued)),
                 tuple(_seen(session, row, job) for row, job in running),
                 self._busy_files(session, {row.job_file for row in queued}),
-                Spending({}, {}) if since is None else _spending(session, since),
+                Spending({}, {}) if since is None else spending_of(session, since, self._clock()),
             )
-
-    def spending(self, since: datetime) -> Spending:
-        """What submitted jobs that began since then, or run, cost."""
-        with self._database.reading() as session:
-            return _spending(session, since)
 
     def _busy_files(self, session: Session, files: Collection[str]) -> dict[str, str]:
         """Those of the files that a live job uses, with the job's id."""
@@ -378,23 +372,3 @@ def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSee
         None if job is None else job.step,
         0.0 if job is None else job.cost_usd or 0.0,
     )
-
-
-def _spending(session: Session, since: datetime) -> Spending:
-    spent: dict[str, float] = defaultdict(float)
-    reserved: dict[str, float] = defaultdict(float)
-    of_waiting: dict[str, float] = {}
-    row = SubmissionRow
-    query = (
-        select(row.id, row.user, row.state, row.reserved_usd, JobRow.cost_usd)
-        .outerjoin(JobRow, JobRow.id == SubmissionRow.id)
-        # a submission that replaces an earlier one has not started, and its job has cost what it has
-        .where((row.started_at >= since) | (JobRow.created_at >= since) | row.state.in_(OPEN_SUBMISSIONS))
-    )
-    for job_id, user, state, reserved_usd, cost_usd in session.execute(query):
-        spent[user] += cost_usd or 0.0
-        if state == "running":
-            reserved[user] += max(0.0, (reserved_usd or 0.0) - (cost_usd or 0.0))
-        elif state == "queued":
-            of_waiting[job_id] = cost_usd or 0.0
-    return Spending(dict(spent), dict(reserved), of_waiting)

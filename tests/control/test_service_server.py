@@ -17,7 +17,14 @@ import pytest
 
 from scavenger.control.service.server import Server, runner_log
 from scavenger.control.settings import parse_settings
-from scavenger.domain.submission import SERVER_LEASE, Backlog, NewSubmission, Submission, runner_lease
+from scavenger.domain.submission import (
+    SERVER_LEASE,
+    Backlog,
+    NewSubmission,
+    StoredBudgets,
+    Submission,
+    runner_lease,
+)
 from scavenger.errors import JobFileError, LeaseLostError, StoreUnavailableError, TransientError
 from scavenger.policy.admission import QueueLimits
 from scavenger.policy.runners import FAULTS_MAX, SILENT_S, STARTS_MAX
@@ -142,6 +149,34 @@ class TestRounds:
         )
         store.cancel(waits.id, "")
         assert not server.tick()
+
+    def test_of_two_jobs_that_two_servers_begin_at_once_one_waits_where_the_budget_pays_for_one(
+        self, store: Store
+    ) -> None:
+        mine, others = (submitted(store, f"/{name}", rents=True, reserved_usd=50.0) for name in ("a", "b"))
+
+        class Overtaken(Server):
+            """Another server begins the other job while this one decides."""
+
+            def backlog(self) -> Backlog:
+                found = super().backlog()
+                store.start_runner(others.id, "elsewhere/1/1.0", None)
+                return found
+
+        server = Overtaken(store, QueueLimits(budget_usd=60.0))
+        server.tick()
+        assert (now(store, mine).state, now(store, others).state) == ("queued", "running")
+        server.tick()
+        assert now(store, mine).reason == (
+            "it may cost $50.00, and $10.00 is left of the budget of all users, $60.00"
+        )
+
+    def test_a_budget_of_the_store_holds_for_servers_that_were_given_none(self, store: Store) -> None:
+        store.set_budgets(StoredBudgets(20.0))
+        waits = submitted(store, rents=True, reserved_usd=50.0)
+        Server(store, QueueLimits(budget_usd=100.0), idle_s=60.0).tick()
+
+        assert now(store, waits).reason.startswith("it may cost $50.00, and $20.00 is left")
 
     def test_a_job_that_began_after_the_backup_that_was_restored_is_not_begun_again(
         self, store: Store, tmp_path: Path

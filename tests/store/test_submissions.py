@@ -231,51 +231,7 @@ class TestCancelling:
         assert [job.id for job in store.submissions()] == [waiting.id]
 
 
-class TestSpending:
-    def test_counts_what_began_in_the_period_and_what_running_jobs_may_still_cost(self, url: str) -> None:
-        clock = Clock()
-        with Store.open(url, clock=clock) as store:
-            old = store.submit(replace(JOB, reserved_usd=5.0))
-            fence = started(store, old)
-            store.create_job("digits", spec={}, job_file="/a.yaml", job_id=old.id)
-            store.update_job(old.id, cost_usd=4.0)
-            assert backlog(store, since=clock.at).spending.reserved == {"ann": 1.0}
-            store.end_submission(fence, old.id, "")
-            clock.pass_(3600)
-            new = store.submit(replace(JOB, user="bob", reserved_usd=2.0, job_file="/b.yaml"))
-            started(store, new)
-
-            spending = backlog(store, since=clock.at).spending
-            assert (spending.spent, spending.reserved) == ({"bob": 0.0}, {"bob": 2.0})
-            assert backlog(store, since=Clock().at).spending.spent == {"ann": 4.0, "bob": 0.0}
-            assert backlog(store, since=None).spending.spent == {}
-
-    def test_what_a_job_has_cost_counts_while_it_waits_to_go_on_and_when_it_is_withdrawn(
-        self, url: str
-    ) -> None:
-        clock = Clock()
-        with Store.open(url, clock=clock) as store:
-            since, job = clock.at, replace(JOB, reserved_usd=10.0)
-            one = store.submit(job)
-            fence = started(store, one)
-            store.create_job("digits", spec={}, job_file="/a.yaml", job_id=one.id)
-            store.update_job(one.id, cost_usd=6.0)
-            store.end_submission(fence, one.id, "")
-            again = store.submit_again(one.id, job)
-
-            waits = backlog(store, since=since).spending
-            assert (waits.spent, waits.reserved, waits.of_waiting) == ({"ann": 6.0}, {}, {one.id: 6.0})
-            started(store, again)
-            runs = backlog(store, since=since).spending
-            assert (runs.spent, runs.reserved, runs.of_waiting) == ({"ann": 6.0}, {"ann": 4.0}, {})
-
-            other = store.submit_again(store.create_job("digits", spec={}, job_file="/b.yaml").id, job)
-            store.update_job(other.id, cost_usd=2.0)
-            store.cancel(other.id, "withdrawn")
-            assert backlog(store, since=since).spending.spent == {"ann": 8.0}
-            clock.pass_(3600)
-            assert backlog(store, since=clock.at).spending.spent == {"ann": 6.0}
-
+class TestBacklog:
     def test_a_file_that_a_live_job_uses_is_told(self, store: Store) -> None:
         waiting = store.submit(replace(JOB, job_file="/c.yaml"))
         live = store.create_job("digits", spec={}, job_file="/c.yaml")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scavenger.domain.submission import StoredBudgets
 from scavenger.errors import ConfigurationError
 from scavenger_cli.ui import console
 
@@ -25,7 +26,10 @@ _LAST_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Limits from the command line, which replace those of the settings file; None where one was not given."""
+    """Limits from the command line, which replace those of the settings file; None where one was not given.
+
+    Budgets are kept in the store, for every server of it, also those of other machines and those of detached jobs.
+    """
 
     jobs: int | None = None
     local_jobs: int | None = None
@@ -33,18 +37,20 @@ class Given:
     budget_per_user: str | None = None
 
     def over(self, limits: QueueLimits) -> QueueLimits:
-        """The limits with these in their place.
+        """The limits with these in their place, but for the budgets."""
+        given: dict[str, Any] = {"jobs_max": self.jobs, "local_max": self.local_jobs}
+        return replace(limits, **{name: value for name, value in given.items() if value is not None})
+
+    def budgets(self, stored: StoredBudgets) -> StoredBudgets:
+        """The budgets of a store with these in their place.
 
         Raises:
             ConfigurationError: If an amount of money cannot be read.
         """
-        given: dict[str, Any] = {
-            "jobs_max": self.jobs,
-            "local_max": self.local_jobs,
-            "budget_usd": _money("--budget", self.budget),
-            "user_budget_usd": _money("--budget-per-user", self.budget_per_user),
-        }
-        return replace(limits, **{name: value for name, value in given.items() if value is not None})
+        return StoredBudgets(
+            _money("--budget", self.budget, stored.budget_usd),
+            _money("--budget-per-user", self.budget_per_user, stored.user_budget_usd),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,15 @@ class Place:
     key: Path | None
 
 
-def _money(option: str, text: str | None) -> float | None:
+def _money(option: str, text: str | None, stored: float | None) -> float | None:
     from scavenger.domain.forms import parse_money
 
+    if text is None:
+        return stored
+    if text == "none":
+        return None
     try:
-        return None if text is None else parse_money(f"${text.removeprefix('$')}")
+        return parse_money(f"${text.removeprefix('$')}")
     except ValueError as error:
         raise ConfigurationError(f"{option} {error}") from None
 
@@ -96,9 +106,25 @@ def _serve_until(stop: threading.Event, given: Given, place: Place | None, store
     limits = given.over(configured_limits())
     logs.set_up("server", logs.read_settings())
     with Store.open(store_url) as store, _api(store, place, limits) as address:
+        before = store.budgets()
+        if (budgets := given.budgets(before)) != before:
+            store.set_budgets(budgets)
         console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
+        if line := _budget_line(budgets):
+            console.note(line)
         with notifying(store, address=address, limits=limits, within_s=_LAST_S), sweeping(store):
             run(Server(store, limits, address=address), stop)
+
+
+def _budget_line(budgets: StoredBudgets) -> str:
+    """Which budgets the store has; empty for none."""
+    from scavenger.presentation.formatting import money
+
+    given = (("--budget", budgets.budget_usd), ("--budget-per-user", budgets.user_budget_usd))
+    found = [f"{option} {money(usd)}" for option, usd in given if usd is not None]
+    if not found:
+        return ""
+    return f"budgets of a month, for all servers of the store: {', '.join(found)}; `none` in place of one removes it"
 
 
 @contextmanager

@@ -149,9 +149,10 @@ class Notifier:
             for job in self._store.job_standings(back, owner=self._owner)
             for note in job_notifications(job, now, address=self._address)
         ]
-        if self._limits is not None and self._limits.has_budgets:
+        limits = None if self._limits is None else self._limits.under(self._store.budgets())
+        if limits is not None and limits.has_budgets:
             spending = self._store.spending(budget_period(now))
-            told += budget_notifications(spending, self._limits, now, address=self._address)
+            told += budget_notifications(spending, limits, now, address=self._address)
         self._looked_at = now
         return self._store.queue_notifications(_wanted(told, self._webhooks, since))
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,8 +58,9 @@ from scavenger.policy.runners import (
 )
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
-from scavenger.store.owner import this_process
+from scavenger.store.owner import fate, this_process
 from scavenger.store.record_file import RECORD_FILE
+from scavenger.store.records import Owner
 from scavenger.train.engines.reaper import VARIABLE
 from scavenger.train.transport.connections import raise_descriptor_limit
 
@@ -161,8 +162,23 @@ class Server:
         """
         if self._store.path is not None:
             self._fence = self._taken_lease().fence
+        elif self.idle_s is None:
+            self._replace_background()
         self._store.put_server(self.record)
         self._beat_at = self._clock()
+
+    def _replace_background(self) -> None:
+        """End servers in the background of this machine and account, which know the limits of this one's options not.
+
+        On SQLite, taking the lease does that.
+        """
+        for other in self._store.servers():
+            if other.background and (other.host, other.uid) == (self.record.host, self.record.uid):
+                logger.info("taking over from the server in the background, process %d", other.pid)
+                owner = Owner(other.pid, other.host, other.started_at_s, birth=other.birth)
+                if fate(owner) == "alive":
+                    with suppress(OSError):
+                        os.kill(other.pid, signal.SIGTERM)
 
     def _taken_lease(self) -> Lease:
         until, asked, silences = self._clock() + _TAKE_S + 2 * _LOOK_S, False, Silences()
@@ -231,8 +247,11 @@ class Server:
 
     def backlog(self) -> Backlog:
         """What there is to do."""
-        month = budget_period(datetime.now(UTC)) if self._limits.has_budgets else None
+        month = budget_period(datetime.now(UTC)) if self._limits_now().has_budgets else None
         return self._store.backlog(self.record.host, self.record.uid, month)
+
+    def _limits_now(self) -> QueueLimits:
+        return self._limits.under(self._store.budgets())
 
     def has_work(self) -> bool:
         """Whether anything waits or runs."""
@@ -246,13 +265,15 @@ class Server:
                 self._store.end_submission(None, one.id, reason)
             if reason or self._since_start_s(one.id) < rest_s(one.fruitless, one.faults):
                 resting.add(one.id)
-        admission = admit(backlog, self._limits, resting)
+        admission = admit(backlog, self._limits_now(), resting)
         for one in admission.begin:
             if (folder := _began_before(self._store, one)) is not None:
                 reason = f"it began after the backup that the store was restored from: scavenger store recover {folder}"
                 self._store.end_submission(None, one.id, reason)
-                continue
-            self._start(one, self._store.lease(runner_lease(one.id)))
+                resting.add(one.id)
+        if any(one.id not in resting for one in admission.begin):
+            for one, lease in self._taken(resting):
+                self._launch(one, lease)
         known = {one.id: one.reason for one in backlog.queued}
         changed = {
             job_id: reason
@@ -262,13 +283,26 @@ class Server:
         if changed:
             self._store.explain_waiting(changed)
 
+    def _taken(self, resting: Collection[str]) -> list[tuple[Submission, Lease]]:
+        """Take the leases of what may begin, as it is in this transaction: other servers spend the same budgets."""
+        with self._store.together():
+            begin = admit(self.backlog(), self._limits_now(), resting).begin
+            leases = [
+                self._store.start_runner(one.id, self._holder, self._store.lease(runner_lease(one.id)))
+                for one in begin
+            ]
+        return [(one, lease) for one, lease in zip(begin, leases, strict=True) if lease is not None]
+
     # ---- runners -------------------------------------------------------------------------------------------
 
     def _start(self, one: Submission, seen: Lease | None) -> None:
         """Start a runner, if no other server does."""
         lease = self._store.start_runner(one.id, self._holder, seen)
-        if lease is None:
-            return
+        if lease is not None:
+            self._launch(one, lease)
+
+    def _launch(self, one: Submission, lease: Lease) -> None:
+        """Start the runner whose lease this server has."""
         self._started_at[one.id] = self._clock()
         log = runner_log(one)
         env = {name: value for name, value in os.environ.items() if name != VARIABLE}

@@ -36,7 +36,9 @@ def record_share(store: Store, job_id: str, share: AggregationShare) -> None:
         StoreBusyError, StoreReadOnlyError, StoreUnavailableError: Try again later.
     """
     text = f"{share.cpu_s:.4g} processor-seconds of the pool: ${share.usd:.4f}"
-    store.add_event(job_id, _KIND, text, data=asdict(share), replacing=True)
+    with store.together():
+        store.add_event(job_id, _KIND, text, data=asdict(share), replacing=True)
+        store.book(job_id, "share", share.usd)
 
 
 class ShareMeter:

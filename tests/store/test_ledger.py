@@ -1,0 +1,186 @@
+"""Laws of the ledger: money that is spent stays spent, in its month, and what is set aside is set aside once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from store_values import Clock
+
+from scavenger.domain.intent import Fence
+from scavenger.domain.submission import NewSubmission, Spending, StoredBudgets, Submission, runner_lease
+from scavenger.store import Store
+from scavenger.store.operations import KEPT, POOL
+from scavenger.store.owner import this_process
+
+HOST, UID = socket.gethostname(), os.getuid()
+JOB = NewSubmission("digits", {"version": 1}, "/home/ann/job.yaml", "ann", HOST, UID, reserved_usd=10.0)
+ME = this_process().user
+MONTH_S = timedelta(days=31).total_seconds()
+
+
+def started(store: Store, job: Submission) -> Fence:
+    """Start a runner, with the job on record."""
+    lease = store.start_runner(job.id, "server", store.lease(runner_lease(job.id)))
+    assert lease is not None
+    if not store.has_job(job.id):
+        create(store, job.id)
+    return lease.fence
+
+
+def create(store: Store, job_id: str | None = None, **spec: Any) -> str:
+    return store.create_job("digits", spec=spec, job_file="/a.yaml", job_id=job_id).id
+
+
+def end(store: Store, job_id: str) -> None:
+    store.finish_job(job_id, state="failed", report=None, exit_code=1)
+
+
+class TestSpending:
+    def test_counts_what_was_spent_in_the_month_and_what_running_jobs_may_still_cost(self, url: str) -> None:
+        clock = Clock()
+        with Store.open(url, clock=clock) as store:
+            job = store.submit(JOB)
+            started(store, job)
+            store.update_job(job.id, cost_usd=4.0)
+            assert store.spending(clock.at) == Spending({"ann": 4.0}, {"ann": 6.0})
+
+            clock.pass_(MONTH_S)
+            store.update_job(job.id, cost_usd=4.0)
+            assert store.spending(clock.at) == Spending({}, {"ann": 6.0})
+            store.update_job(job.id, cost_usd=7.0)
+            assert store.spending(clock.at) == Spending({"ann": 3.0}, {"ann": 3.0})
+            assert store.spending(Clock().at).spent == {"ann": 7.0}
+            store.update_job(job.id, cost_usd=6.5)  # the cloud's times say less than was counted
+            assert store.spending(clock.at).spent == {"ann": 2.5}
+
+    def test_a_job_of_last_month_that_is_resumed_and_withdrawn_keeps_what_it_has_cost_in_this_one(
+        self, url: str
+    ) -> None:
+        clock = Clock()
+        with Store.open(url, clock=clock) as store:
+            job = store.submit(JOB)
+            fence = started(store, job)
+            clock.pass_(MONTH_S)
+            store.update_job(job.id, cost_usd=6.0)
+            end(store, job.id)
+            store.end_submission(fence, job.id, "")
+            again = store.submit_again(job.id, JOB)
+
+            assert store.spending(clock.at) == Spending({"ann": 6.0}, {}, {job.id: 6.0})
+            started(store, again)
+            assert store.spending(clock.at) == Spending({"ann": 6.0}, {"ann": 4.0})
+            assert store.requeue(Fence(runner_lease(job.id), 2), job.id, "")
+            store.cancel(again.id, "withdrawn")
+            assert store.spending(clock.at) == Spending({"ann": 6.0}, {})
+
+    def test_deleting_a_record_gives_no_money_back(self, store: Store) -> None:
+        since, job = Clock().at, store.submit(JOB)
+        fence = started(store, job)
+        store.update_job(job.id, cost_usd=6.0)
+        end(store, job.id)
+        store.end_submission(fence, job.id, "")
+        store.delete_jobs([job.id])
+        store.delete_submissions([job.id])
+
+        assert store.spending(since) == Spending({"ann": 6.0}, {})
+
+    def test_jobs_of_commands_programs_and_studies_count_for_the_account(self, url: str) -> None:
+        clock = Clock()
+        with Store.open(url, clock=clock) as store:
+            one = create(store, constraints={"budget": "$5"})
+            store.update_job(one, cost_usd=2.0)
+
+            assert store.spending(clock.at) == Spending({ME: 2.0}, {ME: 3.0})
+            end(store, one)
+            assert store.spending(clock.at) == Spending({ME: 2.0}, {})
+
+    def test_a_pool_counts_but_for_what_its_jobs_pay_of_it(self, url: str) -> None:
+        clock = Clock()
+        with Store.open(url, clock=clock) as store:
+            pool, job = create(store, **{POOL: "aws/us-east-1"}), store.submit(JOB)
+            started(store, job)
+            store.update_job(pool, cost_usd=3.0)
+            assert store.spending(clock.at).spent == {ME: 3.0}
+            store.book(job.id, "share", 1.0)
+            store.update_job(job.id, cost_usd=2.5)  # with its share
+
+            assert store.spending(clock.at).spent == {ME: 2.0, "ann": 2.5}
+
+    def test_what_vms_were_charged_counts_where_the_job_was_killed_before_it_counted_that(
+        self, url: str
+    ) -> None:
+        clock = Clock()
+        with Store.open(url, clock=clock) as store:
+            job = create(store)
+            store.update_job(job, cost_usd=2.0)
+            store.book(job, "vms", 5.0)
+            store.book("a-leader", "leader", 1.5, name="digits", user="ann")
+
+            assert store.spending(clock.at).spent == {ME: 5.0, "ann": 1.5}
+
+
+def test_budgets_of_the_store_are_those_recorded_last(store: Store) -> None:
+    assert store.budgets() == StoredBudgets()
+    store.set_budgets(StoredBudgets(60.0, 20.0))
+    assert store.budgets() == StoredBudgets(60.0, 20.0)
+    store.set_budgets(StoredBudgets(None, 0.0))
+    assert store.budgets() == StoredBudgets(None, 0.0)
+
+
+class TestClaims:
+    def test_of_many_programs_at_once_none_gets_what_another_has(self, store: Store) -> None:
+        def claim(number: int) -> float:
+            granted = store.claim("digits", f"job-{number}", 10.0, 4.0).granted_usd
+            assert granted is not None
+            return granted
+
+        with ThreadPoolExecutor(4) as pool:
+            granted = sorted(pool.map(claim, range(6)))
+
+        assert granted == [0.0, 0.0, 0.0, 2.0, 4.0, 4.0]
+
+    def test_what_a_trial_has_cost_takes_the_place_of_what_was_set_aside(self, store: Store) -> None:
+        job = create(store)
+        assert store.claim("digits", job, 10.0, 6.0).granted_usd == 6.0
+        store.update_job(job, cost_usd=2.0)
+        means = store.means_of("digits")
+        assert (means.spent_usd, means.aside_usd, means.running) == (2.0, 4.0, 1)
+
+        end(store, job)
+        store.release(job)
+        means = store.means_of("digits")
+        assert (means.spent_usd, means.aside_usd, means.running) == (2.0, 0.0, 0)
+        store.delete_jobs([job])
+        assert store.claim("digits", "other", 10.0, None).granted_usd == 8.0
+
+    def test_what_is_left_is_shared_among_those_that_run_at_once(self, store: Store) -> None:
+        granted = [store.claim("digits", f"job-{n}", 12.0, None, at_once=3).granted_usd for n in range(4)]
+
+        assert granted == pytest.approx([4.0, 4.0, 4.0, 0.0])
+
+    def test_a_program_that_was_killed_leaves_nothing_set_aside(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as dead:
+            gone = replace(this_process(), pid=4_194_303)
+            dead.setattr("scavenger.store.ledger.this_process", lambda: gone)
+            store.claim("digits", "job-1", 10.0, None)
+
+        assert store.means_of("digits").aside_usd == 0.0
+
+    def test_vms_that_a_study_keeps_count_for_it(self, store: Store) -> None:
+        keeper = store.create_job("kept-vms", spec={KEPT: "digits"}, job_file="/study").id
+        store.update_job(keeper, cost_usd=1.0)
+
+        assert store.means_of("digits").spent_usd == 1.0
+        assert store.means_of("kept-vms").spent_usd == 0.0
+
+    def test_without_a_budget_nothing_limits_a_trial_but_its_own(self, store: Store) -> None:
+        assert store.claim("digits", "job-1", None, None).granted_usd is None
+        assert store.claim("digits", "job-2", None, 3.0).granted_usd == 3.0
