@@ -50,6 +50,10 @@ def double(x: Any, y: Any) -> Any:
     return x * 2, y
 
 
+def as_it_is(x: Any, y: Any) -> Any:
+    return x + 0.0, y + 0
+
+
 DATA = {
     "PyDataset": (lambda: Batches(), Blocks.alike(N, 8)),
     "PyDataset, threads": (lambda: Batches(workers=3), Blocks.alike(N, 8)),
@@ -67,6 +71,28 @@ DATA = {
         None,
     ),
     "tf.data, batches mapped": (lambda: SLICES.batch(8).map(lambda x, y: (x, y)), Blocks.alike(N, 8)),
+    "tf.data, mapped": (lambda: SLICES.map(as_it_is), None),
+    "tf.data, mapped as in tutorials": (
+        lambda: SLICES.map(as_it_is, num_parallel_calls=tf.data.AUTOTUNE).shuffle(9).batch(8).prefetch(2),
+        None,
+    ),
+    "tf.data, mapped before and after batches": (
+        lambda: SLICES.map(as_it_is).batch(8).map(as_it_is),
+        Blocks.alike(N, 8),
+    ),
+    "tf.data, mapped, kept and mapped": (lambda: SLICES.map(as_it_is).cache().map(as_it_is), None),
+    "tf.data, mapped and put together": (
+        lambda: SLICES.map(as_it_is).skip(20).take(30).concatenate(SLICES.map(as_it_is).take(20)),
+        None,
+    ),
+    "tf.data, mapped and shuffled": (
+        lambda: SLICES.map(as_it_is).shuffle(9, seed=1, reshuffle_each_iteration=False).map(as_it_is),
+        Blocks.alike(N, N, in_sequence=True),
+    ),
+    "tf.data, parts mapped": (
+        lambda: TF.zip((TF.from_tensor_slices(X).map(lambda x: x + 0.0), TF.range(N).map(lambda y: y + 0))),
+        None,
+    ),
     "tf.data, no random access": (lambda: STREAM, Blocks.alike(N, N, in_sequence=True)),
     "tf.data, no random access, batched": (
         lambda: STREAM.batch(8).map(lambda x, y: (x, y)),
@@ -109,6 +135,37 @@ def test_another_worker_that_begins_anywhere_reads_the_same_samples(name: str) -
 
     for indices in ([40, 3, 41], [2], [49, 0], [49, 48, 47], list(range(20, 35))):
         assert second.batch(np.array(indices))[1].tolist() == [whole[index] for index in indices]
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if name.startswith("tf.data")])
+def test_a_data_set_is_read_on_after_seeds_are_set(name: str) -> None:
+    """TensorFlow drops its kernels then, with what they know of a data set's functions."""
+    source = open_source(DATA[name][0](), "train")
+    before = source.batch(np.arange(N))
+    for clear in (lambda: tf.random.set_seed(1), keras.utils.clear_session):
+        clear()
+        after = source.batch(np.arange(N))
+
+        assert after[1].tolist() == before[1].tolist()
+        np.testing.assert_array_equal(after[0], before[0])
+
+
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+def test_eight_threads_read_slow_maps_while_seeds_are_set(kind: str) -> None:
+    def slow(x: Any, y: Any) -> Any:
+        table = tf.random.stateless_normal((64, 64), seed=(1, 2))
+        for _ in range(6):
+            table = tf.tanh(table @ table)
+        return x + 0.0 * tf.reduce_sum(table), y
+
+    source = open_source(SLICES.map(slow) if kind == "samples" else SLICES.batch(4).map(slow), "train")
+    source._readers.threads = 8  # type: ignore[attr-defined]
+    for epoch in range(4):
+        tf.random.set_seed(epoch)
+        xs, ys = source.batch(np.arange(N), seed=epoch)
+
+        assert ys.tolist() == Y.tolist()
+        np.testing.assert_array_equal(xs, X)
 
 
 def test_a_worker_reads_each_batch_of_a_data_set_once_in_an_epoch() -> None:

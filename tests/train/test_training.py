@@ -18,7 +18,14 @@ B = 32
 
 @pytest.mark.parametrize(
     ("name", "workers", "aggregators"),
-    [("momentum", 1, 2), ("adam", 2, 3), ("decayed", 3, 2), ("adam", 2, 1), ("scaled", 2, 1)],
+    [
+        ("momentum", 1, 2),
+        ("adam", 2, 3),
+        ("decayed", 3, 2),
+        ("adam", 2, 1),
+        ("scaled", 2, 1),
+        ("mapped", 2, 1),
+    ],
 )
 def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_one_plain_process(
     name: str, workers: int, aggregators: int, tmp_path: Path

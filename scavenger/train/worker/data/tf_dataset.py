@@ -14,6 +14,7 @@ from scavenger.train.worker.data.blocks import BlockSource, rows_of
 from scavenger.train.worker.data.items import ItemSource, cpus
 from scavenger.train.worker.data.sequence import open_sequence
 from scavenger.train.worker.data.source import Source
+from scavenger.train.worker.data.tf_elements import Elements, chain, open_elements
 
 __all__ = ["open_dataset"]
 
@@ -24,19 +25,6 @@ _KEEP_ROWS = ("_PrefetchDataset", "_OptionsDataset", "CacheDataset", "_MapDatase
 """Names of TensorFlow's private classes, which a data set tells of itself; unknown ones are treated as opaque."""
 
 _CARDINALITY = ".apply(tf.data.experimental.assert_cardinality(n))"
-
-
-class _Elements:
-    """Random access to the elements of a data set."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset, self._length = dataset, int(dataset.cardinality())
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        return tf.data.experimental.at(self._dataset, index)
 
 
 def open_dataset(given: Any, *, shuffle: bool = True) -> Source:
@@ -60,17 +48,17 @@ def open_dataset(given: Any, *, shuffle: bool = True) -> Source:
     if left_out:
         notes = (f"the data set is taken without its final {''.join(left_out)}: Scavenger does it",)
     count = int(dataset.cardinality())
+    elements = open_elements(dataset)
     if not size:
-        if _random_access(dataset, count):
-            return ItemSource(_Elements(dataset), threads=cpus(), notes=notes)
+        if elements is not None:
+            return ItemSource(elements, threads=cpus(), notes=notes)
         return open_sequence(lambda start: _from(dataset, start), count, "the data set", notes=notes)
-    samples = _samples(dataset, count, size)
+    samples = _samples(dataset, elements, count, size)
     notes += (f"the batches of the data set, of {size}, are taken apart: Scavenger makes the batches",)
-    if not _random_access(dataset, count):
+    if elements is None:
         return open_sequence(
             lambda start: _from(dataset, start), samples, "the data set", batch_size=size, notes=notes
         )
-    elements = _Elements(dataset)
     return BlockSource(
         lambda block: batch_of(elements[block], block),
         Blocks.alike(samples, size),
@@ -97,13 +85,6 @@ def _peeled(dataset: Any) -> tuple[Any, list[str], bool]:
         dataset = dataset._input_dataset
 
 
-def _chain(dataset: Any) -> Iterator[Any]:
-    """All data sets that a data set is made of, from the last to the first."""
-    yield dataset
-    for one in dataset._inputs():
-        yield from _chain(one)
-
-
 def _check(dataset: Any) -> None:
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec):
@@ -111,7 +92,7 @@ def _check(dataset: Any) -> None:
                 f"the data set gives a {type(spec).__name__.removesuffix('Spec')}: make it dense, as by .to_tensor() "
                 "of a ragged and tf.sparse.to_dense of a sparse tensor in .map()"
             )
-    for one in _chain(dataset):
+    for one in chain(dataset):
         if type(one).__name__ == "_ShuffleDataset" and not _repeatable(one):
             raise DataError(
                 "the data set shuffles by itself, in another order each time, but a sample that is read again must be "
@@ -148,7 +129,7 @@ def _gives_batches(dataset: Any) -> bool:
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape.rank == 0 for shape in shapes):
         return False
-    for one in _chain(dataset):
+    for one in chain(dataset):
         if type(one).__name__ in _UNBATCHES:
             break
         if type(one).__name__ in (*_BATCHES, _PADDED):
@@ -170,7 +151,7 @@ def _batch_size(dataset: Any) -> int:
     return rows_of(batch_of(first, 0), "batch 0")
 
 
-def _samples(dataset: Any, count: int, size: int) -> int:
+def _samples(dataset: Any, elements: Elements | None, count: int, size: int) -> int:
     """The number of samples in batches of a size, of which the last may have fewer.
 
     Raises:
@@ -178,8 +159,8 @@ def _samples(dataset: Any, count: int, size: int) -> int:
     """
     if all(spec.shape[0] == size for spec in tf.nest.flatten(dataset.element_spec)):
         return count * size
-    if _random_access(dataset, count):
-        last = batch_of(tf.data.experimental.at(dataset, count - 1), count - 1)
+    if elements is not None:
+        last = batch_of(elements[count - 1], count - 1)
         return (count - 1) * size + rows_of(last, f"batch {count - 1}")
     one = dataset
     while type(one).__name__ in _KEEP_ROWS:
@@ -192,16 +173,6 @@ def _samples(dataset: Any, count: int, size: int) -> int:
         f"the size of the last batch is not known: if the batches have n samples in all, give "
         f"dataset.unbatch(){_CARDINALITY}"
     )
-
-
-def _random_access(dataset: Any, count: int) -> bool:
-    """Whether TensorFlow can read any element of the data set."""
-    try:
-        for index in (0, count - 1):
-            tf.data.experimental.at(dataset, index)
-    except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError):
-        return False
-    return True
 
 
 def _from(dataset: Any, start: int) -> Iterator[Any]:
