@@ -38,7 +38,7 @@
 from __future__ import annotations
 
 import re
-from typing import Self
+from typing import Literal, Self
 
 from scavenger.masking import mask
 
@@ -199,10 +199,19 @@ class NoFeasiblePlanError(ScavengerError):
 
 
 class LimitReachedError(ScavengerError):
-    """The run was stopped before it would have crossed its budget or deadline."""
+    """The run was stopped before it would have crossed its budget or deadline.
+
+    Args:
+        message: As of `ScavengerError`.
+        limit: Which of a job's own limits it was; empty if it was none of these.
+    """
 
     exit_code = 5
     usual_fix = "raise deadline or budget"
+
+    def __init__(self, message: str = "", *, limit: Literal["", "budget", "deadline"] = "") -> None:
+        super().__init__(message)
+        self.limit: Literal["", "budget", "deadline"] = limit
 
 
 class TrainingError(ScavengerError):

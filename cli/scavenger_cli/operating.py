@@ -9,6 +9,8 @@ import typer
 from scavenger.errors import ConfigurationError
 from scavenger_cli.options import (
     AuditOption,
+    BudgetOption,
+    DeadlineOption,
     DetachOption,
     Output,
     OutputOption,
@@ -132,6 +134,11 @@ def stop(
 def resume(
     job: RunningJob,
     yes: YesOption = False,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    max_epochs: Annotated[
+        int | None, typer.Option(metavar="N", help="Most epochs, as goal.max_epochs of the job file.")
+    ] = None,
     audit: AuditOption = False,
     detach: DetachOption = False,
     verbose: VerboseOption = False,
@@ -139,9 +146,13 @@ def resume(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Continue a job that ended before its goal from its checkpoint."""
+    """Continue a job that ended before its goal from its checkpoint.
+
+    One that a limit ended, or that missed its target, goes on with a higher limit, which counts all its attempts.
+    """
 
     def command() -> int:
+        from scavenger.domain.overrides import NewLimits
         from scavenger_cli.commands.resume import resume as resume_job
 
         as_json = output is Output.JSON
@@ -154,6 +165,7 @@ def resume(
             quiet=quiet,
             store_url=store,
             as_json=as_json,
+            limits=NewLimits(budget, deadline, max_epochs),
         )
 
     finish(output, command)

@@ -24,7 +24,7 @@ from scavenger.domain.operation import (
     ScaleTo,
     StopJob,
 )
-from scavenger.domain.overrides import Overrides
+from scavenger.domain.overrides import OWN_LIMITS, NewLimits, Overrides
 from scavenger.errors import NotFoundError, NotSupportedError, TransientError
 
 __all__ = ["Client", "Document", "SubmitOptions"]
@@ -266,9 +266,12 @@ class Client(Connection):
         """Have a VM in quarantine stay; the answer has it."""
         return self.post("quarantine/keep", {"vm": key}, key=str(uuid.uuid4()))
 
-    def resume(self, job: str, *, audit: bool = False, key: str | None = None) -> Document:
+    def resume(
+        self, job: str, *, audit: bool = False, limits: NewLimits = OWN_LIMITS, key: str | None = None
+    ) -> Document:
         """Submit a job that ended before its goal again, to go on from its checkpoint; `key` as of `operate`."""
-        return self.post(f"jobs/{_part(job)}/resume", {"audit": audit}, key=key or str(uuid.uuid4()))
+        given = {name: value for name, value in asdict(limits).items() if value is not None}
+        return self.post(f"jobs/{_part(job)}/resume", {"audit": audit, **given}, key=key or str(uuid.uuid4()))
 
 
 def _submission(job_file: str, options: SubmitOptions | None) -> Document:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["Overrides", "sizes"]
+__all__ = ["OWN_LIMITS", "NewLimits", "Overrides", "sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,39 @@ class Overrides:
         given = {
             "objective": self.objective,
             "search.strategy": self.strategy,
-            # shells eat a `$`, so it may be left out here
-            "constraints.budget": None if self.budget is None else f"${self.budget.removeprefix('$')}",
+            "constraints.budget": _dollars(self.budget),
             "constraints.deadline": self.deadline,
             "search.workers": sizes("--workers", self.workers, workers_of_text),
             "search.batch_size": sizes("--batch-size", self.batch_size, batch_sizes_of_text),
         }
         return {key: value for key, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class NewLimits:
+    """Limits that a job is resumed with in place of its own, for all its attempts together; None for its own."""
+
+    budget: str | None = None
+    deadline: str | None = None
+    max_epochs: int | None = None
+
+    def changes(self) -> dict[str, object]:
+        """Them as keys and values of the job file."""
+        given = {
+            "constraints.budget": _dollars(self.budget),
+            "constraints.deadline": self.deadline,
+            "goal.max_epochs": self.max_epochs,
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+
+OWN_LIMITS = NewLimits()
+"""A job goes on with its own limits."""
+
+
+def _dollars(budget: str | None) -> str | None:
+    """A budget as the job file has it: shells eat a `$`, so it may be left out."""
+    return None if budget is None else f"${budget.removeprefix('$')}"
 
 
 def sizes(option: str, text: str | None, read: Callable[[str], list[int]]) -> list[int] | None:

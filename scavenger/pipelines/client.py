@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +17,13 @@ from scavenger.client import Client as ServerClient
 from scavenger.client import SubmitOptions, server_address
 from scavenger.client.address import known_address
 from scavenger.control.documents.curves import report_with_curve
+from scavenger.control.jobs.new_limits import renewed
 from scavenger.control.sources import reading
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import StopJob
+from scavenger.domain.overrides import NewLimits
 from scavenger.domain.report import Observer, PhaseChanged
 from scavenger.errors import (
     ConfigurationError,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from scavenger.control.jobs.job_run import JobRun
     from scavenger.control.provisioning.kept_vms import KeptVms
     from scavenger.control.sources.base import Source
+    from scavenger.domain.job import JobSpec
     from scavenger.pipelines.study import Study
     from scavenger.store import Store
     from scavenger.store.records import JobRecord
@@ -212,6 +216,9 @@ class Client:
         observer: Observer | None = None,
         budget: str | float | None = None,
         deadline_s: float | None = None,
+        new_budget: str | float | None = None,
+        new_deadline: str | None = None,
+        new_max_epochs: int | None = None,
     ) -> Run:
         """Have a job that ended before its goal go on from its checkpoint; returned as by `attempt`.
 
@@ -220,20 +227,27 @@ class Client:
             observer: Receives what happens.
             budget: US dollars that it may cost from now on, if that is less than its own budget leaves.
             deadline_s: The same of its time, seconds. A job of a server has its own deadline alone.
+            new_budget: Budget of the job in place of its own, US dollars: for all its attempts, and not below its own.
+            new_deadline: The same of its deadline, as `8h`.
+            new_max_epochs: The same of its `goal.max_epochs`, for one that missed its target, say.
 
         Raises:
             ConfigurationError, TransientError: If it cannot be resumed.
             LimitReachedError: If nothing is left of a budget, or a server's job may cost more than what is left.
         """
+        usd = dollars(new_budget)
+        limits = NewLimits(None if usd is None else f"{usd!r}", new_deadline, new_max_epochs)
         record, given = self._source.job(job), dollars(budget)
+        if (spec := renewed(record, limits)) is not None:
+            record = replace(record, spec=spec.written())
         before_usd = self.cost_of(record.id)
         own_usd = own_limit_usd(record, before_usd)
         most_usd = min((usd for usd in (given, own_usd) if usd is not None), default=None)
         if isinstance(self._source, StoreSource):
-            return self._resumed_here(record, observer, most_usd, before_usd, deadline_s)
+            return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s)
         with self._set_aside.handing(most_usd, before_usd) as handing:
             check_own_limit(record, before_usd, handing.usd)
-            handing.job_id = self._source.resume(record, audit=False).id
+            handing.job_id = self._source.resume(record, audit=False, limits=limits).id
         return self._awaited(handing.job_id, observer)
 
     def study(
@@ -406,7 +420,8 @@ class Client:
 
     def _resumed_here(
         self,
-        record: JobRecord,
+        job_id: str,
+        spec: JobSpec | None,
         observer: Observer | None,
         most_usd: float | None,
         before_usd: float,
@@ -420,7 +435,8 @@ class Client:
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 return resume_job(
-                    record.id,
+                    job_id,
+                    spec=spec,
                     store=store,
                     observer=seen,
                     confirm=None,

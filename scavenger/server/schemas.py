@@ -16,6 +16,7 @@ from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
 from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
+from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.operation import REASON_MAX, REASON_PATTERN
 from scavenger.domain.progress import Progress
 from scavenger.domain.ranges import WORKERS_MAX
@@ -91,6 +92,7 @@ def _whole(value: object) -> object:
 # the bounds stand inside, where the document shows them
 Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), BeforeValidator(_whole)]
 Aggregators = Annotated[int, Field(strict=True, ge=1, le=AGGREGATORS_MAX), BeforeValidator(_whole)]
+Epochs = Annotated[int, Field(strict=True, ge=1, le=EPOCHS_MAX), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000), BeforeValidator(_whole)]
 Days = Annotated[int, Field(strict=True, ge=1, le=3650), BeforeValidator(_whole)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=2**53), BeforeValidator(_whole)]
@@ -293,7 +295,14 @@ class StopRequest(_Request):
 
 
 class ResumeRequest(_Request):
+    """Limits are those of all attempts together, in place of the job's own, and not below them."""
+
     audit: bool = False
+    budget: str | None = Field(default=None, max_length=40, description="US dollars, as `$20`.")
+    deadline: str | None = Field(default=None, max_length=40, description="As `8h` or `90m`.")
+    max_epochs: Epochs | None = Field(
+        default=None, description="`goal.max_epochs`, for a missed target, say."
+    )
 
 
 # ---- indicators --------------------------------------------------------------------------------------------------

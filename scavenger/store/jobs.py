@@ -46,13 +46,18 @@ __all__ = ["Jobs"]
 _NOT_RESUMED: dict[str, str] = {
     "planned": "it is a plan, which ends where training would begin; `scavenger optimize {file}` trains",
     "succeeded": "it has succeeded, so nothing is left to do",
-    "target_missed": "it trained all of its goal.max_epochs; raise them and run `scavenger optimize {file}`",
+    "target_missed": "it trained all of its goal.max_epochs; `scavenger resume {id} --max-epochs N` trains on",
 }
 """Why a job that has ended cannot be resumed, by its state."""
 
 _CONVERTED = {"owner", "spec", "report", "fingerprint", "chosen", "predicted", "actual"}
 _COPIED = tuple(set(JobRecord.__dataclass_fields__) - _CONVERTED)
 """Fields of a record that are stored as they are."""
+
+
+def _epochs(spec: Mapping[str, Any]) -> int:
+    """The most epochs of a job's specification."""
+    return int((spec.get("goal") or {}).get("max_epochs") or 0)
 
 
 class Jobs(Part):
@@ -193,12 +198,15 @@ class Jobs(Part):
             close_processes(session, job_id, "gone", at=row.ended_at)
             return _as_stored(session, row)
 
-    def check_resumable(self, job: JobRecord, *, again: bool = False) -> None:
+    def check_resumable(
+        self, job: JobRecord, *, again: bool = False, spec: Mapping[str, Any] | None = None
+    ) -> None:
         """Refuse a job that `resume_job` would refuse.
 
         Args:
             job: The job.
             again: Whether it may start again from its first step where it has no checkpoint.
+            spec: The specification with which it is to go on; None for its own.
 
         Raises:
             ConfigurationError: It ended with nothing left to do, has no checkpoint, or ran from another machine,
@@ -213,21 +221,24 @@ class Jobs(Part):
                 f"{begin}it is driven from {job.owner.host}, which has been silent since "
                 f"{job.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC; resume it there"
             )
-        if job.ended and job.state not in RESUMABLE_STATES:
-            raise ConfigurationError(begin + _NOT_RESUMED[job.state].format(file=job.job_file))
+        longer = job.state == "target_missed" and spec is not None and _epochs(spec) > _epochs(job.spec)
+        if job.ended and job.state not in RESUMABLE_STATES and not longer:
+            raise ConfigurationError(begin + _NOT_RESUMED[job.state].format(file=job.job_file, id=job.id[:8]))
         if job.checkpoint is None and not again:
             raise ConfigurationError(
                 f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` starts again"
             )
 
-    def resume_job(self, job_id: str, *, again: bool = False) -> JobRecord:
+    def resume_job(
+        self, job_id: str, *, again: bool = False, spec: Mapping[str, Any] | None = None
+    ) -> JobRecord:
         """Resume a job that ended before its goal, owned by the calling process, in state `starting`.
 
         Its error, report and processes are deleted; choice, prediction, measurements and cost are kept.
 
         Args:
             job_id: The job.
-            again: See `check_resumable`.
+            again, spec: See `check_resumable`; a new specification is recorded.
 
         Returns:
             The job, with its number of attempts incremented.
@@ -238,7 +249,9 @@ class Jobs(Part):
         owner, now = this_process(), self._clock()
         with self._database.writing() as session:
             row = job_row(session, job_id)
-            self.check_resumable(_job(row, with_report=False), again=again)
+            self.check_resumable(_job(row, with_report=False), again=again, spec=spec)
+            if spec is not None:
+                row.spec = without_nonfinite(spec)
             end_open_operation(session, job_id, "failed", "its process is gone", now)
             forget_processes(session, job_id)
             row.state, row.phase, row.detail, row.error = "starting", "", "", ""

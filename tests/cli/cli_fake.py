@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from cli_samples import make_choice, make_curve, make_report
 
+from scavenger.domain.job import JobSpec
 from scavenger.domain.report import ChoiceMade, Observer, PhaseChanged, RunReport, WorkerChanged
 from scavenger.store import Store
 
@@ -77,9 +78,11 @@ class FakeRun:
         sys.stderr.flush()
 
 
-def resume_job(job_id: str, *, store: Store, observer: Observer, confirm: object, audit: bool) -> FakeRun:
+def resume_job(
+    job_id: str, *, store: Store, observer: Observer, confirm: object, audit: bool, spec: JobSpec | None
+) -> FakeRun:
     """As the driver's: begins the job again and hands out what runs it."""
-    job = store.resume_job(job_id)
+    job = store.resume_job(job_id, spec=None if spec is None else spec.written())
     return FakeRun(job.spec, store=store, observer=observer, run=True, confirm=confirm)
 
 

@@ -46,6 +46,33 @@ def test_a_budget_that_is_reached_stops_the_run_below_it_with_the_model_saved(ma
     assert steps == list(range(1, report["steps"] + 1))
 
 
+def test_a_missed_target_trains_on_when_resume_gives_it_more_epochs(make_job: MakeJob) -> None:
+    job = make_job(
+        goal={"metric": "val_loss", "target": 1e-6, "max_epochs": 3},
+        search={"workers": 1, "batch_size": [64]},
+        constraints={"budget": 9},
+    )
+    missed = job.run()
+    key = missed.report["job"]["id"][:8]
+    assert (missed.code, missed.report["job"]["state"], missed.report["steps"]) == (
+        0,
+        "target_missed",
+        3 * 25,
+    )
+    assert any(f"`scavenger resume {key} --max-epochs N`" in line for line in missed.report["warnings"])
+
+    assert "--max-epochs N` trains on" in job.ask("resume", key, "--yes").error
+    below = job.ask("resume", key, "--yes", "--max-epochs", "5", "--budget", "0.5")
+    assert (below.code, "below the job's own, 9" in below.error) == (2, True)
+
+    longer = job.ask("resume", key, "--yes", "--max-epochs", "5", "--budget", "$10")
+    assert (longer.code, longer.report["job"]["state"], longer.report["steps"]) == (
+        0,
+        "target_missed",
+        5 * 25,
+    )
+
+
 def test_a_deadline_that_is_reached_stops_the_run_before_it_also_while_a_question_stands(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from scavenger.control.service import submitting
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.measurement import EpochRecord
+from scavenger.domain.overrides import OWN_LIMITS, NewLimits
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.pipelines import client as client_module
 from scavenger.store import Store
@@ -177,7 +178,7 @@ class There(ServerSource):
     def cost(self, key: str, at: datetime) -> JobCost:
         return self._here.cost(key, at)
 
-    def resume(self, job: JobRecord, *, audit: bool) -> Any:
+    def resume(self, job: JobRecord, *, audit: bool, limits: NewLimits = OWN_LIMITS) -> Any:
         self.resumed.append(job.id)
         return job
 
@@ -199,6 +200,21 @@ def test_a_job_that_a_server_resumes_is_paid_for_by_its_client(
             client.resume(begun)
         assert (server.resumed == [begun]) is goes_on
         assert client.left_usd == pytest.approx(0.5 - (0.7 - 0.25) if goes_on else 0.5)
+
+
+def test_a_spent_budget_is_raised_and_what_is_below_it_is_refused(
+    url: str, limits: list[dict[str, Any]]
+) -> None:
+    job = JOB.with_settings({"constraints.budget": 1.0})
+    begun = put_on_record(url, job, 0.5, state="stopped", usd=1.0, code=5)
+    with Client(store=url) as client:
+        with pytest.raises(ConfigurationError, match=r"--budget 0\.5 is below the job's own, 1"):
+            client.resume(begun, new_budget=0.5)
+        with pytest.raises(ConfigurationError, match=r"has cost \$1\.0000 already"):
+            client.resume(begun, new_budget="$1")
+        with pytest.raises(_ResumedError):
+            client.resume(begun, new_budget="$3", new_deadline="2h")
+    assert limits[0]["budget_usd"] == pytest.approx(3.0)
 
 
 def test_the_limits_of_a_resumed_job_are_only_lowered() -> None:

@@ -158,6 +158,27 @@ def test_a_job_is_resumed_and_one_that_waits_is_withdrawn_after_a_question(
     assert withdrawn.state == "cancelled"
 
 
+def test_a_missed_target_is_given_more_epochs_on_the_page(
+    client: TestClient, world: World, store: Store
+) -> None:
+    login(client, world, "root")
+    spec = {"version": 1, "name": "far", "train": "train:job", "goal": {"max_epochs": 9}}
+    job = store.create_job("far", spec=spec, job_file=str(world.job_file)).id
+    store.update_job(job, checkpoint="/jobs/checkpoint")
+    store.finish_job(job, state="target_missed", report=None, exit_code=0)
+    assert "Resume…" in client.get(f"/jobs/{job}").text
+    page = client.get(f"/jobs/{job}/confirm?what=resume").text
+    assert 'name="max_epochs" placeholder="9" maxlength="40" required' in page
+    for epochs in ("", "9", "x"):
+        body = urlencode({"what": "resume", "max_epochs": epochs})
+        assert client.post(f"/jobs/{job}/operate", content=body, headers=FORM).status_code == 409
+    body = urlencode({"what": "resume", "max_epochs": "12", "budget": "", "deadline": ""})
+    client.post(f"/jobs/{job}/operate", content=body, headers=FORM)
+    resumed = store.submission(job)
+    assert resumed is not None
+    assert resumed.job.spec["goal"]["max_epochs"] == 12
+
+
 def test_budgets_tell_what_is_used_and_set_aside(store: Store, world: World) -> None:
     """A user sees their own; who sees all jobs also sees the total."""
     limits = QueueLimits(budget_usd=10.0, user_budgets_usd={"ann": 0.5})

@@ -159,6 +159,31 @@ class TestRepeatedRequests:
         answers = [client.post(f"/v1/jobs/{waiting.id}/stop", headers=headers, json={}) for _ in range(2)]
         assert [one.json()["submission"]["state"] for one in answers] == ["cancelled"] * 2
 
+    def test_a_missed_target_is_resumed_with_more_epochs_in_every_form_of_a_whole_number(
+        self, client: TestClient, store: Store, world: World
+    ) -> None:
+        job = store.create_job(
+            "digits",
+            spec={"version": 1, "name": "digits", "train": "train:job", "goal": {"max_epochs": 9}},
+            job_file=str(world.job_file),
+        )
+        store.update_job(job.id, checkpoint="/jobs/checkpoint")
+        store.finish_job(job.id, state="target_missed", report=None, exit_code=0)
+        path, headers = f"/v1/jobs/{job.id}/resume", world.headers("root")
+
+        def ask(body: str) -> int:
+            return client.post(
+                path, headers={**headers, "Content-Type": "application/json"}, content=body
+            ).status_code
+
+        assert [ask(body) for body in ("{}", '{"max_epochs": 8}', '{"max_epochs": 9}')] == [409, 409, 409]
+        assert [ask(body) for body in ('{"max_epochs": 12.5}', '{"max_epochs": "12"}')] == [422, 422]
+        assert ask('{"max_epochs": 12.0, "budget": "$3"}') == 202
+        submitted = store.submission(job.id)
+        assert submitted is not None
+        assert submitted.job.spec["goal"]["max_epochs"] == 12
+        assert submitted.job.reserved_usd == 3.0
+
     def test_requests_of_one_key_at_the_same_moment_are_one_operation(
         self, client: TestClient, store: Store, world: World
     ) -> None:

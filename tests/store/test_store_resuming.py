@@ -53,7 +53,7 @@ class TestResuming:
         [
             ("succeeded", "nothing is left to do"),
             ("planned", "it is a plan"),
-            ("target_missed", "goal.max_epochs; raise them"),
+            ("target_missed", "goal.max_epochs; `scavenger resume"),
         ],
     )
     def test_a_job_with_nothing_to_go_on_with_is_refused(self, store: Store, state: str, words: str) -> None:
@@ -62,6 +62,14 @@ class TestResuming:
         with pytest.raises(ConfigurationError, match=words):
             store.resume_job(ended.id)
         assert store.job(ended.id) == ended
+
+    def test_a_missed_target_goes_on_with_more_epochs_which_are_recorded(self, store: Store) -> None:
+        ended = ended_job(store, "target_missed")
+
+        with pytest.raises(ConfigurationError, match="trained all"):
+            store.check_resumable(ended, spec={"version": 1, "goal": {"max_epochs": 0}})
+        resumed = store.resume_job(ended.id, spec={"version": 1, "goal": {"max_epochs": 9}})
+        assert (resumed.state, resumed.spec["goal"]) == ("starting", {"max_epochs": 9})
 
     def test_a_job_without_a_checkpoint_is_refused(self, store: Store) -> None:
         ended = ended_job(store, checkpoint=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scavenger.domain.overrides import OWN_LIMITS, NewLimits
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.detaching import show_submission
@@ -28,6 +29,7 @@ def resume(
     detach: bool = False,
     verbose: bool = False,
     quiet: bool = False,
+    limits: NewLimits = OWN_LIMITS,
 ) -> int:
     """Resume a job and run it to its end, with the display and report of `optimize`; or submit it to be resumed.
 
@@ -48,7 +50,14 @@ def resume(
             if not yes and not console.ask(f"Resume {clean(job.name)} ({job.id[:8]})?"):
                 return 0
             return resume_remotely(
-                source, job, detach=detach, audit=audit, as_json=as_json, verbose=verbose, quiet=quiet
+                source,
+                job,
+                detach=detach,
+                audit=audit,
+                as_json=as_json,
+                verbose=verbose,
+                quiet=quiet,
+                limits=limits,
             )
     return _resume_here(
         key,
@@ -59,6 +68,7 @@ def resume(
         detach=detach,
         verbose=verbose,
         quiet=quiet,
+        limits=limits,
     )
 
 
@@ -72,12 +82,19 @@ def _resume_here(
     detach: bool,
     verbose: bool,
     quiet: bool,
+    limits: NewLimits,
 ) -> int:
+    from scavenger.control.jobs.new_limits import renewed
     from scavenger.store import Store
     from scavenger.store.owner import this_process
 
     with Store.open(store_url) as store:
         led = is_led(key, store)
+    if led and limits != OWN_LIMITS:
+        raise ConfigurationError(
+            "a leader of its own leads the job, with the limits that it was started with; raise them in the job file, "
+            "and run `scavenger optimize` again"
+        )
     if led:
         refuse_to_ask_nobody(yes=yes)
         return resume_led(key, yes=yes, follow=not detach, audit=audit, store_url=store_url, as_json=as_json)
@@ -95,7 +112,8 @@ def _resume_here(
                 f"job {clean(job.name)} ({job.id[:8]}) is {submission.state} as a detached job: a server resumes it if "
                 "its process has ended; `scavenger jobs queue` shows it"
             )
-        store.check_resumable(job)
+        spec = renewed(job, limits)
+        store.check_resumable(job, spec=None if spec is None else spec.written())
     refuse_to_ask_nobody(yes=yes)
     if others and not _confirmed(job, yes=yes):
         return 0
@@ -103,13 +121,13 @@ def _resume_here(
         from scavenger.control.sources.of_store import StoreSource
 
         with StoreSource(store_url) as source:
-            show_submission(source.resume(job, audit=audit), as_json=as_json)
+            show_submission(source.resume(job, audit=audit, limits=limits), as_json=as_json)
         return 0
     from scavenger.control.jobs.resume import resume_job
 
     return drive(
         lambda store, observer, confirm: resume_job(
-            job.id, store=store, observer=observer, confirm=confirm, audit=audit
+            job.id, store=store, observer=observer, confirm=confirm, audit=audit, spec=spec
         ),
         ask=not yes,
         store_url=store_url,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from scavenger.control.jobs.running_job import RunningJob
 from scavenger.control.search.outcome import NOTHING_SEARCHED, actual_of, search_outcome
@@ -24,12 +25,14 @@ class Ending:
     Attributes:
         error: One line; empty unless the job failed.
         in_haste: A limit is near, so shutdown may use only the time reserved for it.
+        limit: The limit of the job that ended it; empty if none did.
     """
 
     state: JobState
     error: str = ""
     exit_code: int = 0
     in_haste: bool = False
+    limit: Literal["", "budget", "deadline"] = ""
 
 
 def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> Ending:
@@ -43,7 +46,7 @@ def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> E
     if isinstance(error, Interrupted):
         return Ending("interrupted", str(error), error.exit_code)
     if isinstance(error, LimitReachedError):
-        return Ending("stopped", str(error), error.exit_code, in_haste=True)
+        return Ending("stopped", str(error), error.exit_code, in_haste=True, limit=error.limit)
     return Ending("failed", str(error), error.exit_code)
 
 

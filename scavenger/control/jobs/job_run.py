@@ -169,7 +169,7 @@ class JobRun:
     def _recorder(self) -> Recorder:
         prepared, resumed = self._prepared, self._options.resumed
         if resumed is not None:
-            entry = self._store.resume_job(resumed.job_id)
+            entry = self._store.resume_job(resumed.job_id, spec=resumed.spec)
         elif self._submitted is not None and self._store.has_job(self._submitted):
             entry = self._store.resume_job(self._submitted, again=True)
         else:
@@ -212,6 +212,10 @@ class JobRun:
             ending = replace(
                 ending, state="failed", error=self._running.unsaved, exit_code=ModelNotSavedError.exit_code
             )
+        if ending.limit and recorder.record.checkpoint is not None:
+            option = "--budget USD" if ending.limit == "budget" else "--deadline TIME"
+            how = f"`scavenger resume {recorder.job_id[:8]} {option}` raises it and goes on"
+            ending = replace(ending, error=f"{ending.error}; {how}")
         report = report_of(
             ending,
             job_name=job.name,

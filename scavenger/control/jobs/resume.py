@@ -13,6 +13,7 @@ from scavenger.control.jobs.resumption import find_resumption, spent_usd
 from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
+from scavenger.errors import LimitReachedError
 from scavenger.store import Store
 from scavenger.train.engines.warm import WarmServers
 
@@ -30,11 +31,12 @@ def resume_job(
     kept: KeptVms | None = None,
     budget_usd: float | None = None,
     left_s: float | None = None,
+    spec: JobSpec | None = None,
 ) -> JobRun:
     """Prepare a job to continue from its newest checkpoint.
 
     The job keeps the specification that it was started with; later edits of its file apply to new jobs only. Its
-    limits can be lowered for this attempt.
+    limits can be raised for good, and lowered for this attempt.
 
     Args:
         confirm: Asked before the chosen configuration is paid for, if the search had not chosen yet.
@@ -42,27 +44,36 @@ def resume_job(
         warm, kept: See `prepare_job`.
         budget_usd: What all its attempts may cost together; None for its own budget alone.
         left_s: How long it may run from now on; None for its own deadline alone.
+        spec: What it goes on with, which is recorded; see `new_limits.renewed`. None for what is on record.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
         TransientError: If the job is running.
     """
     record = store.job(job_id)
-    store.check_resumable(record)
-    job, job_file = JobSpec.model_validate(record.spec), Path(record.job_file)
+    own = JobSpec.model_validate(record.spec) if spec is None else spec
+    store.check_resumable(record, spec=None if spec is None else spec.written())
+    job, job_file = own, Path(record.job_file)
     journal = job_file.parent / job.output / record.id / "measurements.jsonl"
     resumed = find_resumption(record, journal)
     deadline_s = None if left_s is None else resumed.before.elapsed_s + left_s
     job = _within(job, {"budget": budget_usd, "deadline": deadline_s})
     prepared = prepare_job(job, job_file, warm=warm, kept=kept)
     before = replace(resumed.before, cost_usd=spent_usd(prepared.platform, store, record))
+    budget = job.constraints.budget
+    if prepared.platform.rents and budget is not None and before.cost_usd >= budget:
+        raise LimitReachedError(
+            f"job {record.name} ({record.id[:8]}) has cost ${before.cost_usd:.4f} of its budget of ${budget:g}: "
+            f"`scavenger resume {record.id[:8]} --budget USD` raises it",
+            limit="budget",
+        )
     return JobRun(
         prepared,
         store=store,
         observer=observer,
         run=True,
         confirm=confirm,
-        resumed=replace(resumed, before=before),
+        resumed=replace(resumed, before=before, spec=None if spec is None else spec.written()),
         audit=audit,
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scavenger.control.jobs.platform import Platform
 from scavenger.control.provisioning.counted_elsewhere import counted_elsewhere_usd
@@ -29,6 +31,7 @@ class Resumption:
         folder: The checkpoint that is restored.
         before: Time, cost and progress up to the checkpoint that is restored.
         chosen: The chosen configuration; None if the search had not ended.
+        spec: What it goes on with, for the record; None for what is on record.
     """
 
     job_id: str
@@ -37,6 +40,7 @@ class Resumption:
     before: EarlierAttempts
     chosen: Configuration | None
     predicted: Predicted | None
+    spec: Mapping[str, Any] | None = None
 
 
 def spent_usd(platform: Platform, store: Store, job: JobRecord) -> float:

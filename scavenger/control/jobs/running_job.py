@@ -150,7 +150,7 @@ class RunningJob:
             supervisor.finish(
                 path,
                 best=best,
-                checkpoint=not trainer.finished,
+                checkpoint=not trainer.finished or self._may_go_on,
                 within_s=within_s,
                 callbacks=trainer.callbacks.last,
             )
@@ -160,11 +160,17 @@ class RunningJob:
         except (ScavengerError, OSError) as error:
             self._keep_state(path, error, best=best, in_haste=in_haste)
 
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether a finished job may be given more epochs, as it has missed its target."""
+        trainer = self.parts.trainer
+        return trainer.goal.spec.target is not None and not (trainer.reached or trainer.stopped_by)
+
     def _keep_state(self, path: Path, error: Exception, *, best: bool, in_haste: bool) -> None:
         """Keep a checkpoint after saving has failed, so that `resume` can write the model."""
         trainer = self.parts.trainer
         with contextlib.suppress(ScavengerError, OSError):
-            if trainer.finished:  # otherwise the attempt to save wrote one
+            if trainer.finished and not self._may_go_on:  # otherwise the attempt to save wrote one
                 within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
                 self.parts.supervisor.keep_state(best=best, within_s=within_s)
             trainer.take_last_steps()

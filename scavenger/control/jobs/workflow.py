@@ -507,6 +507,11 @@ class JobWorkflow:
             except ConfigurationError as error:
                 trainer.note(f"no model of this run is stored for later jobs: {error}")
         missed = self._job.goal.target is not None and not (trainer.reached or trainer.stopped_by)
+        if missed:
+            key, epochs = self._recorder.job_id[:8], self._job.goal.max_epochs
+            trainer.note(
+                f"the target is missed after {epochs} epochs; `scavenger resume {key} --max-epochs N` trains on to N"
+            )
         return "target_missed" if missed else "succeeded"
 
     # ---- helpers -------------------------------------------------------------------------------------------

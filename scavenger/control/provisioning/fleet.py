@@ -291,7 +291,7 @@ class Fleet:
     def _act_on(self, verdict: Shortage | Refusal | None, engine: VmEngine) -> None:
         match verdict:
             case Shortage("budget", reason):
-                raise LimitReachedError(f"stopped at ${self.meter.spent_usd():.4f}: {reason}")
+                raise LimitReachedError(f"stopped at ${self.meter.spent_usd():.4f}: {reason}", limit="budget")
             case Shortage("boot", reason) if self._boots is not None and self._boots.failure is not None:
                 raise self._boots.error(self._boots.failure)
             case Shortage("sold_out", reason):

@@ -132,7 +132,14 @@ class Runner:
         """
         one, store = self._submission, self._store
         if one.job.run and store.has_job(one.id) and store.job(one.id).checkpoint is not None:
-            return resume_job(one.id, store=store, observer=_Log(), confirm=None, audit=one.job.audit)
+            return resume_job(
+                one.id,
+                store=store,
+                observer=_Log(),
+                confirm=None,
+                audit=one.job.audit,
+                spec=JobSpec.model_validate(one.job.spec),
+            )
         prepared = prepare_job(JobSpec.model_validate(one.job.spec), Path(one.job.job_file))
         return JobRun(
             prepared,

@@ -12,6 +12,7 @@ from typing import Any
 from platformdirs import user_log_path
 
 from scavenger.control.jobs.platform import PreparedJob
+from scavenger.domain.job import JobSpec
 from scavenger.domain.submission import NewSubmission, ServerRecord, Submission
 from scavenger.errors import TransientError
 from scavenger.private_files import make_private_folder, private_opener
@@ -63,20 +64,29 @@ def new_submission(
     )
 
 
-def resubmission(job: JobRecord, earlier: Submission | None, *, rents: bool, audit: bool) -> NewSubmission:
-    """A submission by which a job that has ended goes on, with the specification it was started with.
+def resubmission(
+    job: JobRecord,
+    earlier: Submission | None,
+    renewed: JobSpec | None = None,
+    *,
+    rents: bool,
+    audit: bool,
+) -> NewSubmission:
+    """A submission by which a job that has ended goes on.
 
     Args:
         job: The job.
+        renewed: Its specification with new limits; None for the one that it was started with.
         earlier: Its earlier submission, if it had one, whose user and priority are kept.
         rents: Whether running it rents VMs.
         audit: See `new_submission`.
     """
     account = this_process()
-    budget: Any = (job.spec.get("constraints") or {}).get("budget")
+    spec = job.spec if renewed is None else renewed.written()
+    budget: Any = (spec.get("constraints") or {}).get("budget")
     return NewSubmission(
         name=job.name,
-        spec=job.spec,
+        spec=spec,
         job_file=job.job_file,
         user=account.user if earlier is None else earlier.job.user,
         host=account.host,

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from scavenger.domain.overrides import OWN_LIMITS, NewLimits
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -98,8 +100,8 @@ class Source(Protocol):
     def cancel(self, job_id: str) -> SubmittedJob:
         """Withdraw a submission that waits, or have its runner stopped; see `Store.cancel`."""
 
-    def resume(self, job: JobRecord, *, audit: bool) -> SubmittedJob:
-        """Submit a job that has ended again, to go on from its checkpoint.
+    def resume(self, job: JobRecord, *, audit: bool, limits: NewLimits = OWN_LIMITS) -> SubmittedJob:
+        """Submit a job that has ended again, to go on from its checkpoint, with new limits where they are given.
 
         Raises:
             ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.

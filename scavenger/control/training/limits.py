@@ -74,11 +74,13 @@ class Limits:
         """
         if self.deadline_s is not None and elapsed_s + drain_s >= self.deadline_s:
             raise LimitReachedError(
-                f"stopped after {elapsed_s:.0f} s, before the deadline of {self.deadline_s:g} s is crossed"
+                f"stopped after {elapsed_s:.0f} s, before the deadline of {self.deadline_s:g} s is crossed",
+                limit="deadline",
             )
         if self.budget_usd is not None and cost_usd + drain_usd > self.budget_usd:
             raise LimitReachedError(
-                f"stopped at ${cost_usd:.4f}, before the budget of ${self.budget_usd:g} would be crossed"
+                f"stopped at ${cost_usd:.4f}, before the budget of ${self.budget_usd:g} would be crossed",
+                limit="budget",
             )
 
 

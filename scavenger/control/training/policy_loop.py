@@ -113,8 +113,10 @@ class PolicyLoop:
                 self._blacklist_hosts(decision)
             case Pause(reason):
                 raise LimitReachedError(f"paused: {reason}")
-            case Stop(reason, cause):
-                raise (WorkersLostError if cause == "failures" else LimitReachedError)(reason)
+            case Stop(reason, "failures"):
+                raise WorkersLostError(reason)
+            case Stop(reason, "budget" | "deadline" as limit):
+                raise LimitReachedError(reason, limit=limit)
 
     def _blacklist_hosts(self, decision: Blacklist) -> None:
         self._blacklist |= dict.fromkeys(decision.hosts, decision.until_s)

@@ -9,20 +9,25 @@ from pathlib import Path
 from scavenger.control.documents.preview import preview_rows
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.domain.document import report_from_document
+from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.operation import Migrate, Operation, ScaleTo, StopJob, describe
+from scavenger.domain.overrides import NewLimits
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.domain.restore import QuarantinedVm
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.words import Fact
+from scavenger.store.records import JobRecord
 
 __all__ = [
     "Confirmation",
+    "Input",
     "cancellation_of",
     "confirmation_of",
     "ending_of",
     "keeping_of",
+    "limits_of",
     "operation_of",
     "plan_facts",
 ]
@@ -37,6 +42,7 @@ class Confirmation:
         consequence: What is known of what follows from it.
         fields: What the form sends back if the answer is yes.
         danger: Whether the operation ends something.
+        inputs: What may be filled in.
     """
 
     what: str
@@ -44,6 +50,55 @@ class Confirmation:
     button: str
     fields: Mapping[str, str]
     danger: bool = False
+    inputs: tuple[Input, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A field of a form that may be left empty.
+
+    Attributes:
+        name: Of the form's field.
+        label: What it is.
+        hint: What stands in it while it is empty.
+        required: Whether it must be filled in.
+    """
+
+    name: str
+    label: str
+    hint: str
+    required: bool = False
+
+
+def limits_of(form: Mapping[str, str]) -> NewLimits:
+    """The new limits that a form gives a job.
+
+    Raises:
+        ConfigurationError: If its epochs are no number.
+    """
+    text = form.get("max_epochs", "").strip()
+    if text and not (text.isascii() and text.isdigit() and len(text) <= len(str(EPOCHS_MAX))):
+        raise ConfigurationError(f"the epochs must be a whole number from 1 to {EPOCHS_MAX:,}")
+    return NewLimits(
+        form.get("budget", "").strip() or None,
+        form.get("deadline", "").strip() or None,
+        int(text) if text else None,
+    )
+
+
+def _limit_inputs(job: JobRecord) -> tuple[Input, ...]:
+    own, goal = job.spec.get("constraints") or {}, job.spec.get("goal") or {}
+    budget, deadline, epochs = own.get("budget"), own.get("deadline"), goal.get("max_epochs")
+    return (
+        Input("budget", "Budget", "none" if budget is None else money(budget)),
+        Input("deadline", "Deadline", "none" if deadline is None else duration(deadline)),
+        Input(
+            "max_epochs",
+            "Most epochs",
+            "" if epochs is None else f"{epochs:,}",
+            required=job.state == "target_missed",
+        ),
+    )
 
 
 def operation_of(form: Mapping[str, str]) -> Operation:
@@ -78,9 +133,10 @@ def confirmation_of(sight: JobSight, form: Mapping[str, str]) -> Confirmation:
         return Confirmation(
             what=f"Resume {name}",
             consequence="It waits in the queue for its turn, and goes on from its last checkpoint. "
-            "What it has cost so far still counts.",
+            "What it has cost so far still counts. Limits can be raised here; empty ones stay as they are.",
             button="Resume the job",
             fields={"what": "resume"},
+            inputs=_limit_inputs(sight.job),
         )
     if form.get("what") == "withdraw":
         asked = next((one for one in sight.operations if str(one.id) == form.get("operation")), None)

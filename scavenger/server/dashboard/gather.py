@@ -13,6 +13,7 @@ from scavenger.control.documents.jobs import listed, progress_of
 from scavenger.control.documents.logs import log_folder
 from scavenger.control.training.run_course import CourseReader
 from scavenger.domain.epochs import EPOCHS
+from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.progress import PROGRESS
 from scavenger.errors import ScavengerError
 from scavenger.server.dashboard.job_list import JobLine, job_line
@@ -68,7 +69,7 @@ def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) ->
 def _is_resumable(store: Store, job: JobRecord) -> bool:
     submission = store.submission(job.id)
     try:
-        store.check_resumable(job)
+        store.check_resumable(job, spec={"goal": {"max_epochs": EPOCHS_MAX}})  # more can be given
     except ScavengerError:
         return False
     return submission is None or not submission.is_open
