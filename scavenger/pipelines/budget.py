@@ -11,7 +11,7 @@ from scavenger.domain.forms import parse_money
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.presentation.formatting import money
 
-__all__ = ["Allowance", "Budget", "dollars"]
+__all__ = ["Allowance", "Budget", "dollars", "used_up"]
 
 
 class Allowance:
@@ -32,11 +32,11 @@ class Budget:
 
     Args:
         usd: The budget; None without a limit.
-        spent_usd: What was spent of it before.
+        spent_usd: What was spent of it before; see `spent_before`.
     """
 
     def __init__(self, usd: float | None, spent_usd: float = 0.0) -> None:
-        self.usd, self._spent_usd = usd, spent_usd
+        self.usd, self._spent_usd, self._before_usd = usd, spent_usd, spent_usd
         self._waiting: dict[Hashable, tuple[float, float]] = {}
         self._aside: dict[int, float] = {}
         self._lock = threading.Lock()
@@ -57,6 +57,12 @@ class Budget:
             return math.inf
         aside = (*(more_usd for _, more_usd in self._waiting.values()), *self._aside.values())
         return max(0.0, self.usd - self.spent_usd - math.fsum(aside))
+
+    def spent_before(self, usd: float) -> None:
+        """Note what others have spent of it by now, and set aside, in place of what was noted before."""
+        with self._lock:
+            self._spent_usd += usd - self._before_usd
+            self._before_usd = usd
 
     def wait_for(
         self, what: Hashable, spent_usd: float, more_usd: float, *, returned_usd: float = 0.0
@@ -92,12 +98,7 @@ class Budget:
         with self._lock:
             left = self._left()
             if left <= 0.0:
-                aside = math.fsum(self._aside.values())
-                running = f", and {money(aside)} are set aside for running jobs" if aside else ""
-                raise LimitReachedError(
-                    f"the budget of {money(self.usd)} is used up: {money(self.spent_usd)} are spent{running}; "
-                    "raise the budget"
-                )
+                raise LimitReachedError(used_up(self.usd, self.spent_usd, math.fsum(self._aside.values())))
             usd = min(left * share, math.inf if most_usd is None else most_usd)
             allowance = Allowance(None if math.isinf(usd) else usd)
             self._aside[id(allowance)] = 0.0 if math.isinf(usd) else usd
@@ -107,6 +108,12 @@ class Budget:
             with self._lock:
                 aside = self._aside.pop(id(allowance))
                 self._spent_usd += aside if allowance.cost_usd is None else allowance.cost_usd
+
+
+def used_up(budget_usd: float | None, spent_usd: float, aside_usd: float) -> str:
+    """Say that nothing is left of a budget."""
+    running = f", and {money(aside_usd)} are set aside for running jobs" if aside_usd else ""
+    return f"the budget of {money(budget_usd)} is used up: {money(spent_usd)} are spent{running}; raise the budget"
 
 
 def dollars(given: str | float | None) -> float | None:

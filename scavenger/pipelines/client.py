@@ -27,12 +27,13 @@ from scavenger.domain.overrides import NewLimits
 from scavenger.domain.report import Observer, PhaseChanged
 from scavenger.errors import (
     ConfigurationError,
+    LimitReachedError,
     NotFoundError,
     ScavengerError,
     StoreError,
     TransientError,
 )
-from scavenger.pipelines.budget import Allowance, Budget, dollars
+from scavenger.pipelines.budget import Allowance, Budget, dollars, used_up
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
 from scavenger.pipelines.job import Job
@@ -199,15 +200,20 @@ class Client:
         """
         return self.attempt(fixed(job, choice, workers, batch_size), observer=observer).check()
 
-    def attempt(self, job: Job, *, observer: Observer | None = None) -> Run:
+    def attempt(self, job: Job, *, observer: Observer | None = None, job_id: str | None = None) -> Run:
         """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
+
+        Args:
+            job: The job.
+            observer: Receives what happens.
+            job_id: A new UUID, which is to be the job's id; None, and for a server's job, to leave that open.
 
         Raises:
             ScavengerError: If it cannot begin.
         """
         if isinstance(self._source, ServerSource):
             return self._there(job, observer)
-        return self._here(job, run=True, observer=observer)
+        return self._here(job, run=True, observer=observer, job_id=job_id)
 
     def resume(
         self,
@@ -404,7 +410,7 @@ class Client:
         with self._lock:  # it is opened by the first who needs it
             return self._source.store
 
-    def _here(self, job: Job, *, run: bool, observer: Observer | None) -> Run:
+    def _here(self, job: Job, *, run: bool, observer: Observer | None, job_id: str | None = None) -> Run:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.platform import prepare_job
 
@@ -414,7 +420,7 @@ class Client:
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
-                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None)
+                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, job_id=job_id)
 
             return self._driven(begin, allowance, observer)
 
@@ -552,6 +558,34 @@ class Client:
     def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float, returned_usd: float) -> bool:
         """See `Budget.wait_for`, of the budget of all jobs of this client."""
         return self._budget.wait_for(kept, spent_usd, more_usd, returned_usd=returned_usd)
+
+    @contextmanager
+    def claimed(
+        self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None
+    ) -> Iterator[float | None]:
+        """Set aside of a study's budget, in the store, what a job may cost while it runs within the block.
+
+        So of two programs neither gets what the other one has. On a server, the record tells what others have.
+
+        Args:
+            study, job_id, budget_usd, most_usd: As of `Ledger.claim`.
+
+        Gives what the job may cost; None without a limit.
+
+        Raises:
+            LimitReachedError: If nothing is left.
+        """
+        if isinstance(self._source, ServerSource) or budget_usd is None:
+            yield most_usd
+            return
+        store = self._store()
+        means = store.claim(study, job_id, budget_usd, most_usd)
+        if means.granted_usd == 0.0:
+            raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
+        try:
+            yield means.granted_usd
+        finally:
+            store.release(job_id)
 
     def running_job(self, thread: int) -> RunningJob | None:
         """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""

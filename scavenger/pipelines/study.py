@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -156,16 +157,24 @@ class Study:
         on_epoch: Callable[[EpochRecord], bool] | None,
         observer: Observer | None,
     ) -> Trial:
+        self._look_again(opened)
         share = 1.0 / max(1, self.at_once - len(opened.running) - opened.elsewhere)
-        with opened.budget.allowance(job.spec.constraints.budget, share=share) as allowance, opened:
-            changes: dict[str, Any] = {"constraints.budget": allowance.usd}
+        job_id = str(uuid.uuid4()) if before is None else before.id
+        with (
+            opened.budget.allowance(job.spec.constraints.budget, share=share) as allowance,
+            self._client.claimed(self.name, job_id, self._budget_usd, allowance.usd) as most_usd,
+            opened,
+        ):
+            opened.mine[job_id] = 0.0 if before is None else before.cost_usd
+            changes: dict[str, Any] = {"constraints.budget": most_usd}
             if (left_s := self.left_s) < math.inf:
                 changes["constraints.deadline"] = min(left_s, job.spec.constraints.deadline or math.inf)
             watched = _Watched(on_epoch, self._client, observer)
             with self._client.keeping(self._kept) as begun:
+                opened.begun.append(begun)
                 trial: Trial | None = None
                 try:
-                    trial = self._ran(job.with_settings(changes), before, watched)
+                    trial = self._ran(job.with_settings(changes), job_id, before, watched)
                     return trial
                 finally:  # also of one that Ctrl-C ended
                     self._count(allowance, opened, key, before, trial, begun)
@@ -203,7 +212,7 @@ class Study:
                 return replace(self._known(record, self._client.cost_of(record.id)), known=False)
         return None
 
-    def _ran(self, job: Job, before: Trial | None, observer: Observer) -> Trial:
+    def _ran(self, job: Job, job_id: str, before: Trial | None, observer: Observer) -> Trial:
         if before is not None:
             limits = job.spec.constraints
             try:
@@ -212,8 +221,10 @@ class Study:
                 )
                 return self._trial(run, job.params)
             except (ConfigurationError, LimitReachedError):
-                pass  # it has no checkpoint, or its server would have it cost more: it begins again
-        return self._trial(self._client.attempt(job, observer=observer), job.params)
+                # it has no checkpoint, or its server would have it cost more: it begins again, as another job
+                job_id = str(uuid.uuid4())
+                self._open().mine[job_id] = 0.0
+        return self._trial(self._client.attempt(job, observer=observer, job_id=job_id), job.params)
 
     def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
         try:
@@ -304,17 +315,9 @@ class Study:
 
     def _read(self) -> _Opened:
         """The trials on record: one for each set of arguments, the newest attempt; all count."""
-        records = sorted(self._client.records(self.name), key=lambda record: record.created_at)
-        live = [record for record in records if record.state in LIVE_STATES]
-        costs = {record.id: self._client.cost_of(record.id) for record in records}
-        trials = {
-            trial_key(record.spec): self._known(record, costs[record.id])
-            for record in records
-            if record.state not in LIVE_STATES
-        }
-        for record in live:  # of another program: all that it may cost is set aside
-            costs[record.id] = max(costs[record.id], record.spec.get("constraints", {}).get("budget") or 0.0)
-        spent_usd = math.fsum(costs.values())
+        opened = _Opened()
+        records = self._note(opened)
+        spent_usd = math.fsum(opened.others.values())
         used_s = union_s((record.created_at, record.ended_at or record.heartbeat_at) for record in records)
         waiting = self._client.records(KEEPER_NAME)
         waited_usd = math.fsum(
@@ -328,7 +331,39 @@ class Study:
             return client.wait_for(kept, waited_usd, more_usd if mine else 0.0, returned_usd) and mine
 
         kept.budgeted = budgeted
-        return _Opened(budget, trials, used_s, len(live), waited_usd)
+        opened.budget, opened.used_before_s, opened.waited_usd = budget, used_s, waited_usd
+        return opened
+
+    def _note(self, opened: _Opened) -> list[JobRecord]:
+        """Note the trials of other programs and of earlier ones, and what they cost; returns all on record.
+
+        Of a live one, all that it may cost is set aside.
+        """
+        records = sorted(self._client.records(self.name), key=lambda record: record.created_at)
+        mine = opened.mine | {job_id: 0.0 for begun in opened.begun for job_id in begun}
+        mine |= opened.mine  # what went on, had cost something before
+        opened.elsewhere = 0
+        for record in records:
+            if record.id in mine:
+                opened.others[record.id] = mine[record.id]
+                continue
+            if record.id in opened.ended:
+                continue
+            cost_usd = self._client.cost_of(record.id)
+            if record.state in LIVE_STATES:
+                opened.elsewhere += 1
+                cost_usd = max(cost_usd, record.spec.get("constraints", {}).get("budget") or 0.0)
+            else:
+                opened.ended.add(record.id)
+                opened.trials[trial_key(record.spec)] = self._known(record, cost_usd)
+            opened.others[record.id] = cost_usd
+        return records
+
+    def _look_again(self, opened: _Opened) -> None:
+        """Look what other programs have spent since, and have set aside: a budget is that of all of them."""
+        with self._lock:
+            self._note(opened)
+            opened.budget.spent_before(math.fsum(opened.others.values()) + opened.waited_usd)
 
     def _known(self, record: JobRecord, cost_usd: float) -> Trial:
         params = record.spec.get("params", {})
@@ -385,18 +420,27 @@ class Study:
 
 
 class _Opened:
-    """What a study has read of its record, and has added since."""
+    """What a study has read of its record, and has added since.
 
-    def __init__(
-        self,
-        budget: Budget,
-        trials: dict[str, Trial],
-        used_s: float,
-        elsewhere: int,
-        waited_usd: float = 0.0,
-    ) -> None:
-        self.waited_usd = waited_usd
-        self.budget, self.trials, self._used_s, self.elsewhere = budget, trials, used_s, elsewhere
+    Attributes:
+        budget: Its budget.
+        trials: By what makes a trial another one.
+        used_before_s: Time in which trials ran until now.
+        elsewhere: How many trials of other programs run.
+        waited_usd: What VMs had cost that waited, when it was opened.
+        others: Cost of jobs on record, without what this program has added, by id; see `Study._note`.
+        ended: Those of them that cost no more.
+        mine: What jobs of this program had cost before it had them go on; 0 for those that it began.
+        begun: Ids of jobs of its trials, as `Client.keeping` gives them.
+    """
+
+    def __init__(self) -> None:
+        self.budget, self.waited_usd, self.used_before_s, self.elsewhere = Budget(None), 0.0, 0.0, 0
+        self.trials: dict[str, Trial] = {}
+        self.others: dict[str, float] = {}
+        self.ended: set[str] = set()
+        self.mine: dict[str, float] = {}
+        self.begun: list[Sequence[str]] = []
         self.running: dict[int, datetime] = {}
         self._since: datetime | None = None
         self._lock = threading.Lock()
@@ -405,7 +449,7 @@ class _Opened:
     def used_s(self) -> float:
         """Time in which a trial ran, up to now."""
         since = self._since
-        return self._used_s + (0.0 if since is None else (datetime.now(UTC) - since).total_seconds())
+        return self.used_before_s + (0.0 if since is None else (datetime.now(UTC) - since).total_seconds())
 
     def __enter__(self) -> None:
         now = datetime.now(UTC)
@@ -419,7 +463,7 @@ class _Opened:
             used_s = self.used_s
             del self.running[threading.get_ident()]
             if not self.running:
-                self._used_s, self._since = used_s, None
+                self.used_before_s, self._since = used_s, None
 
 
 class _Watched(Observer):

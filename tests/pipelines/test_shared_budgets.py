@@ -72,6 +72,53 @@ def test_a_trial_that_ctrl_c_ends_costs_what_it_has_cost(url: str, monkeypatch: 
         assert (study.spent_usd, client.spent_usd) == (0.5, 0.5)
 
 
+def test_two_programs_of_a_study_spend_its_budget_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def costs(run: JobRun) -> None:
+        with run._recorder() as recorder:
+            run._recorder_in_use = recorder
+            recorder.update(state="running", cost_usd=0.25)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_module, "drive", costs)
+    with Client(store=url) as one, Client(store=url) as other:
+        studies = [client.study("rates", budget=1.0, at_once=4) for client in (one, other)]
+        assert [study.left_usd for study in studies] == [1.0, 1.0], "both have read the record"
+        for number in range(4):
+            with pytest.raises(KeyboardInterrupt):
+                studies[number % 2].run(JOB, {"learning_rate": 0.01 * (number + 1)})
+        for study in studies:
+            with pytest.raises(LimitReachedError, match=r"\$1\.00 is used up: \$1\.00 are spent"):
+                study.run(JOB, {"learning_rate": 0.5})
+            assert study.spent_usd == 1.0
+
+
+def test_what_a_running_trial_may_cost_is_no_other_programs(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def meanwhile(run: JobRun) -> None:
+        with run._recorder() as recorder:
+            run._recorder_in_use = recorder
+            with pytest.raises(LimitReachedError) as limit:
+                late.run(JOB, {"learning_rate": 0.02})
+            refused.append(str(limit.value))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_module, "drive", meanwhile)
+    with Client(store=url) as one, Client(store=url) as other:
+        late = other.study("rates", budget=1.0)
+        assert late.left_usd == 1.0
+        with pytest.raises(KeyboardInterrupt):
+            one.study("rates", budget=1.0).run(JOB, {"learning_rate": 0.01})
+        assert refused == ["the budget of $1.00 is used up: $1.00 are spent; raise the budget"], (
+            "all that it may cost counts"
+        )
+        with Store.open(url) as store:
+            means = store.means_of("rates")
+        assert (means.spent_usd, means.aside_usd, means.running) == (0.0, 0.0, 0)
+
+
 def test_a_trial_that_cannot_begin_costs_nothing(url: str, tmp_path: Path) -> None:
     with Client(store=url) as client:
         study = client.study("rates", budget=1.0)
