@@ -57,6 +57,7 @@ BY_SERVER = (
     "gc",
     "api info",
     "api token",
+    "api revoke",
 )
 """Commands that ask the server which the environment names, if it names one."""
 OF_THIS_MACHINE = (

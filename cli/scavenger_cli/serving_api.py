@@ -81,6 +81,28 @@ def token(
 
 
 @app.command()
+def revoke(
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="TOKEN", min=1, help="Its number, as `scavenger api info` shows it."),
+    ] = None,
+    sessions: Annotated[
+        str | None, typer.Option(metavar="USER", help="End all sessions of this user in browsers.")
+    ] = None,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a token, with its sessions in browsers and all tokens that were made with it; or a user's sessions."""
+
+    def command() -> int:
+        from scavenger_cli.commands.api import revoke_tokens
+
+        return revoke_tokens(number, sessions, store_url=store, as_json=output is Output.JSON)
+
+    finish(output, command)
+
+
+@app.command()
 def systemd(
     account: Annotated[
         str | None, typer.Option(metavar="NAME", help="Account that it runs under. Default: this one.")

@@ -68,16 +68,27 @@ def backup(file: FileArgument, store: StoreOption = None, output: OutputOption =
 
 
 @app.command()
-def restore(file: FileArgument, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+def restore(
+    file: FileArgument,
+    keep_tokens: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-tokens/--revoke-tokens",
+            help="Whether tokens are valid again, also those revoked since the backup. Default: asks.",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """Restore a backup into an empty database, of either kind: --store names it.
 
     Jobs that ran when the backup was made are to be resumed. VMs that were rented since are not known: they are kept in
-    quarantine, where `scavenger gc` shows them.
+    quarantine, where `scavenger gc` shows them. Sessions in browsers end.
     """
 
     def command() -> int:
         from scavenger_cli.commands.backing_up import restore_store
 
-        return restore_store(file, store_url=store, as_json=output is Output.JSON)
+        return restore_store(file, keep_tokens=keep_tokens, store_url=store, as_json=output is Output.JSON)
 
     finish(output, command)

@@ -246,6 +246,14 @@ class Client(Connection):
         """Make a token, which the answer has as `text`; asked for once, as the text is kept nowhere."""
         return self.post(f"users/{_part(user)}/tokens", {"label": label, "days": days})
 
+    def revoke_token(self, number: int) -> Document:
+        """End a token with all that was made with it; the answer has what ended."""
+        return self.delete(f"tokens/{number}")
+
+    def end_sessions(self, user: str) -> Document:
+        """End all sessions of a user in browsers; the answer has what ended."""
+        return self.delete(f"users/{_part(user)}/sessions")
+
     # ---- VMs that no job uses --------------------------------------------------------------------------------
 
     def leftovers(self, regions: Collection[str] = ()) -> Document:

@@ -78,7 +78,9 @@ class Token:
     Attributes:
         id: Number by which it is revoked.
         label: What it is for, one line.
-        expires_at: None if it does not expire.
+        expires_at: None if it does not expire; never after that of `parent`.
+        parent: The token that it was made with, and ends with; None for one that was made at the store itself.
+        is_session: Whether it is the session of a browser.
     """
 
     id: int
@@ -86,6 +88,8 @@ class Token:
     label: str
     created_at: datetime
     expires_at: datetime | None
+    parent: int | None = None
+    is_session: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ __all__ = [
     "CallerOf",
     "Changer",
     "Overseer",
+    "cookie_name",
     "find_job",
     "only_of",
 ]
@@ -37,7 +38,26 @@ _header = APIKeyHeader(
     auto_error=False,
     description="A token, where a proxy keeps the header Authorization to itself.",
 )
-_cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The session of a browser, from `/login`.")
+
+
+class _SessionCookie(APIKeyCookie):
+    """The cookie of a session, by the name that it has at this address."""
+
+    async def __call__(self, request: Request) -> str | None:
+        return request.cookies.get(cookie_name(request)) or None
+
+
+def cookie_name(request: Request) -> str:
+    """The name of the cookie of a session: browsers keep one jar for all ports of a host."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdigit() else COOKIE
+
+
+_cookie = _SessionCookie(
+    name=COOKIE,
+    auto_error=False,
+    description="The session of a browser, from `/login`; its name ends with `_PORT` where the address has a port.",
+)
 
 
 async def _caller(
@@ -69,6 +89,7 @@ async def _caller(
     if not sent and request.method not in ("GET", "HEAD") and "origin" not in request.headers:
         raise RefusedError(403, "origin", "a change by a browser's session needs the header Origin")
     request.state.user = caller.user.name
+    request.state.sent = token
     return caller
 
 

@@ -17,7 +17,7 @@ from scavenger.server.access import CallerOf
 from scavenger.server.callers import Callers
 from scavenger.server.context import Context, answer
 from scavenger.server.dashboard import routes as dashboard
-from scavenger.server.dashboard import submission_routes, vm_routes
+from scavenger.server.dashboard import session_routes, submission_routes, vm_routes
 from scavenger.server.routes import (
     health,
     jobs,
@@ -111,6 +111,7 @@ def create_app(
     app.include_router(dashboard.router)
     app.include_router(submission_routes.router)
     app.include_router(vm_routes.router)
+    app.include_router(session_routes.router)
     document = _openapi(app)
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -496,6 +496,8 @@ class TokenDocument(BaseModel):
     label: str
     created_at: datetime
     expires_at: datetime | None
+    parent: int | None = Field(description="The token that it was made with, and ends with; null: none.")
+    is_session: bool = Field(description="Whether it is the session of a browser.")
 
 
 class UsersAnswer(_Answer):

@@ -21,6 +21,8 @@ __all__ = ["Shield"]
 log = logging.getLogger(__name__)
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOGIN = "/login"
+"""The one route that changes something although it is a link: it begins a session."""
 _HEADERS = {
     # the pages of the server have scripts and styles of its own only, and no other page may show them in a frame
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -33,7 +35,7 @@ _HEADERS = {
 
 
 class Shield:
-    """Refuses foreign hosts and origins; sets headers; records changes in the audit log, and times in metrics."""
+    """Refuses foreign hosts and origins; sets headers; audits changes and logins; records times in metrics."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app, self._context = app, context
@@ -52,7 +54,7 @@ class Shield:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-                if scope["method"] not in _SAFE:
+                if scope["method"] not in _SAFE or scope["path"] == _LOGIN:
                     self._audit(scope, status)
             await send(message)
 

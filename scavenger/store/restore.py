@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Connection, MetaData, Table, delete, func, select, text, update
+from sqlalchemy import JSON, Connection, MetaData, Table, delete, func, select, text, true, update
 from sqlalchemy.orm import Session
 
 from scavenger.errors import ConfigurationError
@@ -33,6 +33,7 @@ from scavenger.store.schema import (
     RestoreRow,
     ServerRow,
     SubmissionRow,
+    TokenRow,
 )
 
 __all__ = ["Restored", "restore_backup"]
@@ -54,13 +55,17 @@ class Restored:
     to_resume: tuple[tuple[str, str], ...]
 
 
-def restore_backup(database: Database, path: Path, clock: Callable[[], datetime]) -> Restored:
+def restore_backup(
+    database: Database, path: Path, clock: Callable[[], datetime], *, keep_tokens: bool
+) -> Restored:
     """Restore a backup into an empty store, and migrate it to the tables of this version.
 
     Args:
         database: A new one, or one without rows.
         path: The file; it is checked to its end before anything is written.
         clock: Returns the aware time.
+        keep_tokens: Whether tokens are valid again, also those that were revoked since the backup was made. Sessions of
+            browsers end in any case.
 
     Raises:
         ConfigurationError: The store is not empty, or the file is damaged or no backup.
@@ -79,6 +84,10 @@ def restore_backup(database: Database, path: Path, clock: Callable[[], datetime]
         check_references(connection, database)
         with Session(connection, expire_on_commit=False) as session:
             to_resume = _void(session, backup.header.made_at, clock())
+            session.execute(
+                delete(TokenRow).where(true() if not keep_tokens else TokenRow.is_session.is_(True))
+            )
+            _end_orphans(session)
             session.flush()
     return Restored(backup, to_resume)
 
@@ -169,6 +178,15 @@ def _void(session: Session, backup_at: datetime, now: datetime) -> tuple[tuple[s
         row.state, row.ended_at = "ended", now
         row.reason = f"it ran when the store's backup of {made} was made, and is to be resumed"
     return tuple(_interrupted(session, made, now))
+
+
+def _end_orphans(session: Session) -> None:
+    """End the tokens that were made with one that is not there any more."""
+    parents = select(TokenRow.id)
+    while session.execute(
+        delete(TokenRow).where(TokenRow.parent.is_not(None), TokenRow.parent.not_in(parents))
+    ).rowcount:
+        pass
 
 
 def _interrupted(session: Session, made: str, now: datetime) -> Iterator[tuple[str, str]]:

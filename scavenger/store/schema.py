@@ -74,7 +74,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0015"
+REVISION = "0017"
 """The newest migration."""
 
 LEDGER_ITEMS = ("job", "vms", "share", "pool", "leader")
@@ -497,7 +497,7 @@ class TokenRow(Base):
     """See `scavenger.domain.access.Token`; `digest` is of its text, which is not stored."""
 
     __tablename__ = "tokens"
-    __table_args__ = (UniqueConstraint("digest"), Index(None, "user"))
+    __table_args__ = (UniqueConstraint("digest"), Index(None, "user"), Index(None, "parent"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str]
@@ -505,12 +505,15 @@ class TokenRow(Base):
     label: Mapped[str]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
+    parent: Mapped[int | None]
+    is_session: Mapped[bool | None]
 
 
 class AuditRow(Base):
     """See `scavenger.domain.access.AuditRecord`."""
 
     __tablename__ = "audit"
+    __table_args__ = (Index(None, "user"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime]

@@ -95,14 +95,16 @@ class Store(
         return cls(database, clock)
 
     @staticmethod
-    def restore(url: str | None, path: Path, *, clock: Callable[[], datetime] = _now) -> Restored:
+    def restore(
+        url: str | None, path: Path, *, keep_tokens: bool, clock: Callable[[], datetime] = _now
+    ) -> Restored:
         """Restore a backup into the empty store of a URL; see `scavenger.store.restore.restore_backup`."""
         from scavenger.store.restore import restore_backup
 
         database = Database(url or default_url())
         try:
             with database.errors():
-                return restore_backup(database, path, clock)
+                return restore_backup(database, path, clock, keep_tokens=keep_tokens)
         finally:
             database.close()
 

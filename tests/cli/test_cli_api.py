@@ -42,6 +42,45 @@ def test_info_tells_what_became_of_notifications(
     assert "no connection" in out
 
 
+def test_a_token_and_sessions_are_ended(scavenger: Run, store_url: str) -> None:
+    with Store.open(store_url) as store:
+        store.set_user("ann", "user")
+        token, text = store.new_token("ann", "laptop")
+        store.new_token("ann", "session", made_with=token, is_session=True)
+    _, out, _ = scavenger("api", "info")
+    assert "laptop" in out
+
+    code, out, _ = scavenger("api", "revoke", "--sessions", "ann", "-o", "json")
+    assert (code, [one["label"] for one in json.loads(out)["tokens"]]) == (0, ["session"])
+    assert "no session" in scavenger("api", "revoke", "--sessions", "ann")[1]
+    code, out, _ = scavenger("api", "revoke", str(token.id))
+    assert code == 0
+    assert "laptop" in out
+
+    with Store.open(store_url) as store:
+        assert store.caller(text) is None
+    assert scavenger("api", "revoke", str(token.id))[0] == 2
+    assert scavenger("api", "revoke", "--sessions", "nobody")[0] == 2
+    assert scavenger("api", "revoke")[0] == 2
+
+
+def test_a_restore_is_told_what_becomes_of_tokens(scavenger: Run, store_url: str, tmp_path: Path) -> None:
+    with Store.open(store_url) as store:
+        store.set_user("ann", "user")
+        _, text = store.new_token("ann", "laptop")
+    file, url = str(tmp_path / "backup"), f"sqlite:///{tmp_path}/again.db"
+    assert scavenger("store", "backup", file)[0] == 0
+
+    code, _, err = scavenger("store", "restore", file, "--store", url)
+    assert code == 2
+    assert "--keep-tokens" in err
+    code, out, _ = scavenger("store", "restore", file, "--store", url, "--revoke-tokens")
+    assert code == 0
+    assert "no token is valid" in out
+    with Store.open(url) as store:
+        assert store.caller(text) is None
+
+
 class TestUnit:
     SETTINGS = Path("/home/ann b/.config/scavenger/config.toml")
 

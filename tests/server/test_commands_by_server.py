@@ -412,6 +412,18 @@ def test_a_token_is_made_by_the_server(
     assert "is no admin" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_token_is_revoked_by_the_server(
+    both: Both, store: Store, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both("status")  # names the server
+    [anns] = store.tokens("ann")
+    capsys.readouterr()
+    assert main(["api", "revoke", str(anns.id)]) == 0
+    assert main(["api", "revoke", "--sessions", "bob"]) == 0
+    assert "bob has no session" in capsys.readouterr().out
+    assert store.caller(world.tokens["ann"]) is None
+
+
 def test_a_job_is_submitted_to_the_server(
     both: Both, store: Store, world: World, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
+from datetime import datetime, timedelta
 from pkgutil import iter_modules
+from typing import Any, ClassVar
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from server_world import World
+from server_world import World, headers
 from starlette.testclient import TestClient
 
 from scavenger.domain.access import TOKEN_PREFIX, token_digest
+from scavenger.errors import NotFoundError
 from scavenger.masking import MASK, mask
 from scavenger.server import routes
 from scavenger.server.app import create_app
 from scavenger.server.callers import KEPT_S, Callers
 from scavenger.server.routes.health import OPEN_PATHS
-from scavenger.store import Store
+from scavenger.store import Store, access
 
 
 def _routes(app: FastAPI) -> list[tuple[str, str]]:
@@ -46,8 +50,8 @@ def test_every_route_needs_a_token(app: FastAPI, client: TestClient) -> None:
     routes = _routes(app)
     assert len(routes) > 30
     for method, path in routes:
-        for headers in ({}, {"Authorization": "Bearer scv_wrong"}, {"Authorization": "Basic YTpi"}):
-            answer = client.request(method, path, headers=headers, json={})
+        for sent in ({}, {"Authorization": "Bearer scv_wrong"}, {"Authorization": "Basic YTpi"}):
+            answer = client.request(method, path, headers=sent, json={})
             assert (method, path, answer.status_code) == (method, path, 401)
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.json()["code"] == "unauthorized"
@@ -74,6 +78,133 @@ def test_a_revoked_token_and_one_of_a_deleted_user_are_worth_nothing(
     assert client.get("/v1/jobs", headers=world.headers("ann")).status_code == 401
     assert client.delete("/v1/users/bob", headers=world.headers("root")).status_code == 200
     assert client.get("/v1/jobs", headers=world.headers("bob")).status_code == 401
+
+
+class TestWhatWasMadeWithAToken:
+    """Ends with it, and never after it, generation by generation and whoever it is for."""
+
+    @staticmethod
+    def made(client: TestClient, token: str, user: str, **body: object) -> dict[str, Any]:
+        answer = client.post(f"/v1/users/{user}/tokens", headers=headers(token), json=body)
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    @staticmethod
+    def session(client: TestClient, token: str) -> str:
+        begun = client.get("/login", params={"token": token}, follow_redirects=False)
+        assert begun.status_code == 303
+        client.cookies.clear()
+        return begun.headers["set-cookie"].split(";")[0].split("=", 1)[1]
+
+    def test_ends_when_it_is_revoked(self, client: TestClient, world: World) -> None:
+        token = world.tokens["root"]
+        given = self.made(client, token, "ann")
+        child = self.made(client, token, "root")["text"]
+        grandchild = self.made(client, child, "root")["text"]
+        sessions = [self.session(client, one) for one in (token, child, given["text"])]
+        [number] = [
+            one["id"]
+            for one in client.get("/v1/tokens", headers=headers(token)).json()["tokens"]
+            if one["user"] == "root" and one["parent"] is None
+        ]
+        assert given["token"]["parent"] == number
+
+        ended = client.delete(f"/v1/tokens/{number}", headers=headers(token)).json()["tokens"]
+
+        assert len(ended) == 7
+        for one in (token, child, grandchild, given["text"], *sessions):
+            assert client.get("/v1/info", headers=headers(one)).status_code == 401
+            assert client.get("/login", params={"token": one}, follow_redirects=False).status_code == 401
+        assert client.get("/v1/info", headers=world.headers("ann")).status_code == 200
+
+    def test_lasts_no_longer(self, client: TestClient, store: Store) -> None:
+        store.set_user("zoe", "viewer")
+        short, text = store.new_token("zoe", "for an hour", lasts=timedelta(hours=1))
+
+        made = self.made(client, text, "zoe")["token"]
+        assert datetime.fromisoformat(made["expires_at"]) == short.expires_at
+        refused = client.post("/v1/users/zoe/tokens", headers=headers(text), json={"days": 2})
+        assert (refused.status_code, "ends with the one" in refused.text) == (409, True)
+        session = store.caller(self.session(client, text))
+        assert session is not None
+        assert session.token.expires_at == short.expires_at
+
+    def test_ends_with_the_user(self, client: TestClient, world: World) -> None:
+        client.put("/v1/users/mallory", headers=world.headers("root"), json={"role": "admin"})
+        mallorys = self.made(client, world.tokens["root"], "mallory")["text"]
+        left_behind = self.made(client, mallorys, "eve")["text"]
+
+        client.delete("/v1/users/mallory", headers=world.headers("root"))
+
+        assert client.get("/v1/info", headers=headers(left_behind)).status_code == 401
+
+    def test_is_not_made_with_a_token_that_is_revoked_meanwhile(self, store: Store) -> None:
+        store.set_user("zoe", "viewer")
+        token, _ = store.new_token("zoe", "")
+        store.revoke_token(token.id)
+        with pytest.raises(NotFoundError, match="was revoked"):
+            store.new_token("zoe", "", made_with=token)
+
+
+class TestSessions:
+    """Are ended by their user, here or everywhere, and by an admin."""
+
+    ORIGIN: ClassVar = {"Origin": "http://127.0.0.1:8765"}
+
+    def browser(self, app: FastAPI, token: str) -> TestClient:
+        opened = TestClient(app, base_url="http://127.0.0.1:8765")
+        assert opened.get("/login", params={"token": token}, follow_redirects=False).status_code == 303
+        assert opened.get("/v1/info").status_code == 200
+        return opened
+
+    def test_log_out_ends_this_one(self, client: TestClient, app: FastAPI, world: World) -> None:
+        here, there = (self.browser(app, world.tokens["ann"]) for _ in range(2))
+        assert "Log out" in here.get("/session").text
+        kept = dict(here.cookies)
+
+        assert here.post("/session/end", data={"which": "this"}).status_code == 403, "without an Origin"
+        ended = here.post("/session/end", data={"which": "this"}, headers=self.ORIGIN)
+
+        assert "Logged out" in ended.text
+        assert not here.cookies
+        here.cookies.update(kept)
+        assert here.get("/v1/info").status_code == 401
+        assert there.get("/v1/info").status_code == 200
+        assert client.get("/v1/info", headers=world.headers("ann")).status_code == 200
+
+    def test_all_of_a_user_end_at_once(self, client: TestClient, app: FastAPI, world: World) -> None:
+        one, two, three = (self.browser(app, world.tokens["ann"]) for _ in range(3))
+        bobs = self.browser(app, world.tokens["bob"])
+
+        one.post("/session/end", data={"which": "all"}, headers=self.ORIGIN)
+
+        assert [two.get("/v1/info").status_code, three.get("/v1/info").status_code] == [401, 401]
+        assert client.delete("/v1/users/bob/sessions", headers=world.headers("ann")).status_code == 403
+        assert bobs.get("/v1/info").status_code == 200
+        ended = client.delete("/v1/users/bob/sessions", headers=world.headers("root"))
+        assert [one["is_session"] for one in ended.json()["tokens"]] == [True]
+        assert bobs.get("/v1/info").status_code == 401
+        assert client.get("/v1/info", headers=world.headers("bob")).status_code == 200
+
+    def test_each_port_has_a_cookie_of_its_own(self, client: TestClient, world: World) -> None:
+        names = set()
+        for host in ("127.0.0.1:8765", "127.0.0.1:9000", "127.0.0.1"):
+            params = {"token": world.tokens["ann"]}
+            begun = client.get("/login", params=params, headers={"Host": host}, follow_redirects=False)
+            names.add(begun.headers["set-cookie"].split("=")[0])
+        assert names == {"scavenger_session_8765", "scavenger_session_9000", "scavenger_session"}
+
+
+def test_a_stream_of_events_breaks_off_when_its_token_is_revoked(
+    client: TestClient, store: Store, world: World
+) -> None:
+    job = world.jobs["bob"]
+    token, text = store.new_token("bob", "")
+    with client.stream("GET", f"/v1/jobs/{job}/events/stream", headers=headers(text)) as answer:
+        store.revoke_token(token.id)
+        lines = list(answer.iter_lines())  # ends, although the job has not
+
+    assert "event: end" not in lines
 
 
 class TestAnotherUsersJob:
@@ -187,6 +318,38 @@ def test_the_audit_log_names_who_tried_what(client: TestClient, world: World) ->
         ("bob", "POST /v1/jobs/{job}/stop", f"/v1/jobs/{job}/stop", 404),
         ("ann", "POST /v1/jobs/{job}/scale", f"/v1/jobs/{job}/scale", 202),
     ]
+
+
+def test_logins_are_in_the_audit_log(client: TestClient, world: World) -> None:
+    for token in (world.tokens["ann"], "scv_wrong"):
+        client.get("/login", params={"token": token}, follow_redirects=False)
+    records = client.get("/v1/audit", headers=world.headers("root")).json()["records"]
+
+    assert [(one["user"], one["action"], one["status"]) for one in records] == [
+        ("", "GET /login", 401),
+        ("ann", "GET /login", 303),
+    ]
+    assert not any(token in str(records) for token in (*world.tokens.values(), "scv_wrong"))
+
+
+def test_nobodys_requests_empty_the_audit_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "REFUSED_MAX", 20)
+    monkeypatch.setattr(access, "AUDIT_MAX", 40)
+    monkeypatch.setattr(access, "_TRIMMED_EVERY", 30)
+    with store.together():
+        store.add_audit("root", "PUT /v1/users/{user}", "/v1/users/mallory", status=200, client="h")
+        store.add_audit("eve", "GET /login", "/login", status=303, client="h")
+        for _ in range(120):
+            store.add_audit("", "POST /v1/jobs", "/v1/jobs", status=401, client="h")
+            store.add_audit("eve", "POST /v1/jobs", "/v1/jobs", status=403, client="h")
+            store.add_audit("ann", "POST /v1/jobs", "/v1/jobs", status=201, client="h")
+
+    kept = Counter((one.user, one.status) for one in store.audit(10_000))
+
+    assert kept["root", 200] == kept["eve", 303] == 1
+    assert 40 <= kept["ann", 201] <= 40 + 30
+    assert 20 <= kept["eve", 403] <= 20 + 30
+    assert 20 <= kept["", 401] <= 20 + 30
 
 
 def test_a_host_that_was_named_is_served(store: Store, world: World) -> None:

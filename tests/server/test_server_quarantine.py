@@ -43,7 +43,7 @@ def restored(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(clean_up, "POLL_S", 0.0)
     store.backup(tmp_path / "b")
     url = f"sqlite:///{tmp_path}/restored.db"
-    Store.restore(url, tmp_path / "b")
+    Store.restore(url, tmp_path / "b", keep_tokens=True)
     with Store.open(url) as again:
         tags = {"owner": again.installation(), "job_id": "c75918c9-fb0c", "slot": 0, "generation": 0}
         request = {**tags, "vm": "small", "zone": "fake-1a", "spot": False, "run_max_s": 60.0}

@@ -104,7 +104,7 @@ def other(request: pytest.FixtureRequest, tmp_path: Path, url: str) -> Iterator[
 
 def test_every_row_comes_back_in_either_database(filled: Store, other: str, tmp_path: Path) -> None:
     made = filled.backup(tmp_path / "b")
-    found = Store.restore(other, tmp_path / "b")
+    found = Store.restore(other, tmp_path / "b", keep_tokens=True)
 
     assert found.backup.rows == made.rows
     before, after = rows_of(filled.url), rows_of(other)
@@ -127,11 +127,30 @@ def test_every_row_comes_back_in_either_database(filled: Store, other: str, tmp_
         assert new.number == 3  # numbers go on
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_tokens_are_valid_again_only_if_that_is_said_and_sessions_never(
+    filled: Store, tmp_path: Path, keep: bool
+) -> None:
+    token, text = filled.new_token("ann", "lost since")
+    _, session = filled.new_token("ann", "browser", made_with=token, is_session=True)
+    filled.backup(tmp_path / "b")
+    filled.revoke_token(token.id)
+    url = f"sqlite:///{tmp_path}/again.db"
+
+    Store.restore(url, tmp_path / "b", keep_tokens=keep)
+
+    with Store.open(url) as store:
+        assert store.caller(session) is None
+        assert (store.caller(text) is not None) is keep
+        assert bool(store.tokens()) is keep
+        assert [user.name for user in store.users()] == ["ann"]
+
+
 def test_what_ran_is_to_be_resumed_and_what_lives_here_is_left_alone(filled: Store, tmp_path: Path) -> None:
     at = Clock().at
     filled.backup(tmp_path / "b")
     url = f"sqlite:///{tmp_path}/again.db"
-    found = Store.restore(url, tmp_path / "b", clock=lambda: at + timedelta(days=30))
+    found = Store.restore(url, tmp_path / "b", keep_tokens=True, clock=lambda: at + timedelta(days=30))
 
     assert [name for name, _ in found.to_resume] == ["digits", "gone"]
     with Store.open(url) as store:
@@ -162,7 +181,7 @@ def test_no_process_of_the_time_before_can_write(filled: Store, tmp_path: Path) 
     assert later is not None
     assert unknown is not None
     url = f"sqlite:///{tmp_path}/again.db"
-    Store.restore(url, tmp_path / "b")
+    Store.restore(url, tmp_path / "b", keep_tokens=True)
 
     with Store.open(url) as store, Store.open(url) as late:
         for name in (runner_lease(job.id), "gcp/us-central1"):
@@ -229,7 +248,7 @@ def test_a_damaged_file_restores_nothing(filled: Store, tmp_path: Path) -> None:
     for damage, words in DAMAGES:
         path.write_bytes(damage(data))
         with pytest.raises(ConfigurationError, match=words):
-            Store.restore(url, path)
+            Store.restore(url, path, keep_tokens=True)
     with Store.open(url) as store:
         assert store.jobs() == ()
 
@@ -239,11 +258,11 @@ def test_only_an_empty_store_is_restored_into(filled: Store, tmp_path: Path) -> 
     before = rows_of(filled.url)
 
     with pytest.raises(ConfigurationError, match="is not empty"):
-        Store.restore(filled.url, tmp_path / "b")
+        Store.restore(filled.url, tmp_path / "b", keep_tokens=True)
     assert rows_of(filled.url) == before
     url = f"sqlite:///{tmp_path}/opened.db"
     Store.open(url).close()  # it has tables, and no rows
-    assert Store.restore(url, tmp_path / "b").to_resume
+    assert Store.restore(url, tmp_path / "b", keep_tokens=True).to_resume
 
 
 def test_a_backup_of_an_earlier_version_is_migrated_and_of_a_later_one_refused(
@@ -261,14 +280,14 @@ def test_a_backup_of_an_earlier_version_is_migrated_and_of_a_later_one_refused(
         without=("restores", "quarantine", "notifications", "answers"),
         columns=("owner_birth",),
     )
-    Store.restore(url, earlier)
+    Store.restore(url, earlier, keep_tokens=True)
     with Store.open(url) as store:
         assert store.job(job.id).report == {"x": 1}
         assert store.revision == REVISION
 
     _rewritten(tmp_path / "b", tmp_path / "later", revision="9999", without=())
     with pytest.raises(StoreTooNewError, match="schema 9999"):
-        Store.restore(f"sqlite:///{tmp_path}/later.db", tmp_path / "later")
+        Store.restore(f"sqlite:///{tmp_path}/later.db", tmp_path / "later", keep_tokens=True)
 
 
 def _rewritten(

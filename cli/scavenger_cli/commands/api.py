@@ -5,8 +5,11 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
+from rich.table import Table
 from rich.text import Text
 
 from scavenger.control.documents.service import STATES
@@ -16,7 +19,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, when
 from scavenger_cli.ui import console, render
 
-__all__ = ["login", "make_token", "show_info"]
+__all__ = ["login", "make_token", "revoke_tokens", "show_info"]
 
 
 def show_info(*, store_url: str | None, as_json: bool) -> int:
@@ -43,7 +46,7 @@ def show_info(*, store_url: str | None, as_json: bool) -> int:
         for user in users:
             count = sum(token["user"] == user["name"] for token in document["tokens"])
             grid.add_row(clean(user["name"]), user["role"], str(count))
-        console.emit("", grid)
+        console.emit("", grid, "", _tokens("token", document["tokens"]))
     if webhooks:
         grid = render.table(
             ("webhook", "left"),
@@ -74,6 +77,39 @@ def make_token(
     else:
         console.emit(Text(document["text"], no_wrap=True))
     return 0
+
+
+def revoke_tokens(number: int | None, sessions: str | None, *, store_url: str | None, as_json: bool) -> int:
+    """End a token, or all sessions of a user, and print what ended.
+
+    Raises:
+        ConfigurationError: Not one of them is named.
+        NotFoundError: There is no such token or user.
+    """
+    if (number is None) == (sessions is None):
+        raise ConfigurationError(
+            "name the number of one token (`scavenger api info` lists them), or --sessions USER"
+        )
+    with open_source(store_url) as source:
+        document = source.end_sessions(sessions) if number is None else source.revoke_token(number)
+    if as_json:
+        console.emit_json(document)
+    elif ended := document["tokens"]:
+        console.emit(_tokens("ended", ended))
+    else:
+        console.emit(Text(f"{clean(str(sessions))} has no session in a browser"))
+    return 0
+
+
+def _tokens(title: str, tokens: Sequence[Mapping[str, Any]]) -> Table:
+    grid = render.table(
+        (title, "right"), ("user", "left"), ("for", "left"), ("until", "left"), ("made with", "right")
+    )
+    for one in tokens:
+        until = one["expires_at"] and when(datetime.fromisoformat(one["expires_at"]))
+        made_with = "" if one["parent"] is None else str(one["parent"])
+        grid.add_row(str(one["id"]), clean(one["user"]), clean(one["label"]), until or "revoked", made_with)
+    return grid
 
 
 def login(url: str | None, *, as_json: bool) -> int:

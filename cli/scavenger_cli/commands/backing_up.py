@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.ui import console
 
@@ -44,15 +45,25 @@ def backup_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
     return 0
 
 
-def restore_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
+def restore_store(path: Path, *, keep_tokens: bool | None, store_url: str | None, as_json: bool) -> int:
     """Restore a backup into an empty store.
 
+    Args:
+        path: The backup.
+        keep_tokens: Whether its tokens are valid again; None to ask.
+        store_url: The store.
+        as_json: Whether the answer is JSON.
+
     Raises:
-        ConfigurationError: The store is not empty, or the file is damaged or no backup.
+        ConfigurationError: The store is not empty, the file is damaged or no backup, or nobody can be asked.
     """
     from scavenger.store import Store
+    from scavenger.store.backup import check_backup
 
-    found = Store.restore(store_url, path)
+    tokens = check_backup(path).rows.get("tokens", 0)
+    if keep_tokens is None:
+        keep_tokens = tokens > 0 and _keeps_tokens(tokens)
+    found = Store.restore(store_url, path, keep_tokens=keep_tokens)
     backup = found.backup
     if as_json:
         console.emit_json(
@@ -61,10 +72,13 @@ def restore_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
                 "backup": backup.header.model_dump(mode="json"),
                 "rows": dict(backup.rows),
                 "to_resume": [{"id": job_id, "name": name} for name, job_id in found.to_resume],
+                "tokens_kept": keep_tokens,
             }
         )
         return 0
     console.emit(Text(f"restored the backup of {when(backup.header.made_at)} ({_counts(backup.rows)})"))
+    if tokens and not keep_tokens:
+        console.emit(Text("no token is valid: `scavenger api token` makes new ones"))
     for name, job_id in found.to_resume:
         console.emit(Text(f"to be resumed: {clean(name)}, scavenger resume {job_id[:8]}"))
     if backup.rows.get("intents"):
@@ -74,6 +88,18 @@ def restore_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
             )
         )
     return 0
+
+
+def _keeps_tokens(count: int) -> bool:
+    """Ask whether tokens are to be valid again.
+
+    Raises:
+        ConfigurationError: Nobody can be asked.
+    """
+    told = f"{plural(count, 'token')} of the backup would be valid again, also those that were revoked since then"
+    if not console.is_interactive():
+        raise ConfigurationError(f"{told}: say --keep-tokens, or --revoke-tokens and make new ones")
+    return console.ask(f"{told[0].upper()}{told[1:]}. Keep them? (No: all are revoked)")
 
 
 def _counts(rows: Mapping[str, int]) -> str:

@@ -181,6 +181,20 @@ class Source(Protocol):
     def service(self) -> dict[str, Any]:
         """Servers, users and webhooks; see `service_document`."""
 
+    def revoke_token(self, number: int) -> dict[str, Any]:
+        """End a token with all that was made with it; the answer has what ended as `tokens`.
+
+        Raises:
+            NotFoundError: There is no such token.
+        """
+
+    def end_sessions(self, user: str | None) -> dict[str, Any]:
+        """End all sessions of a user in browsers, None for the calling user's; as of `revoke_token`.
+
+        Raises:
+            NotFoundError: There is no such user.
+        """
+
     def make_token(
         self, user: str | None, role: Role | None, *, label: str, days: int | None
     ) -> dict[str, Any]:

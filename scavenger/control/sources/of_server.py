@@ -216,6 +216,12 @@ class ServerSource:
     def service(self) -> dict[str, Any]:
         return self.client.get("service")
 
+    def revoke_token(self, number: int) -> dict[str, Any]:
+        return self.client.revoke_token(number)
+
+    def end_sessions(self, user: str | None) -> dict[str, Any]:
+        return self.client.end_sessions(user or self.user)
+
     def make_token(
         self, user: str | None, role: Role | None, *, label: str, days: int | None
     ) -> dict[str, Any]:

@@ -220,6 +220,18 @@ class StoreSource:
 
         return service_document(self.store, load_settings().notify)
 
+    def revoke_token(self, number: int) -> dict[str, Any]:
+        ended = self.store.revoke_token(number)
+        if not ended:
+            raise NotFoundError(f"there is no token {number}; `scavenger api info` lists them")
+        return {"schema_version": SCHEMA_VERSION, "tokens": plain(ended)}
+
+    def end_sessions(self, user: str | None) -> dict[str, Any]:
+        name = user or self.user
+        if self.store.user(name) is None:
+            raise NotFoundError(f"there is no user {name!r}; `scavenger api info` lists them")
+        return {"schema_version": SCHEMA_VERSION, "tokens": plain(self.store.end_sessions(name))}
+
     def make_token(
         self, user: str | None, role: Role | None, *, label: str, days: int | None
     ) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from scavenger.errors import ScavengerError
-from scavenger.server.access import COOKIE, SESSION, CallerOf
+from scavenger.server.access import SESSION, CallerOf, cookie_name
 from scavenger.server.context import ContextOf, answer
 from scavenger.server.metrics import CONTENT_TYPE
 from scavenger.server.problems import RefusedError
@@ -61,20 +61,28 @@ def metrics(context: ContextOf, caller: CallerOf) -> Response:
 
 
 @router.get("/login", response_class=RedirectResponse, status_code=303, summary="Begin a browser's session")
-def login(context: ContextOf, token: Annotated[str, Query(min_length=1, max_length=200)]) -> Response:
-    """Exchange a token for the cookie of a session; the address with the token does not stay in the browser."""
+def login(
+    request: Request, context: ContextOf, token: Annotated[str, Query(min_length=1, max_length=200)]
+) -> Response:
+    """Exchange a token for the cookie of a session; the address with the token does not stay in the browser.
+
+    The session ends with the token, and never after it.
+    """
     store = context.store
     caller = store.caller(token)
     if caller is None:
         raise RefusedError(
             401, "unauthorized", "the token is not valid", fix="`scavenger api token` makes one"
         )
+    request.state.user = caller.user.name
     _, session = context.writer.call(
-        lambda: store.new_token(caller.user.name, "session of a browser", lasts=SESSION)
+        lambda: store.new_token(
+            caller.user.name, "session of a browser", lasts=SESSION, made_with=caller.token, is_session=True
+        )
     )
     answered = RedirectResponse("/", status_code=303)
     answered.set_cookie(
-        COOKIE,
+        cookie_name(request),
         session,
         max_age=int(SESSION.total_seconds()),
         httponly=True,

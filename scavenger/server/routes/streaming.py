@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
@@ -45,24 +45,37 @@ LastEventId = Annotated[
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 def stream(
-    context: ContextOf, caller: CallerOf, job: JobKey, last_event_id: LastEventId = None
+    request: Request, context: ContextOf, caller: CallerOf, job: JobKey, last_event_id: LastEventId = None
 ) -> StreamingResponse:
-    """All events after the one that is named by `Last-Event-ID`, then each new one; `end` when the job has ended."""
+    """All events after the one that is named by `Last-Event-ID`, then each new one; `end` when the job has ended.
+
+    The stream breaks off when the token is revoked, or its user's role changes.
+    """
     record = find_job(context, caller, job)
     metrics = context.metrics
     if not metrics.begin_stream():
         raise RefusedError(503, "streams", "too many clients follow events", fix="close some, or try again")
     after = int(last_event_id or 0)
+    sent = request.state.sent
+
+    def may_go_on() -> bool:
+        found = context.callers.find(sent)
+        return found is not None and found.user.role == caller.user.role
+
     return StreamingResponse(
-        _events(context, record, after), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        _events(context, record, after, may_go_on),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
     )
 
 
-async def _events(context: Context, job: JobRecord, after: int) -> AsyncIterator[bytes]:
+async def _events(
+    context: Context, job: JobRecord, after: int, may_go_on: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     store, told_s = context.store, time.monotonic()
     try:
         yield b"retry: 2000\n\n"
-        while True:
+        while await run_in_threadpool(may_go_on):
             # the state is read first, so that the last events are read after the end
             over = (await run_in_threadpool(store.job, job.id)).ended
             found = await run_in_threadpool(store.events_after, job.id, BATCH, after)

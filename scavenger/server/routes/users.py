@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -16,7 +16,7 @@ from scavenger.domain.access import Caller
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.server import schemas
 from scavenger.server.access import Admin, CallerOf
-from scavenger.server.context import Context, ContextOf, answer
+from scavenger.server.context import ContextOf, answer
 from scavenger.server.paging import encode, number_place
 from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import Cursor, Limit
@@ -96,11 +96,22 @@ def list_tokens(context: ContextOf, caller: CallerOf) -> Response:
 def new_token(
     context: ContextOf, caller: CallerOf, user: UserName, request: schemas.NewTokenRequest
 ) -> Response:
-    """Make a token of the caller, or, as an admin, of any user; its text is shown only now."""
+    """Make a token of the caller, or, as an admin, of any user; its text is shown only now.
+
+    It ends with the token that it is made with, and never after it.
+    """
     if caller.user.role != "admin" and user != caller.user.name:
         raise RefusedError(403, "forbidden", "only an admin makes tokens of others")
     lasts = None if request.days is None else timedelta(days=request.days)
-    token, text = context.writer.call(lambda: context.store.new_token(user, request.label, lasts=lasts))
+    until = caller.token.expires_at
+    if until is not None and lasts is not None and datetime.now(UTC) + lasts > until:
+        raise ConfigurationError(
+            f"a token ends with the one that it is made with, which is valid until {until:%Y-%m-%d %H:%M} UTC; ask for "
+            "fewer days, or make it with a token that lasts longer"
+        )
+    token, text = context.writer.call(
+        lambda: context.store.new_token(user, request.label, lasts=lasts, made_with=caller.token)
+    )
     return answer({"schema_version": SCHEMA_VERSION, "token": plain(token), "text": text}, 201)
 
 
@@ -108,16 +119,28 @@ def new_token(
 def revoke_token(
     context: ContextOf, caller: CallerOf, token: Annotated[int, Path(ge=1, lt=2**63)]
 ) -> Response:
-    """Revoke a token; one of another user only as an admin."""
+    """Revoke a token, with its sessions and all that was made with it; the answer has what ended.
+
+    One of another user is revoked only by an admin.
+    """
     user = None if caller.user.role == "admin" else caller.user.name
-    if not _revoked(context, token, user):
+    ended = context.writer.call(lambda: context.store.revoke_token(token, user=user))
+    if not ended:
         raise NotFoundError(f"there is no token {token}; GET /v1/tokens lists them")
     context.callers.forget()
-    return answer({"schema_version": SCHEMA_VERSION, "tokens": []})
+    return answer({"schema_version": SCHEMA_VERSION, "tokens": plain(ended)})
 
 
-def _revoked(context: Context, token: int, user: str | None) -> bool:
-    return context.writer.call(lambda: context.store.revoke_token(token, user=user))
+@router.delete("/users/{user}/sessions", response_model=schemas.TokensAnswer, summary="End a user's sessions")
+def end_sessions(context: ContextOf, caller: CallerOf, user: UserName) -> Response:
+    """End all sessions of the caller in browsers, or, as an admin, of any user; the answer has what ended."""
+    if caller.user.role != "admin" and user != caller.user.name:
+        raise RefusedError(403, "forbidden", "only an admin ends sessions of others")
+    if context.store.user(user) is None:
+        raise NotFoundError(f"there is no user {user!r}; GET /v1/users lists them")
+    ended = context.writer.call(lambda: context.store.end_sessions(user))
+    context.callers.forget()
+    return answer({"schema_version": SCHEMA_VERSION, "tokens": plain(ended)})
 
 
 @router.get("/audit", response_model=schemas.AuditPage, summary="Who changed what")
