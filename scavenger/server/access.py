@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.requests import HTTPConnection
 from fastapi.security import APIKeyCookie, APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from scavenger.domain.access import Caller
@@ -43,11 +44,11 @@ _header = APIKeyHeader(
 class _SessionCookie(APIKeyCookie):
     """The cookie of a session, by the name that it has at this address."""
 
-    async def __call__(self, request: Request) -> str | None:
+    async def __call__(self, request: HTTPConnection) -> str | None:
         return request.cookies.get(cookie_name(request)) or None
 
 
-def cookie_name(request: Request) -> str:
+def cookie_name(request: HTTPConnection) -> str:
     """The name of the cookie of a session: browsers keep one jar for all ports of a host."""
     port = request.headers.get("host", "").rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isdigit() else COOKIE

@@ -182,11 +182,11 @@ def _void(session: Session, backup_at: datetime, now: datetime) -> tuple[tuple[s
 
 def _end_orphans(session: Session) -> None:
     """End the tokens that were made with one that is not there any more."""
-    parents = select(TokenRow.id)
-    while session.execute(
-        delete(TokenRow).where(TokenRow.parent.is_not(None), TokenRow.parent.not_in(parents))
-    ).rowcount:
-        pass
+    orphans = select(TokenRow.id).where(
+        TokenRow.parent.is_not(None), TokenRow.parent.not_in(select(TokenRow.id))
+    )
+    while ids := session.scalars(orphans).all():
+        session.execute(delete(TokenRow).where(TokenRow.id.in_(ids)))
 
 
 def _interrupted(session: Session, made: str, now: datetime) -> Iterator[tuple[str, str]]:
