@@ -14,7 +14,9 @@ __all__ = ["MASK", "mask"]
 
 MASK = "***"
 
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:^|_)(?:PASS|PWD)(?:_|$)", re.IGNORECASE
+)
 _VALUE_LENGTH_MIN = 8
 """Shorter values, such as `true`, occur in other words too."""
 _PATH = re.compile(r"^[~./]*/")
@@ -49,7 +51,7 @@ def mask(text: str, environ: Mapping[str, str] = os.environ) -> str:
     Args:
         text: Any text.
         environ: Variables of the environment. A value of at least 8 characters is a secret if the variable's name
-            says so (it contains KEY, TOKEN, SECRET, PASSWORD, CREDENTIAL or the like) and it is not a path.
+            says so (it contains KEY, TOKEN, SECRET, PASSWORD, PASS, PWD, CREDENTIAL or the like) and it is not a path.
 
     Returns:
         The text without these values, and without what has the usual shape of a secret: keys of clouds and services,

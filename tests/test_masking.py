@@ -36,14 +36,20 @@ def test_values_of_the_environment_are_masked_if_their_name_says_that_they_are_s
     environ = {
         "SERVICE_API_KEY": "plainword1",
         "DB_PASSWORD": "plainword1-and-more",
+        "SMTP_PASS": "correcthorse",
+        "MYSQL_PWD": "batterystaple",
+        "PWD": "/home/me/project",
+        "COMPASS_PASSES": "three of them",
         "TOKENIZERS_PARALLELISM": "false",
         "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
         "HOME_TOWN": "Klagenfurt",
     }
 
     text = "plainword1 plainword1-and-more false /home/me/key.json Klagenfurt"
+    more = "correcthorse batterystaple /home/me/project three of them"
 
     assert mask(text, environ) == "*** *** false /home/me/key.json Klagenfurt"
+    assert mask(more, environ) == "*** *** /home/me/project three of them"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ class RunningJob:
         self._save_wanted, self._closed = True, False
         self._alive_at, self._ticked_step = 0.0, 0
         self._waiting: set[Path] = set()
+        self._short_of_room = False
         self.model_path: Path | None = None
         self.ending_at_s: float | None = None
         self.unsaved = ""
@@ -84,8 +86,15 @@ class RunningJob:
         parts.trainer.start(parts.resources.space.workers[0])
         parts.recorder.watch(parts.supervisor)
         parts.supervisor.on_wait = self._live_on
-        parts.supervisor.recorded = parts.journals.sync
+        parts.supervisor.recorded = self._recorded
         return parts.workflow.run(parts.operations)
+
+    def _recorded(self) -> bool:
+        """Whether a checkpoint may be committed: all its steps are in the journals, or training has ended without room.
+
+        A job that is resumed without the last lines knows less of its past; without the checkpoint its model is lost.
+        """
+        return self.parts.journals.sync() or self.ending_at_s is not None
 
     def tick(self) -> None:
         """Do periodic work, about once a second, on the training thread."""
@@ -94,6 +103,7 @@ class RunningJob:
         self._report_journals()
         manifest = parts.supervisor.manifest
         model_bytes = 0.0 if manifest is None else weights_bytes(manifest)
+        self._check_room(model_bytes)
         trainer, before = parts.trainer, self._ticked_step
         self._ticked_step = trainer.step
         parts.resources.tick(
@@ -192,6 +202,18 @@ class RunningJob:
                     f"{journal.problem}; the job continues, and its lines wait until they can be written"
                 )
             (self._waiting.add if journal.problem else self._waiting.discard)(journal.path)
+
+    def _check_room(self, model_bytes: float) -> None:
+        """Warn once, while there is time, that the model will find no room; again if it was made and is used up."""
+        folder = self.parts.trainer.journal.path.parent
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(folder).free
+            if free < model_bytes and not self._short_of_room:
+                self.parts.trainer.note(
+                    f"{folder}: {free / 1e6:.3g} MB are free, and the model takes at least {model_bytes / 1e6:.3g} MB: "
+                    "make room before training ends"
+                )
+            self._short_of_room = free < model_bytes
 
     def close(self, *, in_haste: bool) -> None:
         """End every process and release the rented VMs; may be called again after a failure.
