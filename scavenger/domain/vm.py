@@ -129,6 +129,8 @@ class VmRequest:
     Attributes:
         zone: The zone; a launch tries only one.
         life_s: The VM ends itself so long after its start, or after its life was last renewed.
+        usd_per_hour_max: What a spot VM may cost in an hour, where its cloud keeps to that: it takes the VM back before
+            it asks more. None: whatever it asks.
     """
 
     tags: VmTags
@@ -137,6 +139,7 @@ class VmRequest:
     spot: bool
     template: LaunchTemplate
     life_s: float = 900.0
+    usd_per_hour_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,11 @@ def test_a_cloud_that_does_not_answer_does_not_keep_the_other_from_it(
     out, err = told(capsys, "refresh", code=7)
 
     assert "aws: 1 machine type" in out
-    assert err == "scavenger: error: no credentials: log in\n"
+    hint, error = err.splitlines()
+    assert error == "scavenger: error: no credentials: log in"
+    assert "`aws configure`" in hint
+    assert "`gcloud auth application-default login`" in hint
+    assert "prices.yaml" in hint
     assert prices.cache_path().is_file()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,13 @@ def test_a_vm_is_launched_to_leave_nothing_behind(aws: AwsWorld) -> None:
 
     aws.provider.terminate(seen.instance_id, seen.zone)
     assert aws.server.volumes() == []
+
+
+def test_a_spot_vm_costs_at_most_what_is_metered(aws: AwsWorld) -> None:
+    request = replace(make_request(aws, spot=True), usd_per_hour_max=0.3)
+    assert aws.provider.parameters(request)["InstanceMarketOptions"]["SpotOptions"]["MaxPrice"] == "0.300000"
+    on_demand = replace(make_request(aws), usd_per_hour_max=None)
+    assert "InstanceMarketOptions" not in aws.provider.parameters(on_demand)
 
 
 def test_labels_do_not_replace_our_tags(aws: AwsWorld) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -68,6 +69,23 @@ def test_auto_takes_spot_where_it_pays_and_says_why_for_every_type() -> None:
     assert set(offered.risks) == {"c5.large", "m5.xlarge"}
     assert [note.split(":")[0] for note in offered.notes] == ["c5.large", "m5.xlarge", "g4dn.12xlarge"]
     assert "its spot price is not known" in offered.notes[2]
+
+
+def test_the_age_of_list_prices_is_said_where_a_choice_rests_on_them() -> None:
+    known = [spot_prices.listing("c5.xlarge", 4, 8.0, 0, 0.17, None, "")]
+    stock = Stock({spot_prices.REGION: {one.machine.name: one for one in known}})
+
+    def notes(days: int) -> tuple[str, ...]:
+        dated = known[0].on_demand
+        assert dated is not None
+        catalog = Catalog(stock, today=dated.dated + timedelta(days=days))
+        return CatalogCloud("aws", spot_prices.REGION, catalog=catalog).offers_for(None, workers=(1, 2)).notes
+
+    assert notes(29) == ()
+    assert notes(633) == (
+        "prices on demand in aws/us-east-1 are 633 days old (c5.xlarge), and may have changed: costs and choices are "
+        "no better than they; run `scavenger catalog refresh --provider aws`",
+    )
 
 
 def test_slow_replacement_or_a_deadline_keep_a_risky_type_on_demand() -> None:

@@ -141,6 +141,11 @@ class TestCreating:
             0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600
         )
 
+    def test_a_spot_vm_may_cost_what_is_metered_and_no_more(self) -> None:
+        assert [one.intent.request.usd_per_hour_max for one in only(Scene().look(), Create)] == [0.36, 0.36]
+        on_demand = only(Scene(fleets=(replace(WANTED, options=(B,)),)).look(), Create)
+        assert [one.intent.request.usd_per_hour_max for one in on_demand] == [None, None]
+
     def test_a_slot_is_filled_again_by_the_next_generation(self) -> None:
         scene = Scene(intent(), past=past(generations={0: 0, 1: 6}))
         assert [one.intent.generation for one in only(scene.look(), Create)] == [7]

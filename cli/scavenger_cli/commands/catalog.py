@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.control.documents.catalog import Asked, catalog_document, prices_of
-from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.ui import console, render
 
@@ -80,6 +80,12 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
             what = plural(done[name], "machine type") if name == "aws" else plural(done[name], "rate")
             dated = ", some prices older than today" if fetched.errors else " of today"
             console.emit(Text(f"{name}: {what}{dated}, kept in {cache_path()}", no_wrap=True))
+    if any(isinstance(error, CredentialsError) for error in failed):
+        console.note(
+            "prices are read with an account: for AWS `aws configure` (or `aws sso login`) with the rights "
+            "pricing:GetProducts and ec2:DescribeSpotPriceHistory, for Google Cloud `gcloud auth application-default "
+            "login`; or write what you pay into prices.yaml (docs/costs.md)"
+        )
     for other in failed[1:]:
         console.error(other)
     if failed:

@@ -286,10 +286,11 @@ class AwsProvider:
         if request.template.settings.identity:
             parameters["IamInstanceProfile"] = profile_parameters(request.template.settings)
         if request.spot:
-            parameters["InstanceMarketOptions"] = {
-                "MarketType": "spot",
-                "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
-            }
+            spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            if request.usd_per_hour_max is not None:
+                # what is metered: a market that asks more ends the VM, as it ends any spot VM, and no budget is crossed
+                spot["MaxPrice"] = f"{request.usd_per_hour_max:.6f}"
+            parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
         return parameters
 
     def _network(self, request: VmRequest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ nobody knows is an error where it is needed, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from functools import cached_property
 
@@ -19,11 +19,13 @@ from scavenger.domain.cost import Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.errors import ConfigurationError
 
-__all__ = ["DEFAULT_REGIONS", "PROVIDERS", "SPOT_DAYS_MAX", "Catalog"]
+__all__ = ["DEFAULT_REGIONS", "LIST_DAYS", "PROVIDERS", "SPOT_DAYS_MAX", "Catalog"]
 
 DEFAULT_REGIONS = {"gcp": "us-central1", "aws": "us-east-1"}
 """Each cloud's own first region, where it sells most types."""
 PROVIDERS = tuple(DEFAULT_REGIONS)
+LIST_DAYS = 30
+"""Age from which a list price is old: list prices change a few times a year."""
 SPOT_DAYS_MAX = 62
 """Age from which a spot price is no price to decide by: Google may set a new one every month, Amazon's move all the
 time. Of the snapshot's, 628 days old, half are more than 32 % below a later list (docs/costs.md)."""
@@ -168,6 +170,23 @@ class Catalog:
         except ConfigurationError:
             return False
         return price is not None and self._own is not None and price.source == self._own.source
+
+    def age_note(self, provider: str, region: str, vms: Iterable[str]) -> str:
+        """Say how old the list prices are by which is decided, with what to do; empty where none is old."""
+        found = {vm: self.listing(provider, region, vm).on_demand for vm in vms}
+        ages = {
+            vm: price.age_days(self._today)
+            for vm, price in found.items()
+            if price is not None and (self._own is None or price.source != self._own.source)
+        }
+        old = {vm: days for vm, days in ages.items() if days >= LIST_DAYS}
+        if not old:
+            return ""
+        return (
+            f"prices on demand in {provider}/{region} are {max(old.values())} days old ({', '.join(old)}), and may "
+            "have changed: costs and choices are no better than they; run `scavenger catalog refresh --provider "
+            f"{provider}`"
+        )
 
     def age_days(self, provider: str, region: str, *, spot: bool) -> int | None:
         """Age of the newest price of a region, the user's own aside; None if there is none."""

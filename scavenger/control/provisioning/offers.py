@@ -151,6 +151,11 @@ class CatalogCloud:
         offers = [self._offer(listing.machine.name, spot=decision.spot) for listing, decision in pairs]
         if self._spot != "never":
             notes += [decision.reason for decision in decisions]
+        searched = [listing.machine.name for listing in listings]
+        if isinstance(self._catalog, Catalog) and (
+            old := self._catalog.age_note(self._provider, self._region, searched)
+        ):
+            notes.append(old)
         return Offered(tuple(offers), tuple(decisions), tuple(notes))
 
     def on_demand_offer(self, vm: str) -> Offer:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from scavenger.cloud.catalog.cache import read_cache, write_cache
-from scavenger.cloud.catalog.catalog import PROVIDERS
+from scavenger.cloud.catalog.catalog import LIST_DAYS, PROVIDERS
 from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.catalog.types import Fetched
 from scavenger.control.provisioning.prices import cache_path, open_catalog
@@ -20,8 +20,6 @@ REFRESH_VARIABLE = "SCAVENGER_PRICE_REFRESH"
 """Environment variable; `never` keeps jobs from fetching prices, as on a machine without a way to the internet."""
 SPOT_DAYS = 1
 """Age from which a job that may use spot VMs refreshes their prices; EC2's move by the hour, most of them little."""
-LIST_DAYS = 30
-"""Age from which a job without spot VMs refreshes its prices: list prices change a few times a year."""
 
 
 def refresh_catalog(provider: str, regions: Iterable[str], *, now: datetime) -> Fetched:

@@ -376,6 +376,7 @@ class Decider:
             spot=option.spot,
             template=spec.template,
             life_s=self._config.vm.life_s,
+            usd_per_hour_max=option.price_usd_per_hour if option.spot else None,
         )
         return Intent(
             request=request,
