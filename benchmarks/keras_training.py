@@ -70,7 +70,7 @@ def in_pieces(
                 )
                 orders.append((slot, stop - start, slot, memory.write(result, slot).rows))
                 sums = [total + value for total, value in zip(sums, result.metrics, strict=True)]
-            rate = program.rate(step - 1) * callbacks.rate_scale
+            rate = program.rate(step - 1, 0, 0) * callbacks.rate_scale
             for part in parts:
                 part.apply(ApplyPart(step, 1, rate, tuple(orders)))
             after = [array.copy() for array in block.tensors(layout.state_at(step))]

@@ -166,6 +166,11 @@ class ElasticSpec(FrozenModel):
     lr_scaling: LrScaling = Field(
         default="none", description="How the learning rate follows a change of the batch size."
     )
+    schedule: Literal["samples", "steps"] = Field(
+        default="samples",
+        description="What a schedule of the learning rate counts where the batch differs from the job's own: samples, "
+        "so that it goes as far in an epoch as at that batch, or steps, as in Keras.",
+    )
     aggregators: int = Field(
         default=1,
         ge=1,

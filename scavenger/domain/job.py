@@ -422,6 +422,12 @@ class JobSpec(FrozenModel):
         return self.goal.target is None and len(self.batch_sizes) > 1
 
     @property
+    def batch_size_varies(self) -> bool:
+        """Whether steps may have another batch size than the job's own, `reference_batch_size`."""
+        searched = len(self.batch_sizes) > 1 and not self.batch_size_unproven
+        return searched or (self.elastic.batch == "weak" and len(self.worker_counts) > 1)
+
+    @property
     def elastic_range(self) -> tuple[int, int]:
         """Smallest and largest number of workers at any time."""
         workers, elastic = self.search.workers, self.elastic

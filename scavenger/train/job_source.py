@@ -22,6 +22,7 @@ class JobSource:
         job_id: The job's id, for log records; empty if it has none.
         data: Where the data is, as `module:object`, if `train` returns a model alone; empty if it is not.
         params: Arguments by name for the function that `train` names.
+        schedule_batch: See `Manifest.schedule_batch`.
     """
 
     train: str
@@ -31,6 +32,7 @@ class JobSource:
     job_id: str = ""
     data: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    schedule_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,13 +140,14 @@ def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
     assert 0.4 < progress_of(trainer, Outlook(trainer, GOAL).told(model)) < 0.9
 
 
-def test_a_drop_of_the_learning_rate_is_foreseen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("drop", "schedule_batch"), [(600, 0), (1200, 16)])
+def test_a_drop_of_the_learning_rate_is_foreseen(drop: int, schedule_batch: int, tmp_path: Path) -> None:
     dropping = {
         "class_name": "PiecewiseConstantDecay",
-        "config": {"boundaries": [600], "values": [0.1, 0.01]},
+        "config": {"boundaries": [drop], "values": [0.1, 0.01]},
     }
     known, unknown = (
-        after_50_epochs(tmp_path / name, rate)
+        after_50_epochs(tmp_path / name, rate, schedule_batch)
         for name, rate in (("known", {"module": "keras.optimizers.schedules", **dropping}), ("unknown", 0.1))
     )
     low, high = known.epochs_interval
@@ -155,12 +156,12 @@ def test_a_drop_of_the_learning_rate_is_foreseen(tmp_path: Path) -> None:
     assert unknown.epochs_interval[0] > 64.0
 
 
-def after_50_epochs(folder: Path, learning_rate: object) -> EpochsForecast:
+def after_50_epochs(folder: Path, learning_rate: object, schedule_batch: int) -> EpochsForecast:
     """The forecast for a loss that has fallen slowly, and reaches its target after a drop of the rate, at epoch 64."""
     optimizer = json.dumps({"class_name": "SGD", "config": {"learning_rate": learning_rate}})
     goal = GoalSpec(metric="val_loss", target=1.0 + 64.0**-0.3 - 0.1, max_epochs=120)
     metrics = [{"val_loss": 1.0 + epoch**-0.3} for epoch in range(1, 51)]
-    manifest = SimpleNamespace(optimizer=optimizer, tensors=())
+    manifest = SimpleNamespace(optimizer=optimizer, tensors=(), schedule_batch=schedule_batch)
     scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics, manifest=manifest)
     trainer = trainer_of(scripted, folder, goal=goal)
     trainer.start(1)

@@ -96,6 +96,7 @@ class Run:
         faults: Failpoints, `NAME/process:kill@n`, each in the first process of that name.
         remote: Processes that do not share the job's memory.
         engine: Another engine than one that can be broken.
+        schedule_batch: See `Manifest.schedule_batch`.
     """
 
     def __init__(
@@ -117,10 +118,11 @@ class Run:
         evaluation_s: float | None = None,
         job_dir: Path = JOBS,
         engine: Callable[[Path, int], Engine] | None = None,
+        schedule_batch: int = 0,
     ) -> None:
         self.work_dir, self.epochs_wanted, self.best, self.replace = work_dir, epochs, best, replace
         self.supervisor = Supervisor.open(
-            JobSource(train, job_dir, SEED, threads=1),
+            JobSource(train, job_dir, SEED, threads=1, schedule_batch=schedule_batch),
             work_dir=work_dir,
             timeouts=Timeouts(start_s, step_s, evaluation_s),
             aggregators=aggregators,

@@ -342,6 +342,29 @@ def test_a_learning_rate_of_ones_own_is_that_of_keras(name: str) -> None:
     assert program.manifest.architecture != other.manifest.architecture
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["Keras's", "of one's own"])
+def test_a_schedule_is_as_far_after_an_epoch_as_at_the_jobs_own_batch(own: bool) -> None:
+    schedule = Halving(0.1) if own else OPTIMIZERS.schedules.CosineDecay(0.1, 99)
+    program = Program(KerasJob(classifier(OPTIMIZERS.SGD(schedule)), (X, Y)), schedule_batch=4)
+    size, where = len(X), program.manifest.schedule_step
+    per_epoch = -(-size // 4)
+
+    # at the job's own batch, each step is one
+    steps = [(epoch, start) for epoch in range(3) for start in range(0, size, 4)]
+    assert [where(step, *at) for step, at in enumerate(steps)] == list(range(3 * per_epoch))
+    assert where(5, 2, 0) == 2 * per_epoch  # whatever steps it took to get there
+    assert where(1, 0, 16) == 4
+    if own:
+        assert program.rate(1, 0, 16) == pytest.approx(float(schedule(4)))
+
+
+def test_a_rate_without_a_schedule_and_a_schedule_in_steps_count_steps() -> None:
+    constant = Program(KerasJob(classifier(OPTIMIZERS.SGD(0.1)), (X, Y)), schedule_batch=4)
+    assert constant.manifest.schedule_batch == 0
+    kept = Program(KerasJob(classifier(OPTIMIZERS.SGD(OPTIMIZERS.schedules.CosineDecay(0.1, 99))), (X, Y)))
+    assert kept.manifest.schedule_step(5, 2, 0) == 5
+
+
 class Squared(LAYERS.Layer):  # type: ignore[misc]
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", regularizer="l2")

@@ -13,6 +13,8 @@ from driving import (
     assert_fired,
     assert_goes_on,
     assert_same_weights,
+    batches,
+    job,
     plain_keras,
     replayed,
 )
@@ -56,6 +58,23 @@ def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(
         steps = [step for step in run.steps if step.epoch == report.epoch]
         mean = np.average([step.loss for step in steps], weights=[step.samples for step in steps])
         assert report.metrics["loss"] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["annealed", pytest.param("fading", marks=pytest.mark.long)])
+def test_a_schedule_is_followed_by_samples_at_a_larger_batch(name: str, tmp_path: Path) -> None:
+    program = job(name)
+    with Run(f"small:{name}", tmp_path, aggregators=2, schedule_batch=B // 4) as run:
+        got = trained(run, 2, 40)
+
+    model, size = program.model, len(program.train)
+    at = 0
+    for step, indices in zip(run.steps, batches(run.steps, size), strict=True):
+        model.optimizer.iterations.assign(at)
+        model.train_on_batch(*program.train.batch(indices))
+        ended = step is run.steps[-1] or run.steps[step.step].epoch > step.epoch
+        at = (step.epoch + 1) * -(-size // (B // 4)) if ended else at + 4
+    assert at > 2 * len(run.steps)
+    assert_same_weights(got, list(model.get_weights()))
 
 
 @pytest.mark.long

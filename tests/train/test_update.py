@@ -114,7 +114,7 @@ def one_step(
     weights: Sequence[Array],
     slots: Sequence[Array],
     step: int,
-    **options: float,
+    **options: Any,
 ) -> tuple[list[Array], list[Array], Norms]:
     new_weights, new_slots = ([np.full_like(array, 77) for array in state] for state in (weights, slots))
     before, after = ShardState(weights, slots), ShardState(new_weights, new_slots)
@@ -246,6 +246,23 @@ def test_a_schedule_gives_the_rates_of_keras(schedule: Any) -> None:
 
     for step in (*range(25), 49, 50, 51, 99, 100, 101, 119, 120, 121, 1000):
         assert float(rate(step)) == pytest.approx(float(schedule(np.int64(step))), rel=3e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "schedule", [_S.CosineDecay(0.05, 100), _S.CosineDecayRestarts(0.05, 100)], ids=["here", "by Keras"]
+)
+def test_a_schedule_may_be_further_than_the_steps(schedule: Any) -> None:
+    start, gradient = values(), values()
+    optimizer = serialised(_O.Adam(schedule))
+    constant = serialised(_O.Adam(float(schedule(np.int64(72)))))
+
+    slots = Update(tensors(), constant).initial_slots(start)
+    want, _, _ = one_step(Update(tensors(), constant), [(1, gradient)], start, slots, 9)
+    slots = Update(tensors(), optimizer).initial_slots(start)
+    got, _, _ = one_step(Update(tensors(), optimizer), [(1, gradient)], start, slots, 9, schedule_step=72)
+
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 # ---- mean and norms ----------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def supervisor_of(
         job_id,
         data="" if job.data is None else str(job.data),
         params=job.params,
+        schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
     )
     if names_a_loop(job, folder):
         return LoopJobSupervisor.open(

@@ -185,6 +185,11 @@ class JobWorkflow:
         self.state = replace(self.state, space=space)
         for note in (*manifest.notes, *notes):
             trainer.note(note)
+        if manifest.schedule_batch and self._job.batch_size_varies:
+            trainer.note(
+                f"the schedule of the learning rate is followed by samples: {manifest.schedule_batch}, the job's own "
+                "batch, count as one of its steps at every batch size; elastic.schedule: steps counts each step as one"
+            )
         if self._job.batch_size_unproven:
             trainer.note(
                 "the goal has no target, so the quality of the model at different batch sizes cannot be compared: "

@@ -185,7 +185,7 @@ class Outlook:
         return _Course(
             at=at,
             values=tuple(value for *_, value in rows),
-            schedule=self._schedule(at, [step for _, step, _ in rows], limit, dataset_size),
+            schedule=self._schedule(at, [(epoch, step) for epoch, step, _ in rows], limit, dataset_size),
             worth=worth,
             limit=limit,
             epochs=epochs,
@@ -193,13 +193,15 @@ class Outlook:
         )
 
     def _schedule(
-        self, at: Sequence[float], steps: Sequence[int], limit: float, dataset_size: int
+        self, at: Sequence[float], ends: Sequence[tuple[int, int]], limit: float, dataset_size: int
     ) -> Schedule | None:
         manifest, now = self._trainer.supervisor.manifest, self._trainer.configuration
         rate = None if manifest is None else schedule_of(manifest.optimizer)
-        if rate is None or now is None:
+        if manifest is None or rate is None or now is None:
             return None
-        steps_per_unit = -(-dataset_size // now.global_batch_size)
+        own = manifest.schedule_batch
+        steps_per_unit = -(-dataset_size // (own or now.global_batch_size))
+        steps = [epoch * steps_per_unit if own else step for epoch, step in ends]
         return rates_ahead(rate, at, steps, steps_per_unit=steps_per_unit, limit=limit)
 
     def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:

@@ -108,6 +108,11 @@ def own_rate(optimizer: Any) -> list[Any]:
     return [] if keras_s else [rate]
 
 
+def has_schedule(optimizer: Any) -> bool:
+    """Whether the learning rate of the optimizer, or of a part of it, follows the number of steps."""
+    return any(not isinstance(one._learning_rate, keras.Variable) for one in parts_of(optimizer))
+
+
 class Rate:
     """The learning rate of an optimizer by the number of its steps, where it is code of the user's; else 1.
 

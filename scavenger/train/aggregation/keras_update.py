@@ -44,13 +44,14 @@ class KerasUpdate:
         self._optimizer, self._weights = self._built(zeros)
         self._all = parts_of(self._optimizer)
         self._scale = tf.Variable(1.0, trainable=False)
+        self._at = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._rates: list[tuple[Any, np.float32]] = []
         for one in self._all:
             rate = one._learning_rate
             if isinstance(rate, keras.Variable):
                 self._rates.append((rate, np.float32(rate.numpy())))
             else:
-                one.learning_rate = _Scaled(rate, self._scale)
+                one.learning_rate = _Scaled(rate, self._scale, self._at)
         self._iterations = [one._iterations for one in self._all]
         self._state = state_of(self._optimizer)
         self.slots = tuple(self._slot_specs())
@@ -99,10 +100,12 @@ class KerasUpdate:
         *,
         step: int,
         lr_scale: float,
+        schedule_step: int,
     ) -> None:
         """Apply one step of the optimizer. `gradients` may be the weights of `after`."""
         self._fill(before)
         self._scale.assign(lr_scale)
+        self._at.assign(schedule_step)
         for variable, rate in self._rates:
             variable.assign(float(rate) * lr_scale)
         for iterations in self._iterations:
@@ -137,13 +140,14 @@ def _deserialised(document: Any) -> Any:
 
 
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A learning-rate schedule multiplied by a variable."""
+    """A learning-rate schedule at the step that one variable has, multiplied by another."""
 
-    def __init__(self, schedule: Any, scale: Any) -> None:
-        self._schedule, self._scale = schedule, scale
+    def __init__(self, schedule: Any, scale: Any, at: Any) -> None:
+        self._schedule, self._scale, self._at = schedule, scale, at
 
     def __call__(self, step: Any) -> Any:
-        return self._schedule(step) * self._scale
+        at = tf.cast(self._at, keras.backend.standardize_dtype(step.dtype))
+        return self._schedule(at) * self._scale
 
 
 def _variable(tensor: TensorSpec, value: Array) -> Any:

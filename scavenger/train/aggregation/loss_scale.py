@@ -101,6 +101,7 @@ class ScaledUpdate:
         *,
         step: int,
         lr_scale: float = 1.0,
+        schedule_step: int | None = None,
         differing: Differing | None = None,
     ) -> Norms:
         """Apply one step, or skip it if a gradient is not finite; see `Update.apply`.
@@ -117,6 +118,7 @@ class ScaledUpdate:
             ShardState(after.weights, after.slots[:-own]),
             step=int(iterations) + 1,
             lr_scale=lr_scale,
+            schedule_step=schedule_step,
         )
         new_iterations, new_counter, new_scale = after.slots[-own:]
         if not norms.finite:

@@ -231,6 +231,7 @@ class ModelShard:
                 held.state(step),
                 step=step + self.layout.manifest.iterations,
                 lr_scale=order.lr_scale,
+                schedule_step=order.schedule_step,
                 differing=held.differing,
             )
             if held.update is not None

@@ -275,7 +275,12 @@ class Sequencer:
     def _begin_apply(self, instruction: b.Apply) -> None:
         if self._fails(instruction):
             return
-        if self._step.begin_apply(instruction, lr_scale=self._lr_scale, best_step=self._best_step):
+        plan, manifest, at = instruction.plan, self._shard.layout.manifest, None
+        if manifest.schedule_batch:
+            at = manifest.schedule_step(plan.step - 1, plan.epoch, plan.shares[0].start)
+        if self._step.begin_apply(
+            instruction, lr_scale=self._lr_scale, best_step=self._best_step, schedule_step=at
+        ):
             self._timer.progressed()
         order, behind = self._step.order, self._step.behind()
         assert order is not None

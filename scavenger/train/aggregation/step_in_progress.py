@@ -55,7 +55,9 @@ class StepInProgress:
 
     # ---- applying it ---------------------------------------------------------------------------------------
 
-    def begin_apply(self, instruction: b.Apply, *, lr_scale: float, best_step: int = 0) -> bool:
+    def begin_apply(
+        self, instruction: b.Apply, *, lr_scale: float, best_step: int = 0, schedule_step: int | None = None
+    ) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
         held = tuple(each.held for each in self._of(instruction.pieces))
         order = ApplyPart(
@@ -71,6 +73,7 @@ class StepInProgress:
             map=instruction.map.number,
             changed=changed_body(instruction.map, instruction.plan.step),
             best_step=best_step,
+            schedule_step=schedule_step,
         )
         if order == self._order:
             return False

@@ -134,6 +134,7 @@ class Update:
         *,
         step: int,
         lr_scale: float = 1.0,
+        schedule_step: int | None = None,
         differing: Differing | None = None,
     ) -> Norms:
         """Apply one step: compute the mean gradient, weighted by samples, and the optimizer's update.
@@ -147,6 +148,7 @@ class Update:
                 contribution may be where its weights go. These are also used as scratch space for the mean gradient.
             step: Counts from 1.
             lr_scale: Factor of this step's learning rate, and so of its weight decay.
+            schedule_step: Steps that a schedule of the learning rate has behind it; None: those before this one.
             differing: How the new arrays differ from the old ones before the step; changed to how they do after it.
                 Without it, every row is written.
 
@@ -156,7 +158,15 @@ class Update:
         """
         if step < 1:
             raise ValueError(f"steps count from 1, and this is step {step}")
-        norms = self._apply(contributions, before, after, step, lr_scale, differing)
+        norms = self._apply(
+            contributions,
+            before,
+            after,
+            step,
+            step - 1 if schedule_step is None else schedule_step,
+            lr_scale,
+            differing,
+        )
         if norms.finite:
             for tensor, constraint in self._constraints.items():
                 constraint.apply(after.weights[tensor])
@@ -168,6 +178,7 @@ class Update:
         before: ShardState,
         after: ShardState,
         step: int,
+        schedule_step: int,
         lr_scale: float,
         differing: Differing | None,
     ) -> Norms:
@@ -190,10 +201,12 @@ class Update:
             self._for_each(parts, keep_mean)
             found = mean.norms()
             if found.finite:
-                self._keras.apply(after.weights, before, after, step=step, lr_scale=lr_scale)
+                self._keras.apply(
+                    after.weights, before, after, step=step, lr_scale=lr_scale, schedule_step=schedule_step
+                )
             return found
 
-        update = self._updater(before, means, after.slots, step, lr_scale)
+        update = self._updater(before, means, after.slots, step, schedule_step, lr_scale)
 
         def form_and_update(index: int, g: Array, t: Array) -> None:
             mean.form(index, g, t)
@@ -273,6 +286,7 @@ class Update:
         means: Sequence[Array],
         new_slots: Sequence[Array],
         step: int,
+        schedule_step: int,
         lr_scale: float,
     ) -> Callable[[Span, Array, Array], None]:
         count = len(self._rule.slots)
@@ -282,7 +296,7 @@ class Update:
         if not len(old) == len(new) == len(self.slots) or not len(weights) == len(self._tensors):
             raise ValueError(f"there are {len(self._tensors)} tensors with {len(self.slots)} slots")
         with np.errstate(all="ignore"):
-            rate = np.float32(float(self._learning_rate(step - 1)) * lr_scale)
+            rate = np.float32(float(self._learning_rate(schedule_step)) * lr_scale)
             kernels = {dtype: self._rule.kernel(dtype, rate, step) for dtype in set(self._types)}
 
         def update(span: Span, g: Array, t: Array) -> None:

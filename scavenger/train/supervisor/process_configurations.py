@@ -71,6 +71,7 @@ class ProcessConfigurations:
             train=source.train,
             data=source.data,
             params=dict(source.params),
+            schedule_batch=source.schedule_batch,
             job_dir=str(self._source.job_dir.resolve()),
             seed=self._source.seed,
             threads=self._source.threads if threads is None else threads,

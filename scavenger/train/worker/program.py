@@ -27,6 +27,7 @@ from scavenger.train.aggregation.keras_state import (
     OptimizerState,
     Rate,
     assign_state,
+    has_schedule,
     iterations_of,
     read_state,
     serialised,
@@ -54,6 +55,7 @@ class Program:
     Args:
         job: The job that the user's module defines.
         job_dir: The folder of that module, to name the line of a callback that fails.
+        schedule_batch: See `Manifest.schedule_batch`.
 
     Attributes:
         callbacks: Runs the job's callbacks.
@@ -65,7 +67,7 @@ class Program:
         DataError: If the data cannot be read.
     """
 
-    def __init__(self, job: KerasJob, job_dir: str = "") -> None:
+    def __init__(self, job: KerasJob, job_dir: str = "", *, schedule_batch: int = 0) -> None:
         self.model = job.model
         check_model(self.model)
         self._steps = Steps(self.model)
@@ -103,7 +105,7 @@ class Program:
             inference=self.validation is not None or not self._steps.own_train,
         ).check()
         self._whole_metrics, self._left_out = whole_metrics(model, self._metrics, unsplit)
-        self.manifest = self._manifest(sample, passes_of(job, len(self.train)))
+        self.manifest = self._manifest(sample, passes_of(job, len(self.train)), schedule_batch)
 
         specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
@@ -240,9 +242,13 @@ class Program:
             sums[index] = np.zeros_like(sums[index]) if over_all is None else over_all[index]
         return sums
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate after `step` that a schedule of the user's gives; 1 if there is none."""
-        return self._rate(step + self.manifest.iterations)
+    def rate(self, step: int, epoch: int, start: int) -> float:
+        """Return the learning rate that a schedule of the user's gives; 1 if there is none.
+
+        Args:
+            step, epoch, start: See `Manifest.schedule_step`.
+        """
+        return self._rate(self.manifest.schedule_step(step, epoch, start))
 
     def summarise(self, training: Sequence[Array], validation: Sequence[Array] = ()) -> dict[str, float]:
         """Compute metrics, by Keras's names, from the sums of their variables over workers and steps."""
@@ -380,7 +386,7 @@ class Program:
                     "of a second optimizer): every worker would have another; keep it as a weight of a layer"
                 )
 
-    def _manifest(self, sample: tuple[Any, ...], passes: Passes) -> Manifest:
+    def _manifest(self, sample: tuple[Any, ...], passes: Passes, schedule_batch: int) -> Manifest:
         model = self.model
         tensors = [
             TensorSpec(v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype), "trainable")
@@ -421,6 +427,7 @@ class Program:
             batch_hooks=self.callbacks.batch_hooks,
             epochs_per_pass=passes.epochs,
             shuffle=passes.shuffle,
+            schedule_batch=schedule_batch if has_schedule(model.optimizer) else 0,
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:

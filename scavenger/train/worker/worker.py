@@ -60,7 +60,13 @@ log = logging.getLogger(__name__)
 
 
 def load_program(
-    train: str, job_dir: str, seed: int, *, data: str = "", params: Mapping[str, Any] | None = None
+    train: str,
+    job_dir: str,
+    seed: int,
+    *,
+    data: str = "",
+    params: Mapping[str, Any] | None = None,
+    schedule_batch: int = 0,
 ) -> Program:
     """Build the job that `module:object` names, after seeding every random generator that Keras controls.
 
@@ -70,6 +76,7 @@ def load_program(
         seed: The job's seed.
         data: A function that returns the arguments of `KerasJob` besides the model; empty if `train` returns all.
         params: Arguments of the function that `train` names.
+        schedule_batch: See `Manifest.schedule_batch`.
 
     Raises:
         TrainingCodeError: If a module has no such object, or the object is not a job.
@@ -102,7 +109,7 @@ def load_program(
         raise TrainingCodeError(
             f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
-    return Program(job, job_dir)
+    return Program(job, job_dir, schedule_batch=schedule_batch)
 
 
 def _named(place: str) -> Any:
@@ -150,7 +157,12 @@ class Worker:
         keys: Keys = (config.public_key.encode(), config.secret_key.encode())
         self._config, self._control = config, control
         self._program = load_program(
-            config.train, config.job_dir, config.seed, data=config.data, params=config.params
+            config.train,
+            config.job_dir,
+            config.seed,
+            data=config.data,
+            params=config.params,
+            schedule_batch=config.schedule_batch,
         )
         self._in_parts = InParts(self._program, lambda samples: control.send(m.MemoryExceeded(samples)))
         seed_worker(config.seed, config.name)
@@ -475,7 +487,7 @@ class Worker:
             half_sqnorm=half_sqnorm,
             rows=rows,
             sqnorm=sqnorm,
-            rate=self._program.rate(order.step),
+            rate=self._program.rate(order.step, epoch, piece.share.start),
             pulled_s=() if self._inbox is None else self._inbox.took_s(),
         )
         self._known.add_gradient(step, piece, contribution)

@@ -112,6 +112,12 @@ def fading() -> KerasJob:
     return arrays(network(keras.optimizers.SGD(Fading(), momentum=0.9)))
 
 
+def annealed() -> KerasJob:
+    return arrays(
+        network(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.05, 300), momentum=0.9))
+    )
+
+
 def noisy() -> KerasJob:
     layers = keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.2)
     return arrays(network(keras.optimizers.SGD(0.05), *layers))

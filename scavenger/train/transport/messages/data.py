@@ -317,7 +317,8 @@ class ApplyPart(Tagged, frozen=True):
     `pieces` has number, samples, slot and sparse gradients of each piece, in the same order for every aggregator;
     `number` is that of the list of pieces in the view. `held` has the indices of the aggregators that have each piece
     in their memory; it is empty if all have all. For `map` and `changed`, see `ExpectPieces`. `best_step` is the step
-    after which the weights were best so far, 0 if unknown: `KeepBest` may have been lost with a process.
+    after which the weights were best so far, 0 if unknown: `KeepBest` may have been lost with a process. For
+    `schedule_step`, see `Manifest.schedule_step`; None if it is `step - 1`.
     """
 
     step: int
@@ -329,6 +330,7 @@ class ApplyPart(Tagged, frozen=True):
     map: int = 0
     changed: MapBody | None = None
     best_step: int = 0
+    schedule_step: int | None = None
 
 
 class TakeMap(Tagged, frozen=True):

@@ -86,6 +86,7 @@ class ProcessConfiguration(Body, frozen=True):
         logs: The log settings.
         data: The data, as `module:object`, if `train` returns a model alone; else empty.
         params: Arguments by name for the function that `train` names.
+        schedule_batch: See `Manifest.schedule_batch`.
         memory_bytes: Limit on the private memory of a tenant and of each process that it runs; 0 for none.
     """
 
@@ -107,6 +108,7 @@ class ProcessConfiguration(Body, frozen=True):
     logs: LogSettings = LogSettings()
     data: str = ""
     params: dict[str, Any] = {}
+    schedule_batch: int = 0
     memory_bytes: int = 0
 
 
@@ -168,6 +170,8 @@ class Manifest(Body, frozen=True, omit_defaults=True):
         notes: What the user should know of how the data is read.
         callbacks: Classes of the callbacks that run at epoch ends.
         batch_hooks: Whether some of them run at every step, too.
+        schedule_batch: Batch size at which the schedule of the learning rate counts one step, samples; 0 if each step
+            of the job counts, or the rate has no schedule.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -187,6 +191,18 @@ class Manifest(Body, frozen=True, omit_defaults=True):
     batch_hooks: bool = False
     epochs_per_pass: int = 1
     shuffle: bool = True
+    schedule_batch: int = 0
+
+    def schedule_step(self, step: int, epoch: int, start: int) -> int:
+        """Steps that the schedule of the learning rate has behind it when a step begins.
+
+        Args:
+            step: Steps that the job has applied before it.
+            epoch, start: The step's epoch and its first sample there.
+        """
+        if self.schedule_batch:
+            step = epoch * -(-self.dataset_size // self.schedule_batch) + start // self.schedule_batch
+        return step + self.iterations
 
     @property
     def passes(self) -> Passes:
@@ -196,7 +212,7 @@ class Manifest(Body, frozen=True, omit_defaults=True):
     @property
     def digest(self) -> str:
         """Hash of the model and its data, 32 hexadecimal digits."""
-        described = msgspec.structs.replace(self, callbacks=(), batch_hooks=False)
+        described = msgspec.structs.replace(self, callbacks=(), batch_hooks=False, schedule_batch=0)
         return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()[:32]
 
 
