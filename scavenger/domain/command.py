@@ -20,7 +20,17 @@ from pydantic import (
 
 from scavenger.domain.forms import Duration, FrozenModel, did_you_mean, fault, shown
 
-__all__ = ["EPOCH_GROUPS", "PLACEHOLDERS", "RunSpec", "RunText", "fill", "placeholders_of"]
+__all__ = [
+    "DONE_GROUP",
+    "EPOCH_GROUPS",
+    "NUMBER",
+    "PLACEHOLDERS",
+    "RunSpec",
+    "RunText",
+    "fill",
+    "placeholders_of",
+    "regular_expression",
+]
 
 PLACEHOLDERS: Mapping[str, str] = {
     "local_batch_size": "samples of a step that this process computes",
@@ -38,6 +48,11 @@ PLACEHOLDERS: Mapping[str, str] = {
 
 EPOCH_GROUPS = ("epoch", "epoch1")
 """Groups of log patterns with the number of an epoch: counted from 0, and from 1."""
+DONE_GROUP = "done"
+"""Group of log patterns with the program's reason to end training."""
+NUMBER = r"(?:[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)(?![a-zA-Z])))"
+"""What `{number}` stands for in log patterns: a number as programs print it, with its sign and exponent."""
+_SHORTHAND = re.compile(r"(?<!\\)\{([A-Za-z_]\w*)\}")
 SAMPLES_MAX = 10**12
 _COMMAND_MAX = 8_000
 _PATTERNS_MAX = 20
@@ -79,6 +94,21 @@ def fill(command: str, values: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(word.format_map(texts) for word in _words(command))
 
 
+def regular_expression(pattern: str) -> re.Pattern[str]:
+    """A log pattern as a regular expression: `{number}` stands for a number.
+
+    Raises:
+        ValueError: If there is another name in braces.
+        re.error: If it is no regular expression.
+    """
+    for name in _SHORTHAND.findall(pattern):
+        if name != "number":
+            raise ValueError(
+                f"has the unknown shorthand {{{name}}}; write {{number}}, or \\{{{name}\\}} for the braces themselves"
+            )
+    return re.compile(_SHORTHAND.sub(lambda found: NUMBER, pattern))
+
+
 def _parse_patterns(value: object) -> tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value
     if not isinstance(patterns, list | tuple) or not 0 < len(patterns) <= _PATTERNS_MAX:
@@ -88,12 +118,15 @@ def _parse_patterns(value: object) -> tuple[str, ...]:
         if not isinstance(pattern, str):
             raise fault(f"must be a regular expression, not {shown(pattern)}", at)
         try:
-            named = re.compile(pattern).groupindex
+            named = regular_expression(pattern).groupindex
         except re.error as error:
             raise fault(f"is no regular expression: {error}", at) from None
-        if not {"step", *EPOCH_GROUPS} & named.keys():
+        except ValueError as error:
+            raise fault(str(error), at) from None
+        if not {"step", DONE_GROUP, *EPOCH_GROUPS} & named.keys():
             raise fault(
-                r"must have a group (?P<step>\d+) or (?P<epoch>\d+), so that its line can be placed", at
+                r"must have a group (?P<step>\d+) or (?P<epoch>\d+), so that its line can be placed, or (?P<done>.*)",
+                at,
             )
         groups |= named.keys()
     if "step" not in groups:
@@ -125,7 +158,7 @@ class RunSpec(FrozenModel):
     log: Patterns | None = Field(
         default=None,
         description="Regular expressions for lines of the first process's output, with the groups step, loss, epoch, "
-        "metric and others; without them, the program tells by scavenger_report.",
+        "metric, done and others; {number} is a number. Without them, the program tells by scavenger_report.",
     )
     grace: Duration = Field(
         default=30.0,

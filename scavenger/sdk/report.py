@@ -9,9 +9,10 @@ Without the environment that a command job sets, every call does nothing, so the
 
 The protocol is plain, for programs in other languages. The process with `RANK` 0 appends lines of JSON to
 `$SCAVENGER_REPORT/report.jsonl`, each with `kind` (`begin`, `step`, `epoch`, `checkpoint`), `at_s` (seconds of a clock
-that never jumps, such as the monotonic one) and the arguments of the calls below. The file `$SCAVENGER_REPORT/request`,
-which is replaced as a whole, is JSON with `save_at` and `end_at`: the steps after which a checkpoint is to be saved,
-and the program is to end. All processes see the same numbers before they reach them, so they end at the same step.
+that never jumps, such as the monotonic one) and the arguments of the calls below; every process may tell by `raised`
+of the `error` that ends it. The file `$SCAVENGER_REPORT/request`, which is replaced as a whole, is JSON with `save_at`
+and `end_at`: the steps after which a checkpoint is to be saved, and the program is to end. All processes see the same
+numbers before they reach them, so they end at the same step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _VERDICT_S = 60.0
 """Longest wait at the end of an epoch for the job's answer; then training goes on."""
 _LOOK_S = 0.01
 _REASON_MAX = 500
-"""Characters of the reason why training is over."""
+"""Characters of the reason why training is over, and of an exception."""
 
 
 def scavenger_report(
@@ -108,6 +109,9 @@ class Report:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self._write("raised", error=text[:_REASON_MAX])
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -237,7 +241,8 @@ class Report:
 
     def _write(self, kind: str, **values: Any) -> None:
         """Append a line; a full disk must not end the training."""
-        if self._folder is None or not (self._first or (self._every_rank and kind == "checkpoint")):
+        told = self._first or kind == "raised" or (self._every_rank and kind == "checkpoint")
+        if self._folder is None or not told:
             return
         try:
             if self._file is None:

@@ -75,6 +75,10 @@ def test_a_command_is_a_job_in_python_too() -> None:
         ({}, "train is missing; add train: train:job, or run:"),
         ({"run": {"command": "a", "log": "("}}, "run.log[0] is no regular expression"),
         ({"run": {"command": "a", "log": "loss"}}, "run.log[0] must have a group"),
+        (
+            {"run": {"command": "a", "log": r"(?P<step>{numbr})"}},
+            "run.log[0] has the unknown shorthand {numbr}",
+        ),
         ({"run": {"command": "a", "log": r"(?P<epoch>\d+)"}}, "run.log must have a pattern with the group"),
         ({"run": {"command": "a", "log": r"(?P<step>\d+)"}}, "run.samples is missing"),
         ({"run": {"comand": "a"}}, "unknown key 'comand' in run; did you mean 'command'?"),

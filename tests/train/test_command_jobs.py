@@ -12,22 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scavenger.control.jobs.training_code import check_command
 from scavenger.domain.command import RunSpec
 from scavenger.domain.job import JobSpec
 from scavenger.elastic.recovery import RolledBack
-from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.errors import ConfigurationError, NotSupportedError, TrainingCodeError, WorkersLostError
 from scavenger.models.noise import noise_scale_parts
 from scavenger.sdk import report as sdk
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.messages import Record
-from scavenger.train.command.output import LogPatterns, Reports, parse_report
+from scavenger.train.command.output import Lines, LogPatterns, Reports, parse_report
 from scavenger.train.command.progress import Group, Progress
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.command.source import CommandSource
+from scavenger.train.command.watch import MetricWatch, Restarts
+from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
 
 # ---- rendezvous --------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ def test_the_program_goes_on_from_the_step_and_epoch_of_its_checkpoint_with_the_
     ("line", "told"),
     [
         ("step 40 loss 0.25", ("step", 40, None, 0.25, {})),
+        ("\x1b[1mstep 40\x1b[0m loss 0.25", ("step", 40, None, 0.25, {})),
         ("epoch 3: acc=0.9 auc=0.8", ("epoch", None, 2, None, {"val_accuracy": 0.9, "auc": 0.8})),
         ("epoch 3: acc=nan auc=0.8", ("epoch", None, 2, None, {"auc": 0.8})),
         ("epoch 0: acc=1 auc=1", None),
@@ -115,10 +118,93 @@ def test_log_patterns_tell_of_steps_and_epochs(line: str, told: tuple[Any, ...] 
             r"epoch (?P<epoch1>\d+): acc=(?P<metric>\S+) auc=(?P<auc>\S+)",
         ],
         "val_accuracy",
+        lambda group, message: None,
     )
+    found = [one for text in Lines().take(line.encode() + b"\n") for one in patterns.read(text, 1.0)]
+
+    assert [(one.kind, one.step, one.epoch, one.loss, one.metrics) for one in found] == [told] * bool(told)
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r", b"\r\n"])
+@given(cuts=st.lists(st.integers(1, 30)))
+def test_every_update_of_a_progress_bar_is_a_line_however_output_arrives(
+    ends: bytes, cuts: list[int]
+) -> None:
+    bars = [f"{step}/9 [{'=' * step}] loss: {step / 8}" for step in range(1, 10)]
+    data, lines, found = ends.join(bar.encode() for bar in bars), Lines(), list[str]()
+    for cut in cuts:
+        found += lines.take(data[:cut])
+        data = data[cut:]
+    found += lines.take(data) + lines.rest()
+
+    assert found == bars
+
+
+def test_a_line_tells_of_all_its_steps_and_then_of_the_end_of_their_epoch() -> None:
+    patterns = LogPatterns(
+        [
+            r"epoch (?P<epoch1>\d+).* val_loss (?P<val_loss>{number})",
+            r"step (?P<step>\d+)",
+            r"step (?P<step>\d+) loss (?P<loss>{number})",
+            r"(?P<done>Early stopping.*)",
+        ],
+        "val_loss",
+        lambda group, message: None,
+    )
+    line = "epoch 3 step 7 loss -2.5e-01 step 8 loss nan val_loss .5 Early stopping: no better"
     found = patterns.read(line, 1.0)
 
-    assert told == (found and (found.kind, found.step, found.epoch, found.loss, found.metrics))
+    assert [(one.kind, one.step, one.epoch) for one in found] == [
+        ("step", 7, None),
+        ("step", 8, None),
+        ("epoch", None, 2),
+        ("done", None, None),
+    ]
+    assert found[0].loss == -0.25
+    assert math.isnan(found[1].loss or 0.0)
+    assert found[2].metrics == {"val_loss": 0.5}
+    assert found[3].done == "Early stopping: no better"
+
+
+@given(
+    st.floats() | st.integers(-(10**6), 10**6), st.sampled_from(["{:g}", "{:.2e}", "{:+.4f}", "{!r}", "{!s}"])
+)
+def test_a_number_is_read_as_programs_print_it(value: float, form: str) -> None:
+    text = form.format(value)
+    doubts: list[str] = []
+    patterns = LogPatterns(
+        [r"(?P<step>\d+): a=(?P<a>{number}), b"], "", lambda *doubt: doubts.append(doubt[0])
+    )
+    (found,) = patterns.read(f"12: a={text}, b=7.", 1.0)
+
+    assert found.metrics == ({"a": float(text)} if math.isfinite(float(text)) else {})
+    assert doubts == []
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "words"),
+    [
+        (
+            "3: acc 2.20e-01",
+            0.22,
+            "the group metric captures '2.20' of the number 2.20e-01, which counts as a whole",
+        ),
+        ("3: acc -0.3", -0.3, "captures '0.3' of the number -0.3"),
+        ("3: acc 0.5.", 0.5, ""),
+        ("3: acc 0.25-", 0.25, ""),
+        ("3: acc 1.2.3", None, "captures '1.2.3', which is no number; write (?P<metric>{number})"),
+    ],
+)
+def test_what_captures_a_part_of_a_number_is_doubted_once(line: str, value: float | None, words: str) -> None:
+    doubts: list[str] = []
+    patterns = LogPatterns(
+        [r"(?P<epoch>\d+): acc .*?(?P<metric>[\d.]+\d)"], "acc", lambda *doubt: doubts.append(doubt[1])
+    )
+    for _ in range(2):
+        (found,) = patterns.read(line, 1.0)
+
+    assert found.metrics == ({} if value is None else {"acc": value})
+    assert [words in doubt for doubt in doubts] == [True] * bool(words)
 
 
 @given(st.binary(max_size=200) | st.text().map(str.encode))
@@ -348,32 +434,114 @@ def test_what_a_command_cannot_run_on_is_refused(
         check_command(plain, RunSpec(command="pyhton train.py"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "further", "stops"),
-    [
-        ({"auc": 0.5}, 0, True),
-        ({"auc": math.nan}, 0, False),
-        ({"loss": 0.5}, 0, False),
-        ({"auc": 0.5}, 1, False),
-    ],
-)
-def test_a_program_that_ends_by_itself_has_ended_training_if_its_newest_epoch_has_the_goals_metric(
-    metrics: dict[str, float], further: int, stops: bool
-) -> None:
+@pytest.mark.parametrize("further", [0, 1])
+def test_a_program_that_said_so_has_ended_training_with_its_newest_epoch(further: int) -> None:
     progress = Progress()
     progress.begin(Group(1, ("w0",), 8))
-    assert progress.stop("auc") == []
     progress.take(Record("step", 1.0, step=1), 1.0)
-    progress.take(Record("epoch", 1.5, step=1, epoch=0, metrics=metrics), 1.5)
+    progress.take(Record("epoch", 1.5, step=1, epoch=0, metrics={"auc": 0.5}), 1.5)
     for step in range(2, 2 + further):
-        progress.take(Record("step", float(step), step=step), float(step))
+        progress.take(Record("step", float(step), step=step, metrics={"auc": 0.7}), float(step))
+    assert progress.done == ""
+    progress.take(Record("done", 9.0, done="no better"), 9.0)
 
-    found = progress.stop("auc")
-    assert bool(found) is stops
-    if stops:
-        (report,) = found
-        assert isinstance(report, m.EpochReport)
-        assert (report.epoch, report.stopped_by) == (0, "the program, which ended by itself")
+    (report,) = progress.stop()
+    assert isinstance(report, m.EpochReport)
+    assert (report.epoch, report.stopped_by) == (further, "the program (no better)")
+    assert report.metrics["auc"] == (0.7 if further else 0.5)
+
+
+@given(
+    samples=st.integers(1, 500),
+    batches=st.lists(st.integers(1, 64), min_size=1, max_size=3),
+    epochs=st.integers(1, 4),
+    every=st.integers(1, 5),
+)
+def test_a_program_that_tells_no_epochs_has_done_them_if_its_steps_are_enough(
+    samples: int, batches: list[int], epochs: int, every: int
+) -> None:
+    """Also if it leaves out what makes no whole batch, and tells each few steps alone."""
+    progress, step = Progress(), 0
+    for view, batch in enumerate(batches, start=1):
+        progress.begin(Group(view, ("w0",), batch))
+        count = epochs if view == len(batches) else 0
+        for _ in range(count * max(1, samples // batch)):
+            step += 1
+            if step % every == 0:
+                progress.take(Record("step", float(step), step=step), float(step))
+
+    assume(progress.step > 0)
+    assert progress.missing(epochs, samples) == 0
+    assert progress.missing(2 * epochs + every + 1, max(samples, batches[-1])) > 0
+
+
+def test_a_metric_that_is_never_told_is_warned_of_and_then_ends_a_job_with_a_target() -> None:
+    for judged in (True, False):
+        progress = Progress()
+        progress.begin(Group(1, ("w0",), 8))
+        watch = MetricWatch("val_acc", judged=judged, epochs=20, begun=0)
+        warned = list[str]()
+        for epoch in range(4):
+            events = progress.take(Record("epoch", 1.0, epoch=epoch, metrics={"val_accuracy": 0.5}), 1.0)
+            warned += [
+                event.message for event in watch.look(events, progress, 64) if isinstance(event, Warned)
+            ]
+        assert warned == [
+            "goal.metric: no finite val_acc was told of the first epoch, but val_accuracy; did you mean val_accuracy?"
+        ]
+        last = progress.take(Record("epoch", 1.0, epoch=4, metrics={"val_acc": math.nan}), 1.0)
+        if judged:
+            with pytest.raises(TrainingCodeError, match="no finite val_acc was told of the first 5 epochs"):
+                watch.look(last, progress, 64)
+        else:
+            assert watch.look(last, progress, 64) == []
+
+
+def test_a_metric_that_is_told_after_the_fifth_epoch_is_enough() -> None:
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    watch = MetricWatch("acc", judged=True, epochs=20, begun=0)
+    for epoch in range(12):
+        metrics = {"acc": 0.5} if epoch % 5 == 4 else {}
+        events = progress.take(Record("epoch", 1.0, epoch=epoch, metrics=metrics), 1.0)
+        assert bool(watch.look(events, progress, 64)) is (epoch == 0)
+
+
+def test_a_program_whose_ends_of_epochs_no_pattern_finds_is_warned_of_by_its_samples() -> None:
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    watch = MetricWatch("acc", judged=True, epochs=20, begun=0)
+    warned = list[tuple[int, str]]()
+    for step in range(1, 48):
+        events = progress.take(Record("step", float(step), step=step), float(step))
+        warned += [(step, e.message) for e in watch.look(events, progress, 64) if isinstance(e, Warned)]
+    assert [step for step, _ in warned] == [16]
+    assert "has trained 2 epochs by run.samples and told of the end of none" in warned[0][1]
+    with pytest.raises(TrainingCodeError, match="has trained 6 epochs"):
+        watch.look(progress.take(Record("step", 48.0, step=48), 48.0), progress, 64)
+
+
+def test_attempts_that_fail_at_the_same_step_end_the_job_and_those_that_get_further_do_not() -> None:
+    restarts = Restarts(3)
+    assert [restarts.failed(step, "x", host=False) for step in (10, 10, 10, 11, 5, 11)] == [None] * 6
+    failure = restarts.failed(11, "the command of w1 ended with status 1", host=False)
+    assert isinstance(failure, TrainingCodeError)
+    assert "w1 ended with status 1; so did 3 starts before it, and none went beyond step 11" in str(failure)
+    assert isinstance(restarts.failed(11, "w1 was lost", host=True), WorkersLostError)
+
+
+def test_a_program_that_raises_tells_of_its_exception_from_every_process(tmp_path: Path) -> None:
+    for rank, error in enumerate([ValueError("no\nsuch"), SystemExit(3), SystemExit(0)]):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        with pytest.raises(type(error)), sdk.Report({sdk.FOLDER: str(folder), "RANK": str(rank)}):
+            raise error
+    told = [
+        [one.error for one in Reports(tmp_path / str(rank)).read() if one.kind == "raised"]
+        for rank in range(3)
+    ]
+
+    assert told == [["ValueError: no such"], ["SystemExit: 3"], []]
 
 
 def test_the_reason_of_a_program_for_ending_training_is_in_the_report_of_its_epoch(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from scavenger.control.tracking.trainer_status import told_to_trainer
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
-from scavenger.errors import CleanupError, Interrupted, ModelNotSavedError, ScavengerError
+from scavenger.errors import CleanupError, Interrupted, ScavengerError
 from scavenger.store import Store
 from scavenger.store.record_file import RECORD_FILE
 
@@ -210,7 +210,7 @@ class JobRun:
         if self._running is not None and self._running.unsaved and not ending.error:
             # training finished, but the model file is missing; `resume` can write it
             ending = replace(
-                ending, state="failed", error=self._running.unsaved, exit_code=ModelNotSavedError.exit_code
+                ending, state="failed", error=self._running.unsaved, exit_code=self._running.unsaved_code
             )
         if ending.limit and recorder.record.checkpoint is not None:
             option = "--budget USD" if ending.limit == "budget" else "--deadline TIME"

@@ -16,7 +16,13 @@ from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.report import JobState, Observer, PhaseChanged
-from scavenger.errors import CleanupError, LimitReachedError, ScavengerError
+from scavenger.errors import (
+    CleanupError,
+    LimitReachedError,
+    ModelNotSavedError,
+    ScavengerError,
+    TrainingCodeError,
+)
 from scavenger.train.supervisor.face import JobSupervisor
 
 __all__ = ["Parts", "RunningJob"]
@@ -52,6 +58,7 @@ class RunningJob:
         model_path: The saved model; None until it is saved.
         ending_at_s: Running time of the job when training had ended; None before that.
         unsaved: Why the model could not be saved and what was kept instead; empty unless saving failed.
+        unsaved_code: The exit code for that.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class RunningJob:
         self._short_of_room = False
         self.model_path: Path | None = None
         self.ending_at_s: float | None = None
-        self.unsaved = ""
+        self.unsaved, self.unsaved_code = "", 0
 
     # ---- the run -------------------------------------------------------------------------------------------
 
@@ -191,6 +198,9 @@ class RunningJob:
                 f"the checkpoint of step {trainer.checkpoint_step} is kept; once the cause is fixed, "
                 f"`scavenger resume {self.parts.recorder.job_id[:8]}` writes the model"
             )
+        # a program that saves nothing does no better the next time; other causes pass
+        by_code = isinstance(error, TrainingCodeError)
+        self.unsaved_code = (TrainingCodeError if by_code else ModelNotSavedError).exit_code
         self.unsaved = f"the model could not be saved: {path}: {error}; {kept}"
         trainer.note(self.unsaved)
 

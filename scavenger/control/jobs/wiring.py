@@ -66,6 +66,8 @@ def supervisor_of(
                 space.offers[0].cpus,
                 job.goal.max_epochs,
                 job.goal.metric or "",
+                job.goal.target is not None,
+                job.elastic.failures.give_up,
                 job.params,
             ),
             work_dir=work_dir,

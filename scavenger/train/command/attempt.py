@@ -62,6 +62,8 @@ class Attempt:
         ending: Whether it is being ended.
         until_s: When its processes are killed.
         cause: Why it failed; empty otherwise.
+        host_lost: Whether that is the end of a worker, and not of its command alone.
+        raised: The exceptions by which processes told that they end.
         saved: Whether it has reported a checkpoint.
         states: Which states of its folder are whole, if that is carried.
     """
@@ -77,6 +79,8 @@ class Attempt:
     ending: bool = False
     until_s: float = math.inf
     cause: str = ""
+    host_lost: bool = False
+    raised: dict[str, str] = field(default_factory=dict)
     saved: bool = False
 
     @property

@@ -32,7 +32,7 @@ from scavenger.train.checkpoints.format import DamagedError
 from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.command import messages as cm
 from scavenger.train.command.carrier import Carrier
-from scavenger.train.command.output import LogPatterns, Reports
+from scavenger.train.command.output import Lines, LogPatterns, Reports
 from scavenger.train.engines.tree_use import tree_use
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.messages import Beat
@@ -45,6 +45,9 @@ _LOOK_MS = 20
 _SWEEPS = 20
 _RECORDS_MAX = 1000
 _MEASURE_S = 2.0
+_OUTPUT_BYTES = 1 << 16
+_ALIVE_S = 1.0
+"""How often it is told that a program writes, which is a sign of life."""
 _SUBREAPER = 36
 """`PR_SET_CHILD_SUBREAPER` of Linux."""
 
@@ -69,11 +72,14 @@ class Host:
         self._carrier, self._arrived = carrier, arrived
         self._attempt = 0
         self._order: cm.Run | None = None
+        self._request: cm.Ask | None = None
         self._status: int | None = None
         self._asked = False
         self._child: subprocess.Popen[bytes] | None = None
         self._reports: Reports | None = None
-        self._lines: deque[cm.Record] = deque()
+        self._told: deque[cm.Record | cm.Doubt] = deque()
+        self._wrote = False
+        self._alive_at = 0.0
         self._reader: threading.Thread | None = None
         self._kill_at, self._measure_at = float("inf"), 0.0
         self.step = self.view = 0
@@ -102,8 +108,10 @@ class Host:
         match message:
             case cm.Run():
                 self._start(message)
-            case cm.Ask() if message.attempt == self._attempt and self._child is not None:
-                self._ask(message)
+            case cm.Ask() if message.attempt == self._attempt:
+                self._request = message
+                if self._child is not None:
+                    self._ask(message)
             case cm.SetUp():
                 self._set_up(message.words)
             case cm.End() if message.attempt == self._attempt and self._order is not None:
@@ -120,7 +128,7 @@ class Host:
     def _start(self, order: cm.Run) -> None:
         self._kill()
         self._attempt, self._kill_at, self.view = order.attempt, float("inf"), order.attempt
-        self._order, self._status, self._asked = order, None, False
+        self._order, self._request, self._status, self._asked = order, None, None, False
         self._carrier.begin(order)
 
     def _begin(self, order: cm.Run) -> None:
@@ -129,7 +137,9 @@ class Host:
         folder = self._folder / f"attempt-{order.attempt}"
         folder.mkdir(mode=0o700)
         self._reports = Reports(folder)
-        self._lines.clear()
+        if self._request is not None:  # the others are ahead
+            self._ask(self._request)
+        self._told.clear()
         env = _environment(order.without) | order.env
         env[FOLDER] = str(folder)
         log.info("attempt %d: %s", order.attempt, " ".join(order.words))
@@ -139,31 +149,34 @@ class Host:
                 cwd=self._job_dir,
                 env=env,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if order.log else None,
-                stderr=subprocess.STDOUT if order.log else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         except OSError as error:
             self._end(127, f"could not start {order.words[0]!r}: {error.strerror or error}")
             return
-        if order.log:
-            patterns = LogPatterns(order.log, order.metric)
-            self._reader = threading.Thread(
-                target=self._read_output, args=(self._child, patterns), daemon=True
-            )
-            self._reader.start()
+        patterns = LogPatterns(
+            order.log,
+            order.metric,
+            lambda group, message: self._told.append(cm.Doubt(order.attempt, group, message)),
+        )
+        self._reader = threading.Thread(target=self._read_output, args=(self._child, patterns), daemon=True)
+        self._reader.start()
 
     def _read_output(self, child: subprocess.Popen[bytes], patterns: LogPatterns) -> None:
         """Pass the program's output on, and read what it tells; runs in a thread of its own."""
         assert child.stdout is not None
+        lines = Lines()
         with child.stdout:
-            for line in child.stdout:
-                now = time.monotonic()
-                sys.stdout.buffer.write(line)
+            while data := os.read(child.stdout.fileno(), _OUTPUT_BYTES):
+                now, self._wrote = time.monotonic(), True
+                sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
-                record = patterns.read(line.decode(errors="replace"), now)
-                if record is not None:
-                    self._lines.append(record)
+                for line in lines.take(data):
+                    self._told.extend(patterns.read(line, now))
+            for line in lines.rest():
+                self._told.extend(patterns.read(line, time.monotonic()))
 
     def _ask(self, request: cm.Ask) -> None:
         path = self._folder / f"attempt-{request.attempt}" / "request"
@@ -234,12 +247,21 @@ class Host:
         self._arrive()
 
     def _report(self) -> None:
-        found = [self._lines.popleft() for _ in range(len(self._lines))]
+        told = [self._told.popleft() for _ in range(len(self._told))]
+        for doubt in told:
+            if isinstance(doubt, cm.Doubt):
+                self._send(doubt)
+        found = [one for one in told if isinstance(one, cm.Record)]
         found += [] if self._reports is None else self._reports.read()
         self.step = max((record.step or 0 for record in found), default=self.step)
         self._carrier.told(found)
         for at in range(0, len(found), _RECORDS_MAX):
             self._send(cm.Records(self._attempt, tuple(found[at : at + _RECORDS_MAX])))
+        now = time.monotonic()
+        if self._wrote and now - self._alive_at > _ALIVE_S:
+            self._wrote, self._alive_at = False, now
+            if not found:
+                self._send(cm.Records(self._attempt, ()))
 
     def _kill(self) -> None:
         if self._child is not None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.elastic import recovery
-from scavenger.errors import ModelNotSavedError, ScavengerError
+from scavenger.errors import ModelNotSavedError, ScavengerError, TrainingCodeError
 from scavenger.train.checkpoints.format import DamagedError
 from scavenger.train.command.attempt import Place, Target
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
@@ -202,15 +202,17 @@ class CommandJobSupervisor(WithoutAggregators):
         """Have the command save and end, and make `path` a link to what it has saved; `best` is not known here.
 
         Raises:
-            ModelNotSavedError: If it has saved nothing, or the link cannot be made.
+            TrainingCodeError: If it has saved nothing.
+            ModelNotSavedError: If the link cannot be made.
         """
         self.keep_state(best=best, within_s=within_s)
         held = self._run.held
         if held is not None and held.files is not None:
             self._fetch(held.files, path)
         if self._checkpoints.empty and not (held is not None and held.path):
-            raise ModelNotSavedError(
-                f"{self._checkpoints.folder}: the command has saved nothing in {{checkpoint_dir}}"
+            raise TrainingCodeError(
+                f"the command has saved nothing in {{checkpoint_dir}}, {self._checkpoints.folder}; have it save its "
+                "model there, or tell where it did by report.checkpoint(path)"
             )
         target = held.path if held is not None and held.path else self._checkpoints.folder
         if held is not None and held.files is not None:

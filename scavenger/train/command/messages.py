@@ -16,6 +16,7 @@ __all__ = [
     "Ask",
     "Carrying",
     "CommandMessage",
+    "Doubt",
     "End",
     "Ended",
     "Leave",
@@ -38,17 +39,19 @@ class Record(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: `begin`: it has begun to report. `step`: a step is done, `epoch`: an epoch, each with its number.
-            `checkpoint`: it has saved one.
+            `checkpoint`: it has saved one. `done`: training is over by its own decision. `raised`: it ends by an
+            exception.
         at_s: When, on a monotonic clock of its own, seconds.
         step, epoch: Numbers; the step counts from 1, the epoch from 0. None if it was not told.
         samples: Samples of the step.
         norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.
         successive: Squared norm of the gradient, and its product with that of the step before, if there was one.
         every_rank: Whether every process saves a part of a checkpoint.
-        done: Why training is over with this epoch, by the program's own decision; empty if it is not.
+        done: Why training is over, by the program's own decision; empty if it is not.
+        error: The exception.
     """
 
-    kind: Literal["begin", "step", "epoch", "checkpoint"]
+    kind: Literal["begin", "step", "epoch", "checkpoint", "done", "raised"]
     at_s: float
     step: _Count | None = None
     epoch: _Count | None = None
@@ -62,6 +65,7 @@ class Record(msgspec.Struct, frozen=True):
     every_rank: bool = False
     done: Annotated[str, msgspec.Meta(max_length=500)] = ""
     path: str = ""
+    error: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="command", tag=True, forbid_unknown_fields=True):
@@ -86,10 +90,18 @@ class Arrived(_Message, frozen=True):
 
 
 class Records(_Message, frozen=True):
-    """What the program of an attempt told, in order."""
+    """What the program of an attempt told, in order; nothing, if it has only written some output."""
 
     attempt: int
     records: tuple[Record, ...]
+
+
+class Doubt(_Message, frozen=True):
+    """What a log pattern captures may not be what is meant; each group is told of once in an attempt."""
+
+    attempt: int
+    group: str
+    message: str
 
 
 class Ended(_Message, frozen=True):
@@ -200,7 +212,9 @@ class Leave(_Message, frozen=True):
     reason: str
 
 
-CommandMessage = Arrived | Records | Ended | Stored | Carrying | Used | SetUp | Run | Ask | End | Leave
+CommandMessage = (
+    Arrived | Records | Doubt | Ended | Stored | Carrying | Used | SetUp | Run | Ask | End | Leave
+)
 _command: Codec[CommandMessage] = Codec(CommandMessage)
 _process: Codec[Beat | Failed] = Codec(Beat | Failed)
 encode = _command.encode

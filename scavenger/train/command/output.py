@@ -5,61 +5,144 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from scavenger.domain.command import EPOCH_GROUPS
+from scavenger.domain.command import DONE_GROUP, EPOCH_GROUPS, NUMBER, regular_expression
 from scavenger.sdk.report import LINES_BYTES_MAX
 from scavenger.train.command.messages import Record
 
-__all__ = ["LogPatterns", "Reports", "parse_report"]
+__all__ = ["Lines", "LogPatterns", "Reports", "parse_report"]
 
 _READ_BYTES = 1 << 20
 _WORDS = ("step", "samples", "loss", *EPOCH_GROUPS)
+_ORDER = {"step": 0, "epoch": 1, "done": 2}
+_ENDS = re.compile(rb"[\r\n]")
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_NUMBER = re.compile(NUMBER)
+_LINE_BYTES_MAX = 1 << 16
+"""A line of a program's output that is longer is cut."""
+_REASON_MAX = 500
+
+
+class Lines:
+    """Cuts output into lines: each ends with a line feed, or with a carriage return as those of progress bars do."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[str]:
+        """The lines that end in some output, without what colours them; see `rest`."""
+        *lines, rest = _ENDS.split(self._rest + data)
+        if len(rest) > _LINE_BYTES_MAX:
+            lines, rest = [*lines, rest], b""
+        self._rest = rest
+        return [self._text(line) for line in lines if line]
+
+    def rest(self) -> list[str]:
+        """The last line, which nothing has ended."""
+        rest, self._rest = self._rest, b""
+        return [self._text(rest)] if rest else []
+
+    @staticmethod
+    def _text(line: bytes) -> str:
+        return _COLOURS.sub("", line.decode(errors="replace"))
 
 
 class LogPatterns:
     """Log patterns of a job file: regular expressions with named groups.
 
-    A line with `step` tells of that step; one with `epoch` (from 0) or `epoch1` (from 1) and no step tells that it
-    is over. `loss` and `samples` are of the step; `metric` is the goal's; any other group is a metric of that name.
+    A match with `step` tells of that step; one with `epoch` (from 0) or `epoch1` (from 1) and no step tells that it
+    is over; one with `done` why training is. `loss` and `samples` are of the step; `metric` is the goal's; any other
+    group is a metric of that name.
 
     Args:
-        patterns: The expressions; the first that is found in a line counts.
+        patterns: The expressions.
         metric: The name of the metric that the group `metric` stands for.
+        doubt: Called with the name of a group and a message for users, the first time that what the group captured is
+            a part of a number, or none.
     """
 
-    def __init__(self, patterns: Sequence[str], metric: str) -> None:
-        self._patterns = [re.compile(pattern) for pattern in patterns]
-        self._metric = metric or "metric"
+    def __init__(self, patterns: Sequence[str], metric: str, doubt: Callable[[str, str], None]) -> None:
+        self._patterns = [regular_expression(pattern) for pattern in patterns]
+        self._metric, self._doubt = metric or "metric", doubt
+        self._doubted: set[str] = set()
 
-    def read(self, line: str, at_s: float) -> Record | None:
-        """What a line tells; None if it matches no pattern, or a group is no number."""
+    def read(self, line: str, at_s: float) -> list[Record]:
+        """What a line tells: steps before ends of epochs; matches for the same one are one record."""
+        found: dict[tuple[str, int | None], Record] = {}
         for pattern in self._patterns:
-            if (match := pattern.search(line)) is not None:
-                return self._record(match.groupdict(), at_s)
-        return None
+            for match in pattern.finditer(line):
+                record = self._record(match, at_s)
+                if record is not None:
+                    key = record.kind, record.epoch if record.step is None else record.step
+                    found[key] = _merged(found[key], record) if key in found else record
+        return sorted(found.values(), key=lambda one: (_ORDER[one.kind], one.step or 0, one.epoch or 0))
 
-    def _record(self, groups: dict[str, str | None], at_s: float) -> Record | None:
+    def _record(self, match: re.Match[str], at_s: float) -> Record | None:
+        given = {name for name, text in match.groupdict().items() if text is not None}
+        values = {name: value for name in given if (value := self._value(match, name)) is not None}
+        if given & {"step", *EPOCH_GROUPS} - values.keys():
+            return None  # whose values they are is not known
         try:
-            values = {name: float(text) for name, text in groups.items() if text is not None}
             step, samples, epoch = (_whole(values, name) for name in ("step", "samples", "epoch"))
             if epoch is None and (from_1 := _whole(values, "epoch1")) is not None:
                 epoch = from_1 - 1
         except (ValueError, OverflowError):
             return None
-        if (step is None and epoch is None) or min(step or 0, samples or 0, epoch or 0) < 0:
+        if min(step or 0, samples or 0, epoch or 0) < 0:
             return None
+        if step is None and epoch is None:
+            reason = match[DONE_GROUP][:_REASON_MAX].strip() if DONE_GROUP in given else ""
+            return Record("done", at_s, done=reason or "its own decision") if DONE_GROUP in given else None
         metrics = {
             self._metric if name == "metric" else name: value
             for name, value in values.items()
             if name not in _WORDS and math.isfinite(value)
         }
         kind: Literal["step", "epoch"] = "epoch" if step is None else "step"
-        return Record(kind, at_s, step, epoch, samples, values.get("loss"), metrics)
+        done = match[DONE_GROUP][:_REASON_MAX].strip() if kind == "epoch" and DONE_GROUP in given else ""
+        return Record(kind, at_s, step, epoch, samples, values.get("loss"), metrics, done=done)
+
+    def _value(self, match: re.Match[str], group: str) -> float | None:
+        """The number that a group captured, as a whole; None if it is none."""
+        if group == DONE_GROUP:
+            return None
+        line, captured, start = match.string, match[group], match.start(group)
+        begins = start
+        if line[start - 1 : start] in ("-", "+") and not line[max(0, start - 2) : start - 1].isalnum():
+            begins -= 1
+        whole = _NUMBER.match(line, begins)
+        try:
+            value = float(captured)
+        except ValueError:
+            self._tell(group, f"{captured!r}, which is no number")
+            return None
+        if whole is not None and whole.end() >= match.end(group):
+            all_of_it = float(whole[0])
+            if all_of_it != value and not (math.isnan(all_of_it) and math.isnan(value)):
+                self._tell(group, f"{captured!r} of the number {whole[0]}, which counts as a whole")
+                return all_of_it
+        return value
+
+    def _tell(self, group: str, what: str) -> None:
+        if group not in self._doubted:
+            self._doubted.add(group)
+            words = f"run.log: the group {group} captures {what}; write (?P<{group}>{{number}})"
+            self._doubt(group, "".join(one if one.isprintable() else "?" for one in words)[:_REASON_MAX])
+
+
+def _merged(first: Record, second: Record) -> Record:
+    """What two matches tell of the same step or epoch; where both tell a value, that of the first."""
+    return msgspec.structs.replace(
+        first,
+        samples=second.samples if first.samples is None else first.samples,
+        loss=second.loss if first.loss is None else first.loss,
+        metrics={**second.metrics, **first.metrics},
+    )
 
 
 def _whole(values: Mapping[str, float], name: str) -> int | None:

@@ -63,6 +63,7 @@ class Progress:
         step_time_s: Time of the newest step that was not the first of an attempt; 0 before one.
         stepped: Whether the attempt has done a step.
         told_epochs: Whether the command tells of the ends of epochs.
+        done: Why training is over by the program's own decision; empty if it has not told so.
     """
 
     def __init__(self, step: int = 0, epoch: int = 0, samples: int = 0) -> None:
@@ -71,7 +72,10 @@ class Progress:
         self.step_time_s = 0.0
         self.stepped = self.told_epochs = False
         self._group = Group(0, (), 0)
+        self.done = ""
         self._losses = EpochLosses()
+        self._metrics: dict[str, float] = {}
+        self._every, self._batches = 1, set[int]()
         self._epochs: list[m.EpochReport] = []
         self._at_s: float | None = None
         self._since_s: float | None = None
@@ -80,6 +84,8 @@ class Progress:
     def begin(self, group: Group) -> None:
         """Begin another attempt."""
         self._group, self.stepped, self._at_s, self._sqnorm = group, False, None, 0.0
+        self.done = ""
+        self._batches.add(group.global_batch_size)
 
     def take(self, record: Record, now: float) -> list[Event]:
         """What a record of the attempt means.
@@ -95,6 +101,8 @@ class Progress:
                 return self._ended(record)
             case "checkpoint" if self._at_s is not None:
                 self._at_s = max(self._at_s, record.at_s)
+            case "done":
+                self.done = _printable(record.done)
         return []
 
     def saved_for_s(self, record: Record) -> float:
@@ -114,7 +122,7 @@ class Progress:
         self._at_s, self._since_s = record.at_s, now
         if count > _STEPS_AT_ONCE_MAX:
             return [self._report(step, record, passed_s, group.global_batch_size * count)]
-        self.step_time_s = passed_s / count
+        self.step_time_s, self._every = passed_s / count, max(self._every, count)
         samples = group.global_batch_size if record.samples is None or count > 1 else record.samples
         return [
             self._report(at, record, self.step_time_s, samples) for at in range(step - count + 1, step + 1)
@@ -128,6 +136,7 @@ class Progress:
             events += self._rolled_back(step - 1, passed_s)
         count, group = step - self.step, self._group
         samples = group.global_batch_size * count if record.samples is None or count > 1 else record.samples
+        self._every = max(self._every, count)
         self.stepped, self._at_s, self._since_s = True, record.at_s, now
         view = View(
             number=group.view,
@@ -152,6 +161,7 @@ class Progress:
         worker_sqnorm, sqnorm, parts = self._norms(record)
         self._losses.add(self.epoch, None if math.isnan(loss) else loss, samples)
         self.step, self.samples = step, self.samples + samples
+        self._metrics |= record.metrics
         return m.StepReport(
             step=step,
             view=group.view,
@@ -191,30 +201,41 @@ class Progress:
             return []  # an epoch that began before the checkpoint, and is over again
         took_s = 0.0 if self._at_s is None else max(0.0, record.at_s - self._at_s)
         self._at_s = None if self._at_s is None else record.at_s
-        metrics = self._losses.metrics(self.epoch)
+        metrics = self._losses.metrics(self.epoch) | self._metrics
         if record.loss is not None:
             metrics[LOSS] = record.loss
-        reason = "".join(one if one.isprintable() else "?" for one in record.done)
+        reason = _printable(record.done)
         stopped_by = f"the program ({reason})" if reason else ""
         return [self._report_epoch(number, metrics | record.metrics, took_s, stopped_by)]
 
+    def missing(self, epochs: int, samples_per_epoch: int) -> int:
+        """Steps that a command which tells of no epochs has left out; as many as it may not have told of do not count.
+
+        An epoch may leave out samples that make no whole batch, and a program that tells every 50 steps, the last 49.
+        """
+        whole = min(max(1, samples_per_epoch // batch) * batch for batch in self._batches)
+        wanted = (epochs - self.epoch) * min(whole, samples_per_epoch)
+        steps = math.ceil((wanted - self.samples) / self._group.global_batch_size)
+        return max(0, steps - self._every + 1)
+
     def end(self, last: int) -> list[Event]:
         """The command has ended by itself, without telling of epochs: those up to `last` are over."""
-        return [self._report_epoch(last, self._losses.metrics(self.epoch), 0.0)]
+        return [self._report_epoch(last, self._losses.metrics(self.epoch) | self._metrics, 0.0)]
 
-    def stop(self, metric: str) -> list[Event]:
-        """The command has ended by itself: its newest epoch was the last one, if it told the goal's metric of it."""
-        newest = self._epochs[-1] if self._epochs else None
-        if newest is None or self.samples or not math.isfinite(newest.metrics.get(metric, math.nan)):
-            return []
-        return [msgspec.structs.replace(newest, stopped_by="the program, which ended by itself")]
+    def stop(self) -> list[Event]:
+        """The command has ended by itself, as it told that it would: its newest epoch was the last one."""
+        stopped_by = f"the program ({self.done})"
+        if self._epochs and not self.samples:
+            return [msgspec.structs.replace(self._epochs[-1], stopped_by=stopped_by)]
+        metrics = self._losses.metrics(self.epoch) | self._metrics
+        return [self._report_epoch(self.epoch, metrics, 0.0, stopped_by)]
 
     def _report_epoch(
         self, number: int, metrics: dict[str, float], took_s: float, stopped_by: str = ""
     ) -> m.EpochReport:
         report = m.EpochReport(number, self.step, metrics, took_s, stopped_by=stopped_by)
         self._epochs.append(report)
-        self.epoch, self.samples = number + 1, 0
+        self.epoch, self.samples, self._metrics = number + 1, 0, {}
         return report
 
     def _rolled_back(self, step: int, took_s: float) -> list[Event]:
@@ -222,10 +243,14 @@ class Progress:
         self.step, self._epochs = step, kept
         first_step, first_epoch = self._begun
         self.epoch = kept[-1].epoch + 1 if kept else first_epoch if step >= first_step else 0
-        self.samples = 0
+        self.samples, self._metrics = 0, {}
         cause = self._group.cause or "the command went on from an older checkpoint"
         # the end of an epoch at that very step is undone with the steps after it, and was done
         return [RolledBack(step, cause, took_s), *(epoch for epoch in kept if epoch.step == step)]
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _shares(members: Sequence[str], samples: int) -> tuple[tuple[str, int, int], ...]:

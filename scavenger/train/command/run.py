@@ -7,6 +7,7 @@ The table shows what follows; an attempt is one start of the group::
     running    other (K, B) wanted, and no host starts         asked to save and end: ENDING
                the cloud takes a host back                     reported; its owner asks for another group
                a process fails, hangs, or its host is lost     Lost; the others are ended: ENDING
+               a process has ended, and others go on           Lost; the others are ended: ENDING
                all processes have ended with status 0          the command is over
                a checkpoint is due                             asked to save
     ending     all processes have ended                        waiting
@@ -30,10 +31,11 @@ from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import Group, Progress
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import checked
+from scavenger.train.command.watch import MetricWatch, Restarts
 from scavenger.train.command.whole import WholeStates
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import Timeouts
-from scavenger.train.supervisor.events import Event, Started
+from scavenger.train.supervisor.events import Event, Started, Warned
 from scavenger.train.transport import messages as m
 
 __all__ = ["CommandRun"]
@@ -92,6 +94,11 @@ class CommandRun:
         self.paused = False
         self.saved: tuple[CommandCheckpoint, float] | None = None
         self.quiet_end: Attempt | None = None
+        self._metric = MetricWatch(
+            source.metric, judged=source.judged, epochs=source.epochs, begun=progress.epoch
+        )
+        self._restarts = Restarts(source.give_up)
+        self._doubted: set[str] = set()
         self._cause = ""
         self._idle_since_s = clock()
         self._events: list[Event] = []
@@ -199,6 +206,9 @@ class CommandRun:
                 attempt.heard_s = self._clock()
                 for record in message.records:
                     self._record(attempt, name, record)
+            case cm.Doubt() if message.group not in self._doubted:
+                self._doubted.add(message.group)
+                self._events.append(Warned(message.message))
             case cm.Used():
                 self.hosts.memory_bytes[name] = max(
                     self.hosts.memory_bytes.get(name, 0), message.memory_bytes
@@ -243,9 +253,12 @@ class CommandRun:
         return CommandCheckpoint(progress.step, progress.epoch, progress.samples)
 
     def _record(self, attempt: Attempt, name: str, record: cm.Record) -> None:
+        if record.kind == "raised":
+            attempt.raised[name] = "".join(one if one.isprintable() else "?" for one in record.error)
         if name != attempt.group.members[0]:
             return
         if record.kind == "begin":
+            attempt.raised.pop(name, None)
             attempt.reporting, attempt.states.every_rank = True, record.every_rank
             self._describe(record)
         elif record.kind == "checkpoint":
@@ -255,6 +268,7 @@ class CommandRun:
         if record.kind == "epoch" and not events and record.epoch is not None:
             self.ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
         self._events += events
+        self._events += self._metric.look(events, self.progress, self.samples_per_epoch)
 
     def _told_of_checkpoint(self, attempt: Attempt, record: cm.Record) -> None:
         """Note a checkpoint; it counts once it is stored, if its folder is carried."""
@@ -288,16 +302,30 @@ class CommandRun:
         attempt.ended[name] = status
         if attempt.ending:
             return
-        if status == 0:
+        raised = attempt.raised.get(name, "")
+        if status == 0 and not raised:
             # the others end, too, unless they wait for this one
             attempt.until_s = min(attempt.until_s, self._clock() + self._source.run.grace)
             return
         if not cause:
-            cause = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+            cause = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+            cause += f" after {raised}" if raised else ""
+            first = next((one for one, status in attempt.ended.items() if status == 0 and one != name), "")
+            if first:  # the cause may be there
+                cause += f", and before it {first} with status 0 (see {self.hosts.engine.log(first)})"
         if status == 127 and not self.progress.stepped:
             raise TrainingCodeError(f"run: {name} {cause}; see {self.hosts.engine.log(name)}")
         self._failed(attempt, name, f"the command of {name} {cause}")
         self._lost(name, f"lost its command, which {cause}")
+
+    def _left_waiting(self, attempt: Attempt) -> None:
+        """A process has ended as if training were over, and others have not: its failure, which a shell may hide."""
+        name = next(iter(attempt.ended))
+        others, grace_s = ", ".join(attempt.left), self._source.run.grace
+        cause = f"ended with status 0 while {others} went on for {grace_s:g} s (run.grace)"
+        self._failed(attempt, name, f"the command of {name} {cause}")
+        log = f"; see {self.hosts.engine.log(name)}" if self.progress.stepped else ""
+        self._lost(name, f"lost its command, which {cause}{log}")
 
     def _failed(self, attempt: Attempt, name: str, cause: str) -> None:
         attempt.ending, attempt.cause = True, cause
@@ -320,6 +348,7 @@ class CommandRun:
         if attempt is not None and name in attempt.left:
             attempt.ended[name] = -9
             if not attempt.ending:
+                attempt.host_lost = True
                 self._failed(attempt, name, f"{name} {cause}")
 
     # ---- what follows --------------------------------------------------------------------------------------
@@ -343,9 +372,10 @@ class CommandRun:
             for name in attempt.left:  # not even its host answers
                 attempt.ended[name] = -9
                 self._lost(name, "did not end its command when it was asked to")
-        elif now > attempt.until_s:
-            attempt.ending = True
+        elif now > attempt.until_s and attempt.ending:
             self._signal(0.0)
+        elif now > attempt.until_s:
+            self._left_waiting(attempt)
         elif not attempt.ending:
             if self.paused or self._another_is_wanted(attempt):
                 self.end()
@@ -414,21 +444,37 @@ class CommandRun:
             self._left_behind(attempt)
         elif attempt.ending and not attempt.cause and not attempt.saved and self.progress.stepped:
             self.quiet_end = attempt
+        if attempt.cause and self.progress.stepped and not self.paused:
+            failure = self._restarts.failed(self.progress.step, attempt.cause, host=attempt.host_lost)
+            if failure is not None:
+                raise failure
         if attempt.ending or any(attempt.ended.values()):
             return
         self.paused = True
-        progress, last = self.progress, self._source.epochs - 1
-        if progress.epoch <= last and not progress.told_epochs and progress.step > 0:
-            self._events += progress.end(last)
-        elif progress.epoch <= last:
-            stopped = progress.stop(self._source.metric)
-            if not stopped:
-                raise TrainingCodeError(
-                    f"run: the command has ended by itself in epoch {progress.epoch + 1} of {last + 1}, before the "
-                    "goal was reached; give it {epochs}, and have it go on from {checkpoint_dir}; a program that "
-                    "decides by itself when to end tells of it by report.epoch(..., done=True)"
-                )
-            self._events += stopped
+        if self.progress.epoch < self._source.epochs:
+            self._ended_by_itself(attempt)
+
+    def _ended_by_itself(self, attempt: Attempt) -> None:
+        """The program has ended with status 0, and not every epoch is over as far as it told."""
+        progress, epochs = self.progress, self._source.epochs
+        told = progress.told_epochs or progress.step == 0
+        missing = 0 if told else progress.missing(epochs, self.samples_per_epoch or 1)
+        if progress.done and progress.step > 0:
+            found = progress.stop()
+        elif told or missing:
+            short = f"{missing} steps short of {epochs} epochs"
+            where = f"in epoch {progress.epoch + 1} of {epochs}" if told else short
+            raise TrainingCodeError(
+                f"run: the command has ended by itself with status 0 {where}, before the goal was reached; see "
+                f"{self.hosts.engine.log(next(iter(attempt.ended)))}, since a shell hides the failure of all but the "
+                "last program of a pipe. Give it {epochs}, and have it go on from {checkpoint_dir}; a program that "
+                "decides by itself when to end tells of it by report.epoch(..., done=True), or by a line with "
+                "the group done of run.log"
+            )
+        else:
+            found = progress.end(epochs - 1)
+        self._events += found
+        self._events += self._metric.look(found, progress, self.samples_per_epoch)
 
     def _left_behind(self, attempt: Attempt) -> None:
         """What the processes of a carried folder have left there is a checkpoint, if none of them failed."""

@@ -32,6 +32,8 @@ class CommandSource:
         folder: The job file's folder, in which the command runs.
         epochs: `goal.max_epochs`.
         metric: `goal.metric`; empty if there is none.
+        judged: Whether the goal has a target, which is judged by the metric.
+        give_up: `elastic.failures.give_up`.
         params: The job's params, which are placeholders, too.
         environ: The environment of the user's command.
         carry_every_s: How often the folder of a command that does not report is stored, where it is carried.
@@ -44,6 +46,8 @@ class CommandSource:
     threads: int
     epochs: int
     metric: str = ""
+    judged: bool = False
+    give_up: int = 5
     params: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: own_environment())
     carry_every_s: float = 0.0

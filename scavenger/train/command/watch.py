@@ -1,0 +1,118 @@
+"""Whether a command gets anywhere: it tells the goal's metric, and each start goes further than those before. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from scavenger.errors import ScavengerError, TrainingCodeError, WorkersLostError
+from scavenger.train.command.progress import Progress
+from scavenger.train.supervisor.events import Event, Warned
+from scavenger.train.transport import messages as m
+
+__all__ = ["MetricWatch", "Restarts"]
+
+EPOCHS_MAX = 5
+"""Epochs of an attempt at the job by whose end the goal's metric must have been told; so many that a program may
+evaluate after each fifth."""
+_EPOCHS_UNTOLD = 2
+"""A program that tells of no epoch is warned of by so many epochs' samples: it may evaluate before it tells."""
+
+
+class MetricWatch:
+    """Warns when an epoch is over without the goal's metric; ends a job with a target that is never told it.
+
+    Args:
+        metric: `goal.metric`; empty if there is none.
+        judged: Whether the goal has a target.
+        epochs: `goal.max_epochs`.
+        begun: The epoch that the attempt at the job begins with.
+    """
+
+    def __init__(self, metric: str, *, judged: bool, epochs: int, begun: int) -> None:
+        self._metric, self._judged, self._epochs, self._begun = metric, judged, epochs, begun
+        self._seen, self._warned = not metric, False
+        self._told: set[str] = set()
+
+    def look(self, events: Iterable[Event], progress: Progress, samples_per_epoch: int | None) -> list[Event]:
+        """What follows from new events; a warning, or nothing.
+
+        Raises:
+            TrainingCodeError: If the metric has not been told by the end of the first epochs.
+        """
+        if self._seen:
+            return []
+        for event in events:
+            if isinstance(event, m.EpochReport):
+                self._told |= event.metrics.keys()
+                self._seen = self._seen or math.isfinite(event.metrics.get(self._metric, math.nan))
+        done = progress.epoch - self._begun
+        unfinished = progress.samples // samples_per_epoch if samples_per_epoch else 0
+        over = done >= 1 or unfinished >= _EPOCHS_UNTOLD
+        if self._seen or not over:
+            return []
+        last = progress.epoch >= self._epochs or done >= EPOCHS_MAX or unfinished > EPOCHS_MAX
+        if self._judged and last:
+            raise TrainingCodeError(self._words(done, unfinished))
+        if self._warned:
+            return []
+        self._warned = True
+        return [Warned(self._words(done, unfinished))]
+
+    def _words(self, done: int, unfinished: int) -> str:
+        metric = self._metric
+        if done == 0:
+            return (
+                f"goal.metric: the program has trained {unfinished} epochs by run.samples and told of the end of none, "
+                f"so {metric} is not known; call report.epoch({metric}=...), or see whether a pattern of run.log finds "
+                "the line, and whether an epoch has so few samples"
+            )
+        others = ", ".join(sorted(self._told)) or "nothing"
+        close = get_close_matches(metric, self._told, n=1)
+        hint = (
+            f"; did you mean {close[0]}?"
+            if close
+            else f"; tell it by report.epoch({metric}=...) or in run.log"
+        )
+        epochs = "the first epoch" if done == 1 else f"the first {done} epochs"
+        return f"goal.metric: no finite {metric} was told of {epochs}, but {others}{hint}"
+
+
+class Restarts:
+    """Counts the attempts that failed without a step beyond those of the attempts before.
+
+    Args:
+        give_up: `elastic.failures.give_up`.
+    """
+
+    def __init__(self, give_up: int) -> None:
+        self._give_up = give_up
+        self._furthest = self._fruitless = 0
+
+    def failed(self, step: int, cause: str, *, host: bool) -> ScavengerError | None:
+        """Handle the end of an attempt that has done steps, by a failure.
+
+        Args:
+            step: Its last step.
+            cause: Why, as a sentence.
+            host: Whether a worker was lost, and not its command alone.
+
+        Returns:
+            What ends the job; None if the group is to be started again.
+        """
+        if step > self._furthest:
+            self._furthest, self._fruitless = step, 0
+            return None
+        self._fruitless += 1
+        if self._fruitless < self._give_up:
+            return None
+        words = (
+            f"run: {cause}; so did {self._fruitless} starts before it, and none went beyond step {self._furthest} "
+            "(elastic.failures.give_up)"
+        )
+        if host:
+            return WorkersLostError(
+                f"{words}; save checkpoints more often, by checkpoint.every, and resume the job"
+            )
+        return TrainingCodeError(words)
