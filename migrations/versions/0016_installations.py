@@ -1,4 +1,5 @@
-"""Adds how often a submission could not begin for a fault that passes."""
+"""Adds the installation of jobs, submissions and servers, and how often a submission could not begin for a fault that
+passes."""
 
 from __future__ import annotations
 
@@ -12,4 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    op.add_column("jobs", sa.Column("owner_installation", sa.Text(), nullable=True))
+    op.add_column("servers", sa.Column("installation", sa.Text(), nullable=True))
+    op.add_column("submissions", sa.Column("installation", sa.Text(), nullable=True))
     op.add_column("submissions", sa.Column("faults", sa.Integer(), nullable=True))

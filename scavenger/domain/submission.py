@@ -106,6 +106,7 @@ class Submission:
         starts: Number of runners that were started.
         fruitless: How many of the last starts in a row came to no further step, through no fault that passes.
         faults: How many of them could not begin for a fault that passes.
+        installation: That whose servers run it; empty if those of its host do.
         step: The job's last step when its last runner was started; None before its first step.
         started_at: Start of its first runner; None before.
         ended_at: None while `state` is one of `OPEN_SUBMISSIONS`, and only then.
@@ -120,6 +121,7 @@ class Submission:
     starts: int
     fruitless: int
     faults: int
+    installation: str
     step: int | None
     submitted_at: datetime
     started_at: datetime | None
@@ -207,6 +209,7 @@ class ServerRecord:
         background: Whether it was started for a detached job, and ends when nothing is left to do.
         heartbeat_at: Time of its last sign of life.
         birth: As of a job's owner; empty if it was not recorded.
+        installation: That whose submissions it runs; empty if it was not recorded.
     """
 
     id: str
@@ -221,3 +224,8 @@ class ServerRecord:
     started_at: datetime
     heartbeat_at: datetime
     birth: str = ""
+    installation: str = ""
+
+    def serves(self, installation: str, host: str) -> bool:
+        """Whether it runs submissions of an installation or, where it was not recorded, of a host."""
+        return self.installation == installation if self.installation and installation else self.host == host

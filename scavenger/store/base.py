@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 
 from sqlalchemy import Select, select
@@ -14,6 +14,8 @@ from scavenger.domain.submission import OPEN_SUBMISSIONS
 from scavenger.errors import NotFoundError
 from scavenger.store.database import Database
 from scavenger.store.documents import fingerprint_id
+from scavenger.store.owner import this_process
+from scavenger.store.records import Owner
 from scavenger.store.schema import FingerprintRow, JobRow, SubmissionRow
 
 __all__ = [
@@ -38,6 +40,15 @@ class Part:
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
+
+    def me(self) -> Owner:
+        """The calling process, with the installation that this store is used from.
+
+        Raises:
+            ConfigurationError: That has no valid id.
+            StoreError: Its file cannot be read or written.
+        """
+        return replace(this_process(), installation=self._database.installation)
 
 
 def fingerprint_of(row: FingerprintRow) -> Fingerprint:

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from scavenger.errors import (
 )
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store.documents import dump
+from scavenger.store.installation import installation_in, user_folder
 
 __all__ = ["Database", "default_url", "filesystem_of", "is_busy", "is_there"]
 
@@ -77,9 +79,7 @@ def default_url() -> str:
     """The default store: `SCAVENGER_STORE`, else a SQLite file in the user's data folder."""
     if url := os.environ.get("SCAVENGER_STORE"):
         return url
-    from platformdirs import user_data_path
-
-    path = user_data_path("scavenger", appauthor=False) / "scavenger.db"
+    path = user_folder() / "scavenger.db"
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
@@ -160,6 +160,18 @@ class Database:
             event.listen(self.engine, "connect", _set_up_sqlite)
             with self.errors():
                 self._wait_s = float(str(self.url.query.get("timeout", BUSY_TIMEOUT_S)))
+
+    @cached_property
+    def installation(self) -> str:
+        """Id of the installation that uses it.
+
+        Raises:
+            ConfigurationError: It is not a valid one.
+            StoreError: Its file cannot be read or written.
+        """
+        folder = user_folder() if self.path is None else self.path.parent
+        with self.errors():
+            return installation_in(folder, shared=_filesystem(folder) in NETWORK_FILESYSTEMS)
 
     def close(self) -> None:
         """Close every connection."""
@@ -372,13 +384,17 @@ def _file_of(url: URL) -> Path:
     if not database or database == ":memory:" or database.startswith("file:"):
         raise ConfigurationError(f"the store {url} names no file; write sqlite:////path/to/file.db")
     path = Path(database).expanduser().absolute()
-    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
-    if (kind := filesystem_of(path.resolve(), mounts)) in NETWORK_FILESYSTEMS:
+    if (kind := _filesystem(path)) in NETWORK_FILESYSTEMS:
         raise NotSupportedError(
             f"{path} is on a network file system ({kind}), where SQLite is not safe;"
             " name a local file or a postgresql:// URL with SCAVENGER_STORE"
         )
     return path
+
+
+def _filesystem(path: Path) -> str:
+    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return filesystem_of(path.resolve(), mounts)
 
 
 def _prepare_file(path: Path) -> None:

@@ -30,7 +30,7 @@ from scavenger.store.base import (
 )
 from scavenger.store.ledger import book
 from scavenger.store.operations import end_open_operation
-from scavenger.store.owner import is_alive, owner_of, this_process
+from scavenger.store.owner import is_alive, owner_of
 from scavenger.store.progress import close_processes, forget_processes
 from scavenger.store.records import (
     LIVE_STATES,
@@ -83,7 +83,7 @@ class Jobs(Part):
             job_file: Path of the job file; stored as an absolute path.
             job_id: Id of its submission; None for a job that was not submitted.
         """
-        owner, now = this_process(), self._clock()
+        owner, now = self.me(), self._clock()
         row = JobRow(
             id=job_id or str(uuid.uuid4()),
             name=name,
@@ -98,6 +98,7 @@ class Jobs(Part):
             owner_user=owner.user,
             owner_uid=owner.uid,
             owner_birth=owner.birth or None,
+            owner_installation=owner.installation or None,
             heartbeat_at=now,
             created_at=now,
             error="",
@@ -123,6 +124,7 @@ class Jobs(Part):
             owner_user=owner.user or None,
             owner_uid=owner.uid,
             owner_birth=owner.birth or None,
+            owner_installation=owner.installation or None,
         )
         fields: dict[str, Any] = {
             name: getattr(record, name) for name in ("fingerprint", "chosen", "predicted", "actual")
@@ -216,7 +218,7 @@ class Jobs(Part):
         begin = f"job {job.name} ({job.id[:8]}) cannot be resumed: "
         if job.state in LIVE_STATES and self.is_alive(job):
             raise TransientError(f"{begin}it runs, driven by process {job.owner.pid} on {job.owner.host}")
-        if job.state in LIVE_STATES and job.owner.host != this_process().host:
+        if job.state in LIVE_STATES and not job.owner.is_same_machine(self.me()):
             raise ConfigurationError(
                 f"{begin}it is driven from {job.owner.host}, which has been silent since "
                 f"{job.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC; resume it there"
@@ -246,7 +248,7 @@ class Jobs(Part):
         Raises:
             ConfigurationError, TransientError: As of `check_resumable`; or there is no such job.
         """
-        owner, now = this_process(), self._clock()
+        owner, now = self.me(), self._clock()
         with self._database.writing() as session:
             row = job_row(session, job_id)
             self.check_resumable(_job(row, with_report=False), again=again, spec=spec)
@@ -258,6 +260,7 @@ class Jobs(Part):
             row.ended_at = row.report = row.actual = row.exit_code = None
             row.owner_pid, row.owner_host, row.owner_started_at_s = owner.pid, owner.host, owner.started_at_s
             row.owner_user, row.owner_uid, row.owner_birth = owner.user, owner.uid, owner.birth or None
+            row.owner_installation = owner.installation
             row.heartbeat_at = now
             row.attempts += 1
             return _as_stored(session, row)
@@ -384,7 +387,7 @@ class Jobs(Part):
         return tuple(job for job in self._listed(query) if self.is_alive(job))
 
     def reap_dead_jobs(self) -> tuple[JobRecord, ...]:
-        """End as `failed` the jobs whose owner is gone from this host; those of other hosts are left alone.
+        """End as `failed` the jobs whose owner is gone from this machine; those of others are left alone.
 
         A job whose submission is open is left alone, too: a server starts another runner. The open operations of
         the others are ended with them, and their processes become `lost`.
@@ -392,10 +395,11 @@ class Jobs(Part):
         Returns:
             The jobs as they were before.
         """
-        host = this_process().host
-        query = _latest(select(JobRow).where(JobRow.state.in_(LIVE_STATES), JobRow.owner_host == host))
+        me = self.me()
+        query = _latest(select(JobRow).where(JobRow.state.in_(LIVE_STATES)))
         query = query.where(JobRow.id.not_in(open_submissions()))
-        dead = [job for job in self._listed(query) if not self.is_alive(job)]
+        found = (job for job in self._listed(query) if job.owner.is_same_machine(me))
+        dead = [job for job in found if not self.is_alive(job)]
         if not dead:
             return ()
         with self._database.writing() as session:

@@ -153,7 +153,10 @@ class Notifications(Part):
             SubmissionRow.state == "ended", SubmissionRow.ended_at >= since, ~begun.exists()
         )
         if owner is not None:
-            jobs = jobs.where(JobRow.owner_host == owner.host, JobRow.owner_pid == owner.pid)
+            here = (JobRow.owner_host == owner.host) | (
+                JobRow.owner_installation == self._database.installation
+            )
+            jobs = jobs.where(here, JobRow.owner_pid == owner.pid)
         with self._database.reading() as session:
             found = [_standing(row, user) for row, user in session.execute(jobs)]
             if owner is None:

@@ -47,6 +47,7 @@ def owner_of(job: JobRow | Row[Any]) -> Owner:
         job.owner_user or "",
         job.owner_uid,
         job.owner_birth or "",
+        job.owner_installation or "",
     )
 
 
@@ -67,11 +68,16 @@ def fate(owner: Owner) -> Fate:
     Of a record without a birth, a start time that does not fit means that the pid was used again, or that the clock
     was set: a live process must never be taken for dead.
     """
-    if owner.host != socket.gethostname():
-        return "unseen"
+    renamed = owner.host != socket.gethostname()
     birth = Birth.parse(owner.birth)
     if birth is not None:
-        return fate_of(owner.pid, birth, birth_of_this_process())
+        here = birth_of_this_process()
+        # within one boot and namespace a host may be renamed; copies of a machine may have the same place
+        if renamed and (here is None or (birth.boot, birth.namespace) != (here.boot, here.namespace)):
+            return "unseen"
+        return fate_of(owner.pid, birth, here)
+    if renamed:
+        return "unseen"
     try:
         process = psutil.Process(owner.pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):

@@ -63,6 +63,8 @@ class Owner:
         uid: Number of the account on its machine; None if it was not recorded.
         birth: Which process it is of those that have its pid at some time or place, as `births.Birth` writes it;
             empty if it was not recorded.
+        installation: The installation that it belongs to, which keeps its id when its host is renamed; empty if it was
+            not recorded.
     """
 
     pid: int
@@ -71,6 +73,7 @@ class Owner:
     user: str = ""
     uid: int | None = None
     birth: str = ""
+    installation: str = ""
 
     @property
     def account(self) -> str:
@@ -79,8 +82,15 @@ class Owner:
 
     def is_same_account(self, other: Owner) -> bool:
         """Whether both run under the same account of the same machine; False if it was not recorded."""
-        mine, others = (self.user, self.uid, self.host), (other.user, other.uid, other.host)
-        return self.uid is not None and mine == others
+        if self.uid is None or (self.user, self.uid) != (other.user, other.uid):
+            return False
+        return self.is_same_machine(other)
+
+    def is_same_machine(self, other: Owner) -> bool:
+        """Whether both are of the same installation or, where it was not recorded, of hosts with the same name."""
+        if self.installation and other.installation:
+            return self.installation == other.installation
+        return self.host == other.host
 
 
 @dataclass(frozen=True, slots=True)

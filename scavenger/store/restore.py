@@ -170,6 +170,8 @@ def _void(session: Session, backup_at: datetime, now: datetime) -> tuple[tuple[s
     floor = max(last + 1, int(now.timestamp()) * _TOKENS_PER_S)
     session.execute(update(LeaseRow).values(holder="", beats=0, token=floor))
     session.execute(delete(ServerRow))
+    session.execute(update(SubmissionRow).values(installation=None))  # the store may be in another place now
+    session.execute(update(JobRow).values(owner_installation=None))
     waiting = update(NotificationRow).where(NotificationRow.state == "waiting")
     session.execute(waiting.values(state="refused", error="the store was restored from a backup"))
     session.add(RestoreRow(at=now, backup_at=backup_at, token_floor=floor, looked_at=None))

@@ -7,6 +7,7 @@ the queue are read with `FOR UPDATE SKIP LOCKED` on PostgreSQL; on SQLite the tr
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections.abc import Collection
 from dataclasses import asdict
@@ -46,6 +47,9 @@ _FIELDS = tuple(NewSubmission.__dataclass_fields__)
 _OF_PLANS = "#plans"
 """Follows the host of submissions that are only planned. A server of an earlier version, which serves on while a store
 is upgraded, would run them as jobs; it takes the submissions of its own host, which no host's name is with this."""
+_OF_SERVERS = tuple(
+    name for name in ServerRecord.__dataclass_fields__ if name not in ("birth", "installation")
+)
 _OWN = tuple(name for name in Submission.__dataclass_fields__ if name != "job")
 
 
@@ -93,10 +97,12 @@ class Submissions(Part):
 
     def _add(self, session: Session, new: NewSubmission, job_id: str) -> Submission:
         fields = {name: getattr(new, name) for name in _FIELDS}
+        installation = self.me().installation if new.host == socket.gethostname() else None
         fields["host"] += "" if new.run else _OF_PLANS
         row = SubmissionRow(
             **{**fields, "spec": without_nonfinite(new.spec), "job_file": os.path.realpath(new.job_file)},
             id=job_id,
+            installation=installation,
             state="queued",
             reason="",
             cancelling=False,
@@ -197,18 +203,20 @@ class Submissions(Part):
     # ---- servers and runners -------------------------------------------------------------------------------
 
     def backlog(self, host: str, uid: int, since: datetime | None) -> Backlog:
-        """Read what a server has to do, for the jobs of its machine and account.
+        """Read what a server has to do, for the jobs of its installation and account.
 
         Args:
-            host: Name of the machine.
+            host: Name of the machine, for submissions without an installation.
             uid: Number of the account.
             since: Start of the period of budgets, a month. None if there are no budgets: nothing is counted.
         """
-        here = SubmissionRow.host.in_((host, host + _OF_PLANS)) & (SubmissionRow.uid == uid)
-        mine = select(SubmissionRow).where(here)
+        unnamed = SubmissionRow.installation.is_(None) & SubmissionRow.host.in_((host, host + _OF_PLANS))
+        mine = (SubmissionRow.installation == self._database.installation) | unnamed
+        here = mine & (SubmissionRow.uid == uid)
+        all_here = select(SubmissionRow).where(here)
         with self._database.reading() as session:
             queued = session.scalars(
-                mine.where(SubmissionRow.state == "queued").order_by(SubmissionRow.number)
+                all_here.where(SubmissionRow.state == "queued").order_by(SubmissionRow.number)
             ).all()
             running = session.execute(
                 select(SubmissionRow, JobRow)
@@ -335,8 +343,9 @@ class Submissions(Part):
             rows = session.scalars(select(ServerRow).order_by(ServerRow.started_at, ServerRow.id)).all()
         found = (
             ServerRecord(
-                **{name: getattr(row, name) for name in ServerRecord.__dataclass_fields__ if name != "birth"},
+                **{name: getattr(row, name) for name in _OF_SERVERS},
                 birth=row.birth or "",
+                installation=row.installation or "",
             )
             for row in rows
         )
@@ -359,6 +368,7 @@ def _submission(row: SubmissionRow) -> Submission:
     given = {name: getattr(row, name) for name in _FIELDS}
     given["run"] = row.run is not False  # earlier versions, which only ran jobs, have left it open
     own["faults"] = row.faults or 0  # earlier versions have left it open
+    own["installation"] = row.installation or ""
     given["host"] = row.host.removesuffix(_OF_PLANS)
     return Submission(job=NewSubmission(**given), **own)
 

@@ -424,7 +424,9 @@ def test_the_doctor_names_what_a_dead_job_left_on_this_machine_alone(
         store.set_process(job.id, "w0", role="worker", state="training", pid=os.getpid())
     with closing(sqlite3.connect(path)) as connection, connection:
         long_ago = "2020-01-01 00:00:00.000000"
-        connection.execute("UPDATE jobs SET owner_pid = 2147483647, owner_host = ?", (host,))
+        connection.execute(
+            "UPDATE jobs SET owner_installation = NULL, owner_pid = 2147483647, owner_host = ?", (host,)
+        )
         connection.execute("UPDATE jobs SET heartbeat_at = ?", (long_ago,))
 
     checks = json.loads(scavenger("doctor", "-o", "json", "--store", f"sqlite:///{path}")[1])["checks"]

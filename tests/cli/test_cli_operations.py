@@ -415,7 +415,7 @@ def owned_by(store_url: str) -> Callable[..., None]:
     def change(job_id: str, user: str | None, uid: int | None, host: str = "") -> None:
         with closing(sqlite3.connect(store_url.removeprefix("sqlite:///"))) as connection, connection:
             connection.execute(
-                "UPDATE jobs SET owner_user = ?, owner_uid = ?, owner_host = ? WHERE id = ?",
+                "UPDATE jobs SET owner_installation = NULL, owner_user = ?, owner_uid = ?, owner_host = ? WHERE id = ?",
                 (user, uid, host or socket.gethostname(), job_id),
             )
 

@@ -112,7 +112,7 @@ def test_a_job_whose_runner_is_dead_waits_for_the_next_and_is_not_resumed_beside
     one = submitted(store_url)
     with monkeypatch.context() as dead:
         gone = replace(this_process(), pid=4_194_303)
-        dead.setattr("scavenger.store.jobs.this_process", lambda: gone)
+        dead.setattr("scavenger.store.base.this_process", lambda: gone)
         begun(store_url, one)
 
     assert "waits for its next runner (starting when last seen)" in scavenger("status", one.id)[1]

@@ -94,7 +94,7 @@ class World:
         monkeypatch.setattr(server_module.subprocess, "Popen", self._popen)
         monkeypatch.setattr(server_module, "holder_name", self._name)
         monkeypatch.setattr(server_module, "state_of", lambda name: "alive" if name in self.alive else "dead")
-        monkeypatch.setattr("scavenger.store.jobs.this_process", lambda: replace(me, pid=GONE))
+        monkeypatch.setattr("scavenger.store.base.this_process", lambda: replace(me, pid=GONE))
         monkeypatch.setattr(soak_runner, "STEP_S", 0.0)
 
     def _popen(self, command: list[str], **options: Any) -> Child:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from scavenger.control.service.server import Server, runner_log
+from scavenger.control.service.submitting import live_server
 from scavenger.control.settings import parse_settings
 from scavenger.domain.submission import (
     SERVER_LEASE,
@@ -196,6 +197,29 @@ class TestRounds:
 
         assert not Server(store, QueueLimits()).tick()
         assert (now(store, other).state, now(store, third).state) == ("queued", "queued")
+
+    def test_a_machine_that_is_renamed_goes_on_with_its_jobs(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits = submitted(store)
+        begun = _with_dead_runner(store)  # of the host's name before
+        with _holder(store, answers=True) as process:
+            monkeypatch.setattr("socket.gethostname", lambda: "renamed")
+            clock = Clock()
+            server = Server(store, QueueLimits(jobs_max=0), clock=clock)
+            server.start()
+            assert live_server(store) == store.servers()[0]
+            assert [one.id for one in server.backlog().queued] == [waits.id]
+            assert server.tick()
+            assert (
+                now(store, begun).starts == 1
+            )  # its process cannot be told by a name, so its silence decides
+            for _ in range(14):
+                clock.at += 5.0
+                server.tick()
+            assert process.poll() is None
+            assert now(store, begun).starts == 2
+            _ended(server)
 
     def test_a_cancelled_job_whose_runner_is_dead_ends_as_interrupted(self, store: Store) -> None:
         one = _with_dead_runner(store)

@@ -26,6 +26,7 @@ def job(number: int, *, running: bool = False, **fields: object) -> Submission:
         starts=int(running),
         fruitless=int(running),
         faults=0,
+        installation="",
         step=None,
         submitted_at=AT,
         started_at=AT if running else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scavenger.control.settings import load_settings, parse_settings, settings_path
+from scavenger.domain.submission import NewSubmission
 from scavenger.store import Store
 
 RECIPE = Path(__file__).parents[2] / "examples/service/Containerfile"
@@ -29,6 +30,12 @@ def test_a_new_container_has_what_its_variables_name(tmp_path: Path, monkeypatch
     with Store.open() as store:
         assert store.path is not None
         assert store.path.is_relative_to(tmp_path)
+        monkeypatch.setattr("socket.gethostname", lambda: "0a1b2c3d4e5f")
+        one = store.submit(NewSubmission("tiny", {}, "/jobs/job.yaml", "ann", "0a1b2c3d4e5f", 1000))
+    # the next container of the volume has another host name, and the jobs of the one before
+    monkeypatch.setattr("socket.gethostname", lambda: "f5e4d3c2b1a0")
+    with Store.open() as store:
+        assert [found.id for found in store.backlog("f5e4d3c2b1a0", 1000, None).queued] == [one.id]
 
 
 def test_the_recipe_copies_what_there_is_and_installs_extras_that_there_are() -> None:

@@ -19,7 +19,10 @@ from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import Measurement
 from scavenger.errors import ScavengerError
 from scavenger.store import Store
+from scavenger.store.owner import this_process
 
+ANOTHER_MACHINE = replace(this_process(), host="node-7", birth="", installation="of-node-7")
+"""A process of another machine."""
 FINGERPRINT = Fingerprint(
     architecture="ab" * 32,
     parameters=61_706,

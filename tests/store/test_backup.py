@@ -58,7 +58,7 @@ def filled(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     store.take_lease("gcp/us-central1", "elsewhere/1/1.0", None)
     me = this_process()
     with monkeypatch.context() as dead:
-        dead.setattr("scavenger.store.jobs.this_process", lambda: replace(me, pid=GONE))
+        dead.setattr("scavenger.store.base.this_process", lambda: replace(me, pid=GONE))
         store.create_job("digits", spec={"a": [1.5, None]}, job_file="/job.yaml", job_id=running.id)
         store.create_job("gone", spec={}, job_file="/job.yaml")
     store.create_job("lives", spec={}, job_file="/job.yaml")
@@ -278,7 +278,7 @@ def test_a_backup_of_an_earlier_version_is_migrated_and_of_a_later_one_refused(
         earlier,
         revision="0007",
         without=("restores", "quarantine", "notifications", "answers"),
-        columns=("owner_birth",),
+        columns=("owner_birth", "owner_installation"),
     )
     Store.restore(url, earlier, keep_tokens=True)
     with Store.open(url) as store:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_values import (
+    ANOTHER_MACHINE,
     FINGERPRINT,
     Clock,
     configurations,
@@ -251,7 +252,7 @@ class TestTheLivingAndTheDead:
         clock = Clock()
         with Store.open(url, clock=clock) as store:
             job = new_job(store)
-            elsewhere = replace(job, owner=replace(job.owner, host="another.example"))
+            elsewhere = replace(job, owner=ANOTHER_MACHINE)
 
             assert store.is_alive(elsewhere)
             clock.pass_(HEARTBEAT_STALE.total_seconds())

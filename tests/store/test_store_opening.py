@@ -52,7 +52,9 @@ class TestWhereItIs:
             folder = tmp_path / "data"
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
-        assert modes == {"scavenger.db": 0o600, "scavenger.db-wal": 0o600, "scavenger.db-shm": 0o600}
+        assert modes == dict.fromkeys(
+            ("scavenger.db", "scavenger.db-wal", "scavenger.db-shm", "installation"), 0o600
+        )
 
     @pytest.mark.parametrize(
         "url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x.db?uri=true", "no url", ""]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import create_engine, insert, text
 from sqlalchemy.exc import IntegrityError
-from store_values import Clock, start_python
+from store_values import ANOTHER_MACHINE, Clock, start_python
 
 from scavenger.domain.operation import Migrate, ScaleIn, ScaleOut, ScaleTo, StopJob, operation_document
 from scavenger.errors import ConfigurationError, StoreBusyError, StoreError, TransientError
@@ -190,7 +190,7 @@ class TestOperationsAndTheirJob:
         clock = Clock()
         with Store.open(url, clock=clock) as store:
             with monkeypatch.context() as there:
-                there.setattr("socket.gethostname", lambda: "node-7")
+                there.setattr(store, "me", lambda: ANOTHER_MACHINE)
                 job = new_job(store)
             asked = store.submit_operation(job.id, ScaleTo(1), "ann")
             store.end_operation(asked.id, "done", "")

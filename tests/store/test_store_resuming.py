@@ -8,13 +8,12 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from store_values import FINGERPRINT, Clock
+from store_values import ANOTHER_MACHINE, FINGERPRINT, Clock
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.operation import ScaleTo
 from scavenger.errors import ConfigurationError, StoreError, TransientError
 from scavenger.store import Store
-from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
 
 
@@ -36,7 +35,7 @@ class TestResuming:
         store.check_resumable(ended)
         resumed = store.resume_job(ended.id)
 
-        assert (resumed.state, resumed.owner, resumed.attempts) == ("starting", this_process(), 2)
+        assert (resumed.state, resumed.owner, resumed.attempts) == ("starting", store.me(), 2)
         assert (resumed.error, resumed.exit_code, resumed.report, resumed.ended_at) == ("", None, None, None)
         assert (resumed.checkpoint, resumed.step, resumed.cost_usd) == ("/ckpt", 90, 0.25)
         assert (resumed.chosen, resumed.fingerprint) == (ended.chosen, FINGERPRINT)
@@ -102,7 +101,7 @@ class TestResuming:
     ) -> None:
         """Two who drive one job would both spend its money."""
         with monkeypatch.context() as there:
-            there.setattr("socket.gethostname", lambda: "node-7")
+            there.setattr(store, "me", lambda: ANOTHER_MACHINE)
             job = store.create_job("digits", spec={}, job_file="job.yaml")
         store.update_job(job.id, checkpoint="/ckpt")
         monkeypatch.setattr(store, "is_alive", lambda _: False)

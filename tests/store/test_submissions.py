@@ -199,7 +199,7 @@ class TestRunners:
         started(store, job)
         with monkeypatch.context() as dead:
             gone = replace(this_process(), pid=4_194_303)
-            dead.setattr("scavenger.store.jobs.this_process", lambda: gone)
+            dead.setattr("scavenger.store.base.this_process", lambda: gone)
             store.create_job("digits", spec={}, job_file="/job.yaml", job_id=job.id)
         assert store.reap_dead_jobs() == ()  # a server starts its next runner
         with pytest.raises(ConfigurationError, match="before its first checkpoint"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -205,11 +204,11 @@ def _store(url: str | None) -> Iterable[Check]:
     try:
         with Store.open(url) as store:
             yield Check("store", "ok", f"{store.name}, schema {store.revision}")
-            here = socket.gethostname()  # a pid of another machine may belong to any process on this one
+            here = store.me()  # a pid of another machine may belong to any process on this one
             dead = [
                 job
                 for job in store.jobs()
-                if not job.ended and job.owner.host == here and not store.is_alive(job)
+                if not job.ended and job.owner.is_same_machine(here) and not store.is_alive(job)
             ]
             bad = [model for model in store.models() if not model.intact]
             left = _leftovers(store, [job.id for job in dead])

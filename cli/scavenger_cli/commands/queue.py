@@ -21,7 +21,10 @@ from scavenger_cli.commands.logs import show_logs
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from scavenger.control.sources import Source
+    from scavenger.domain.submission import ServerRecord
 
 __all__ = ["await_begin", "cancel_jobs", "follow_logs", "show_queue"]
 
@@ -47,11 +50,32 @@ def show_queue(*, everything: bool, store_url: str | None, as_json: bool) -> int
         console.emit(Text("No job is queued: `scavenger optimize JOB.yaml --detach` submits one."))
     if any(one.is_open for one in found) and not servers:
         console.note("no server is running: `scavenger serve` starts one, and so does the next `--detach`")
+    for note in _elsewhere(found, servers):
+        console.note(note)
     return 0
+
+
+def _elsewhere(found: tuple[SubmittedJob, ...], servers: tuple[ServerRecord, ...]) -> Iterator[str]:
+    """Say which open jobs no server runs, although there are servers: those of other installations."""
+    if not servers:
+        return
+    here = {server.installation for server in servers}
+    left: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if one.is_open and not any(server.serves(one.installation, one.host) for server in servers):
+            left.setdefault((one.installation, one.host), []).append(one.id[:8])
+    for (installation, host), ids in left.items():
+        name = f" (installation {installation})" if installation and installation not in here else ""
+        fix = f", or here with SCAVENGER_INSTALLATION={installation}" if name else ""
+        yield (
+            f"{', '.join(ids)}: submitted on {clean(host)}{name}, which no server serves; "
+            f"run `scavenger serve` there{fix}"
+        )
 
 
 def _emit(found: tuple[SubmittedJob, ...]) -> None:
     users = len({one.user for one in found}) > 1
+    places = len({one.installation or one.host for one in found}) > 1
     grid = render.table(
         ("id", "left"),
         ("name", "left"),
@@ -59,6 +83,7 @@ def _emit(found: tuple[SubmittedJob, ...]) -> None:
         ("state", "left"),
         ("spent", "right"),
         ("submitted", "left"),
+        *((("on", "left"),) if places else ()),
         ("", "left"),
     )
     for one in found:
@@ -68,8 +93,11 @@ def _emit(found: tuple[SubmittedJob, ...]) -> None:
         spent = "-" if one.cost_usd is None else money(one.cost_usd)
         user = (clean(one.user),) if users else ()
         restarts = f"runner {one.starts}" if one.starts > 1 else ""
+        place = (clean(one.host),) if places else ()
         words = "; ".join(part for part in (clean(one.reason), restarts) if part)
-        grid.add_row(one.id[:8], clean(one.name), *user, state, spent, when(one.submitted_at)[5:16], words)
+        grid.add_row(
+            one.id[:8], clean(one.name), *user, state, spent, when(one.submitted_at)[5:16], *place, words
+        )
     console.emit(grid)
 
 

@@ -86,7 +86,6 @@ def _resume_here(
 ) -> int:
     from scavenger.control.jobs.new_limits import renewed
     from scavenger.store import Store
-    from scavenger.store.owner import this_process
 
     with Store.open(store_url) as store:
         led = is_led(key, store)
@@ -101,7 +100,7 @@ def _resume_here(
     with Store.open(store_url) as store:
         store.reap_dead_jobs()
         job = store.job(key)
-        others = not job.owner.is_same_account(this_process())
+        others = not job.owner.is_same_account(store.me())
         if others and not job.id.startswith(key):
             raise ConfigurationError(
                 f"{_whose(job)}; to resume it anyway, name it by its id: `scavenger resume {job.id[:8]}`"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import sys
 import unicodedata
 from collections.abc import Mapping
@@ -265,8 +264,8 @@ class JobLogs:
                 self._tails[name] = LogTail(path, self._begun.offsets.get(name, 0))
 
     def _elsewhere(self) -> str:
-        host = self._job.owner.host
-        return "" if host == socket.gethostname() else f"its logs are on {host}; "
+        owner = self._job.owner
+        return "" if owner.is_same_machine(self._store.me()) else f"its logs are on {owner.host}; "
 
     def _logs(self) -> dict[str, Path]:
         """Logs by process. Only regular files count: reading a pipe would never end."""

@@ -32,6 +32,8 @@ class SubmittedJob:
     Attributes:
         job_state: State of the job; None before its runner has put it on record.
         cost_usd: Cost of the job so far; None if none is recorded.
+        host: Name of the machine that it was submitted on, and is run on.
+        installation: Id of the installation whose servers run it; empty if it has none on record.
     """
 
     id: str
@@ -48,6 +50,8 @@ class SubmittedJob:
     user: str
     job_state: JobState | None
     cost_usd: float | None
+    host: str
+    installation: str
 
     @property
     def is_open(self) -> bool:
@@ -75,6 +79,8 @@ def submitted(
         job.user,
         job_state,
         cost_usd,
+        job.host,
+        one.installation,
     )
 
 

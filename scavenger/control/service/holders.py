@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import suppress
 
 from scavenger.control.provisioning.lease_holder import process_of
@@ -15,13 +14,11 @@ __all__ = ["end_holder", "state_of"]
 
 
 def state_of(holder: str) -> Holder:
-    """Whether the holder of a lease lives, as far as that can be told; one of another machine may."""
+    """Whether the holder of a lease lives, as far as that can be told; `unseen` if it was one of another machine."""
     if not holder:
         return "dead"
     process = process_of(holder)
-    if process is None or process.host != socket.gethostname():
-        return "alive"
-    return fate(process)
+    return "alive" if process is None else fate(process)
 
 
 def end_holder(holder: str, number: signal.Signals) -> None:

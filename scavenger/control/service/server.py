@@ -1,7 +1,7 @@
 """The server: begins submitted jobs in the order of the queue, each in a runner of its own, and watches the runners.
 
 It keeps nothing that is not in the store: another server adopts the runners of one that has ended. On SQLite one
-server at a time serves a store; on PostgreSQL several may, each for the jobs of its machine and account.
+server at a time serves a store; on PostgreSQL several may, each for the jobs of its installation and account.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -58,7 +57,7 @@ from scavenger.policy.runners import (
 )
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
-from scavenger.store.owner import fate, this_process
+from scavenger.store.owner import fate
 from scavenger.store.record_file import RECORD_FILE
 from scavenger.store.records import Owner
 from scavenger.train.engines.reaper import VARIABLE
@@ -104,7 +103,7 @@ def runner_log(one: Submission) -> Path:
 
 
 class Server:
-    """Serves the submissions of this machine and account.
+    """Serves the submissions of this installation and account.
 
     Args:
         store: The database.
@@ -130,7 +129,7 @@ class Server:
     ) -> None:
         self._store, self._clock, self.idle_s, self._held = store, clock, idle_s, held
         self._limits = configured_limits() if limits is None else limits
-        self._holder, me, now = holder_name(), this_process(), datetime.now(UTC)
+        self._holder, me, now = holder_name(), store.me(), datetime.now(UTC)
         self.record = ServerRecord(
             id=str(uuid.uuid4()),
             host=me.host,
@@ -144,6 +143,7 @@ class Server:
             started_at=now,
             heartbeat_at=now,
             birth=me.birth,
+            installation=me.installation,
         )
         self._fence: Fence | None = None
         self._beat_at = self.served_at = -math.inf
@@ -173,7 +173,8 @@ class Server:
         On SQLite, taking the lease does that.
         """
         for other in self._store.servers():
-            if other.background and (other.host, other.uid) == (self.record.host, self.record.uid):
+            mine = other.uid == self.record.uid and other.serves(self.record.installation, self.record.host)
+            if other.background and mine:
                 logger.info("taking over from the server in the background, process %d", other.pid)
                 owner = Owner(other.pid, other.host, other.started_at_s, birth=other.birth)
                 if fate(owner) == "alive":
@@ -186,9 +187,7 @@ class Server:
             now_s, lease = self._clock(), self._store.lease(SERVER_LEASE)
             silent_s = silences.look({SERVER_LEASE: lease}, now_s)[SERVER_LEASE]
             state = "dead" if lease is None else state_of(lease.holder)
-            elsewhere = lease is not None and (
-                state == "unseen" or not lease.holder.startswith(f"{socket.gethostname()}/")
-            )
+            elsewhere = state == "unseen"
             if lease is None or state == "dead" or (elsewhere and silent_s > _TAKE_S):
                 if (taken := self._store.take_lease(SERVER_LEASE, self._holder, lease)) is not None:
                     return taken

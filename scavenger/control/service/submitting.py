@@ -119,9 +119,9 @@ def hand_over(store: Store, new: NewSubmission, *, again: str | None = None) -> 
 
 
 def live_server(store: Store) -> ServerRecord | None:
-    """A server of this machine and account that lives; None if there is none."""
-    account = this_process()
-    mine = [one for one in store.servers() if (one.host, one.uid) == (account.host, account.uid)]
+    """A server of this installation and account that lives; None if there is none."""
+    me = store.me()
+    mine = [one for one in store.servers() if one.uid == me.uid and one.serves(me.installation, me.host)]
     return mine[0] if mine else None
 
 

@@ -19,7 +19,6 @@ from scavenger.errors import ScavengerError
 from scavenger.server.dashboard.job_list import JobLine, job_line
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.store import Store
-from scavenger.store.owner import this_process
 from scavenger.store.progress import EVENTS_MAX
 from scavenger.store.records import JobRecord
 
@@ -60,7 +59,7 @@ def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) ->
         intents=store.intents(job.id),
         cost=cost_of(store, job, now),
         course=journals.of(job).read(),
-        reachable=job.owner.host == this_process().host,
+        reachable=job.owner.is_same_machine(store.me()),
         at=now,
         resumable=_is_resumable(store, job),
     )
