@@ -84,17 +84,17 @@ class RunningJob:
         """Add this many workers; the others continue training while they start."""
         self._ask(lambda: ScaleOut(workers))
 
-    def scale_in(self, workers: Iterable[str]) -> None:
-        """Remove these workers after the current step."""
-        self._ask(lambda: ScaleIn(tuple(workers)))
+    def scale_in(self, workers: Iterable[str] | str) -> None:
+        """Remove these workers, or the one of this name, after the current step."""
+        self._ask(lambda: ScaleIn(_names(workers)))
 
     def scale_aggregators(self, aggregators: int) -> None:
         """Have the first so many of the job's aggregators hold the model, while training continues."""
         self._ask(lambda: ScaleAggregators(aggregators))
 
-    def migrate(self, workers: Iterable[str] | None = None) -> None:
-        """Replace these workers, or all (None), by new ones, in one change of view."""
-        self._ask(lambda: Migrate(None if workers is None else tuple(workers)))
+    def migrate(self, workers: Iterable[str] | str | None = None) -> None:
+        """Replace these workers, the one of this name, or all (None), by new ones, in one change of view."""
+        self._ask(lambda: Migrate(None if workers is None else _names(workers)))
 
     def profile(self, fewest: int, most: int, steps: int = 20) -> tuple[Measurement, ...]:
         """Measure the step time at every number of workers from `most` down to `fewest`, over `steps` steps each.
@@ -129,3 +129,8 @@ class RunningJob:
             raise (ConfigurationError if refused else TransientError)(
                 f"{asking.name}, asked to {describe(operation)}: {record.state}: {record.message}"
             )
+
+
+def _names(workers: Iterable[str] | str) -> tuple[str, ...]:
+    """Names of workers; a text is one name, not its letters."""
+    return (workers,) if isinstance(workers, str) else tuple(workers)

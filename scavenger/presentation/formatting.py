@@ -10,6 +10,7 @@ from datetime import datetime
 __all__ = [
     "clean",
     "difference",
+    "digits_apart",
     "duration",
     "duration_range",
     "money",
@@ -22,6 +23,8 @@ __all__ = [
 
 UNKNOWN = "unknown"
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_DIGITS_MAX = 17
+"""Significant digits that tell every two numbers apart."""
 RANGE_MIN = 5.0
 """A range is in minutes, hours or days if it ends at this many or more: below, its start is often a fraction."""
 _UNITS = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -57,6 +60,13 @@ def quantity(value: float | None, digits: int = 3) -> str:
     rounded = round(value, digits - 1 - magnitude)
     text = f"{rounded:,.{max(digits - 1 - magnitude, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def digits_apart(one: float, other: float, digits: int) -> int:
+    """The fewest significant digits, at least `digits`, that show that two different numbers differ."""
+    while digits < _DIGITS_MAX and quantity(one, digits) == quantity(other, digits):
+        digits += 1
+    return digits
 
 
 def duration(seconds: float | None) -> str:

@@ -286,8 +286,10 @@ class Jobs(Part):
         Raises:
             NotFoundError: There is no such job; the message suggests similar names, and tells of one that has
                 not begun.
-            ConfigurationError: Several ids begin so.
+            ConfigurationError: Several ids begin so, or the key is no text.
         """
+        if not isinstance(key, str):
+            raise ConfigurationError(f"a job is named by its id or its name, a text, not {key!r}")
         with self._database.reading() as session:
             query = _of_user(select(JobRow).options(undefer(JobRow.report)), user)
             row = session.scalar(query.where(JobRow.id == key))

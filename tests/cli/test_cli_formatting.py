@@ -13,6 +13,7 @@ from scavenger.domain.figures import rounded
 from scavenger.presentation.formatting import (
     clean,
     difference,
+    digits_apart,
     duration,
     duration_range,
     money,
@@ -20,6 +21,15 @@ from scavenger.presentation.formatting import (
     quantity,
     size,
 )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shown"), [(0.7, 0.9, "0.7"), (0.899996, 0.9, "0.899996"), (1e-9, 1.0000001e-9, "1e-9")]
+)
+def test_a_near_miss_is_not_shown_as_a_hit(one: float, other: float, shown: str) -> None:
+    digits = digits_apart(one, other, 4)
+    assert quantity(one, digits) != quantity(other, digits)
+    assert float(quantity(one, digits)) == pytest.approx(float(shown), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def done(operation: Operation) -> tuple[Verdict, str]:
 
 
 def test_each_call_asks_for_its_operation_and_returns_once_it_is_done(url: str, tmp_path: Path) -> None:
+    with Store.open(url) as store, pytest.raises(ConfigurationError, match="a text, not 3"):
+        store.job(3)  # type: ignore[arg-type]
     with Driver(url, tmp_path, done) as driver:
         job = RunningJob("tiny", url)
         job.scale_to(3)
@@ -85,6 +87,8 @@ def test_each_call_asks_for_its_operation_and_returns_once_it_is_done(url: str, 
         job.scale_aggregators(2)
         job.migrate()
         job.migrate(["w2", "w3"])
+        job.scale_in("w12")  # one name, not its letters
+        job.migrate("w12")
         job.stop(save=False)
 
     assert driver.taken == [
@@ -94,6 +98,8 @@ def test_each_call_asks_for_its_operation_and_returns_once_it_is_done(url: str, 
         ScaleAggregators(2),
         Migrate(),
         Migrate(("w2", "w3")),
+        ScaleIn(("w12",)),
+        Migrate(("w12",)),
         StopJob(save=False),
     ]
     with Store.open(url) as store:

@@ -26,6 +26,7 @@ from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport,
 from scavenger.presentation.formatting import (
     clean,
     difference,
+    digits_apart,
     duration,
     duration_range,
     money,
@@ -365,9 +366,12 @@ def _share(part_s: float, whole_s: float) -> str:
 
 
 def _metric(metric: MetricOutcome) -> str:
-    goal = "" if metric.target is None else f", target {quantity(metric.target, 4)}"
     reached = "" if metric.target is None else " reached" if metric.reached else " not reached"
-    return f"{clean(metric.name)} {quantity(metric.value, 4)}{goal}{reached}"
+    digits = 4
+    if metric.value is not None and metric.target is not None and not metric.reached:
+        digits = digits_apart(metric.value, metric.target, digits)
+    goal = "" if metric.target is None else f", target {quantity(metric.target, digits)}"
+    return f"{clean(metric.name)} {quantity(metric.value, digits)}{goal}{reached}"
 
 
 def _search(report: RunReport) -> str:
