@@ -1,7 +1,8 @@
 """Masks secrets in texts for users: errors, warnings and log lines, which are shown, stored and sent around.
 
 An exception of the training code may contain a key, for instance a URL with a password. All such texts pass `mask`:
-the text of every `ScavengerError`, every log record, every reported exception and warning.
+the text of every `ScavengerError`, every log record, every reported exception and warning. What a job was given, which
+others may see, passes `mask_values`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["MASK", "mask"]
+__all__ = ["MASK", "mask", "mask_values"]
 
 MASK = "***"
 
 _SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:^|_)(?:PASS|PWD)(?:_|$)", re.IGNORECASE
 )
+_SECRET_KEY = re.compile(
+    r"(?:^|[_-])(?:token|secret|passw(?:or)?d|passwd|passphrase|pass|pwd|credentials?"
+    r"|(?:api|access|secret|private|account|auth)[_-]?key(?:[_-]id)?)$",
+    re.IGNORECASE,
+)
+"""Name of a value in a document that is a secret whatever it looks like; `tokenizer` and `max_tokens` name none."""
 _VALUE_LENGTH_MIN = 8
 """Shorter values, such as `true`, occur in other words too."""
 _PATH = re.compile(r"^[~./]*/")
@@ -67,6 +75,43 @@ def mask(text: str, environ: Mapping[str, str] = os.environ) -> str:
     for shape in _SHAPES:
         text = shape.sub(_masked, text)
     return text
+
+
+def mask_values(value: Any) -> Any:
+    """A document of JSON values without secrets: texts as of `mask`, and every text under a name such as `hf_token`.
+
+    Names of values are kept, numbers too. What has no secret comes back as it is.
+    """
+    texts: list[str] = []
+    if not _collect(value, texts):
+        together = "\n".join(
+            texts
+        )  # one look at all is several times faster, and most documents have no secret
+        if mask(together) == together:
+            return value
+    return _without_secrets(value)
+
+
+def _collect(value: Any, texts: list[str]) -> bool:
+    """Gather the texts of a document, until one has the name of a secret; returns whether one has."""
+    if isinstance(value, str):
+        texts.append(value)
+        return False
+    if isinstance(value, Mapping):
+        named = any(isinstance(item, str) and _SECRET_KEY.search(str(name)) for name, item in value.items())
+        return any(_collect(item, texts) for item in value.values()) or named
+    return isinstance(value, list | tuple) and any(_collect(item, texts) for item in value)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, Mapping):
+        return {
+            name: MASK if isinstance(item, str) and _SECRET_KEY.search(str(name)) else _without_secrets(item)
+            for name, item in value.items()
+        }
+    return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _masked(match: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from scavenger import logs
 from scavenger.errors import JobFileError, TrainingCodeError
-from scavenger.masking import mask
+from scavenger.masking import MASK, mask, mask_values
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,31 @@ def test_every_error_and_every_log_line_is_masked(monkeypatch: pytest.MonkeyPatc
         logging.getLogger("scavenger").handlers = []
         assert "not-for-others" not in stream.getvalue()
         assert "***" in stream.getvalue()
+
+
+def test_documents_have_no_secrets_by_shape_or_by_name() -> None:
+    job = {
+        "params": {
+            "hf_token": "whatever",
+            "db": "postgresql://ann:hunter2@db/x",
+            "tokenizer": "bert-base-uncased",
+            "max_tokens": 4096,
+            "api_key": "",
+            "nested": [{"db-password": "x", "note": "hf_abcdefghijklmnopqrstuvwxyz"}, 3, None],
+        },
+        "name": "digits",
+    }
+
+    shown = mask_values(job)
+
+    assert shown["params"] == {
+        "hf_token": MASK,
+        "db": f"postgresql://{MASK}@db/x",
+        "tokenizer": "bert-base-uncased",
+        "max_tokens": 4096,
+        "api_key": MASK,
+        "nested": [{"db-password": MASK, "note": MASK}, 3, None],
+    }
+    assert shown["name"] == "digits"
+    plain = {"name": "digits", "values": [1.5, "x"]}
+    assert mask_values(plain) is plain

@@ -6,6 +6,7 @@ That they suffice is held by every test before the faithful servers, which refus
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from importlib import resources
 from typing import Any
 
@@ -21,6 +22,7 @@ from gcp_server import ROLE, ComputeServer
 from gcp_state import Clock
 from gcp_world import world_on
 
+from scavenger.cloud.aws import provider
 from scavenger.errors import CredentialsError
 
 __all__ = ["aws", "server", "session", "started"]  # fixtures
@@ -44,20 +46,27 @@ def statements(name: str) -> dict[str, dict[str, Any]]:
 
 
 def test_the_aws_policy_has_nothing_that_no_call_needs(aws: AwsWorld, session: Session) -> None:
-    provider = make_provider(aws.server, session, public_key=PUBLIC_KEY)
-    seen = provider.launch(make_request(aws, spot=True))
-    provider.describe(seen.instance_id, seen.zone)
-    provider.quotas()
+    rented_by = make_provider(aws.server, session, public_key=PUBLIC_KEY)
+    seen = rented_by.launch(make_request(aws, spot=True))
+    rented_by.describe(seen.instance_id, seen.zone)
+    rented_by.quotas()
     for address in ("203.0.113.7/32", "203.0.113.8/32"):
-        provider.let_in(make_request(aws, logins_from=(address,)))
-    provider.terminate(seen.instance_id, seen.zone)
+        rented_by.let_in(make_request(aws, logins_from=(address,)))
+    rented_by.terminate(seen.instance_id, seen.zone)
     aws.advance(200.0)
-    provider.remove_leftovers(OWNER)
+    rented_by.remove_leftovers(OWNER)
     services = {"GetParameter": "ssm", "ListServiceQuotas": "servicequotas"}
     called = {f"{services.get(action, 'ec2')}:{action}" for action in aws.server.calls}
 
     assert called <= POLICY
     assert POLICY - called - BESIDE.keys() == {"ec2:DeleteVolume"}, "of a disk whose VM has left it"
+
+
+def test_every_image_that_is_looked_for_may_be_found() -> None:
+    allowed = statements("aws.json")["FindTheImage"]["Resource"]
+    for image in (provider._IMAGES, provider._GPU_IMAGES):
+        parameter = "arn:aws:ssm:us-east-1::parameter" + image.format(architecture="x86_64")
+        assert any(fnmatch(parameter, one) for one in allowed), parameter
 
 
 def test_only_what_bears_our_tag_can_be_ended(aws: AwsWorld) -> None:

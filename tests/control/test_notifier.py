@@ -318,6 +318,10 @@ class TestAddresses:
             "fd00::1",
             "::ffff:169.254.169.254",
             "224.0.0.1",
+            "64:ff9b::a9fe:a9fe",  # NAT64 to 169.254.169.254
+            "64:ff9b:1::a9fe:a9fe",
+            "2002:7f00:1::1",  # 6to4 of 127.0.0.1
+            "::7f00:1",
         ],
     )
     def test_private_addresses_are_refused_before_a_connection(

@@ -12,6 +12,7 @@ from scavenger.control.documents.operations import operation_row
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.progress import PROGRESS, Progress
+from scavenger.masking import mask_values
 
 if TYPE_CHECKING:
     from scavenger.store import Store
@@ -102,8 +103,8 @@ def status_of(store: Store, job: JobRecord) -> JobStatus:
 
 
 def job_document(seen: ListedJob) -> dict[str, Any]:
-    """A job as JSON values, and whether its process and its runner are alive."""
-    return {**plain(seen.job), "alive": seen.alive, "has_runner": seen.has_runner}
+    """A job as JSON values without secrets, and whether its process and its runner are alive."""
+    return {**mask_values(plain(seen.job)), "alive": seen.alive, "has_runner": seen.has_runner}
 
 
 def jobs_document(store_name: str, jobs: Iterable[ListedJob]) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def status_document(store_name: str, status: JobStatus) -> dict[str, Any]:
         "progress": plain(status.progress),
         "processes": plain(status.processes),
         "operations": [operation_row(operation) for operation in status.operations],
-        "events": plain(status.events),
+        "events": mask_values(plain(status.events)),
     }
 
 

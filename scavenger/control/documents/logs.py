@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError
-from scavenger.masking import mask
+from scavenger.masking import mask, mask_values
 
 if TYPE_CHECKING:
     from scavenger.store import Store
@@ -285,7 +285,7 @@ def logs_document(chunk: LogChunk) -> dict[str, Any]:
             "schema_version": SCHEMA_VERSION,
             "job": {"id": chunk.job_id, "name": chunk.name, "state": chunk.state},
             "folder": chunk.folder,
-            "events": chunk.events,
+            "events": mask_values(plain(chunk.events)),
             "logs": chunk.logs,
         }
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
+from scavenger.masking import mask_values
 
 if TYPE_CHECKING:
     from scavenger.domain.submission import Submission
@@ -92,7 +93,7 @@ def submitted_jobs(store: Store, found: Sequence[Submission]) -> tuple[Submitted
 
 def submission_document(submission: SubmittedJob) -> dict[str, Any]:
     """A submission as JSON values."""
-    document: dict[str, Any] = plain(submission)
+    document: dict[str, Any] = mask_values(plain(submission))
     return document
 
 

@@ -212,13 +212,33 @@ def _checked_address(host: str, port: int, scheme: str, *, private: bool) -> str
     """
     found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for text in found:
-        address = ipaddress.ip_address(text.partition("%")[0])
-        address = getattr(address, "ipv4_mapped", None) or address
+        address = _led_to(text.partition("%")[0])
         if not private and (not address.is_global or address.is_multicast):
             raise NotAllowedError(f"{host} is in a private network: allow it with `private = true`")
         if scheme == "http" and not (private and address.is_loopback):
             raise NotAllowedError("http is for this machine only (`private = true`): use https")
     return found[0]
+
+
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+"""Addresses that end with an IPv4 address, to which NAT64 or an old tunnel leads [1]_.
+
+.. [1] RFC 6052, "IPv6 Addressing of IPv4/IPv6 Translators", section 2.1; RFC 4291, section 2.5.5.1.
+"""
+_LOCAL_TRANSLATION = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""NAT64 of one network (RFC 8215), whose form only that network knows."""
+
+
+def _led_to(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address at which a connection to another one may end: the IPv4 address in one of IPv6."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _LOCAL_TRANSLATION:
+        return ipaddress.IPv6Address("::1")
+    if any(address in network for network in _TRANSLATED) and int(address) > 1:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 def _pool(scheme: str, address: str, port: int, host: str) -> urllib3.HTTPConnectionPool:

@@ -15,6 +15,7 @@ from scavenger.domain.document import report_from_document
 from scavenger.domain.forms import is_number
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Predicted
+from scavenger.masking import mask
 from scavenger.models.learning_curve import Hint, forecast
 from scavenger.presentation.figure import panel_figure
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity
@@ -239,7 +240,7 @@ def _timeline_figure(sight: JobSight) -> Figure:
     end = sight.job.ended_at or sight.at
     x = [*(one.at for one in views), end] if views else []
     workers = [*(one.data["workers"] for one in views), views[-1].data["workers"]] if views else []
-    hover = [wrapped(one.message) for one in views]
+    hover = [wrapped(mask(one.message)) for one in views]
     traces = [
         line("workers", days(x), workers, colour="@accent@", shape="hv", hover=[*hover, ""]),
         {
@@ -249,7 +250,7 @@ def _timeline_figure(sight: JobSight) -> Figure:
                 [_workers_at(one.at, views) for one in failures],
                 mode="markers",
                 colour="@limit@",
-                hover=[wrapped(one.message) for one in failures],
+                hover=[wrapped(mask(one.message)) for one in failures],
             ),
             "marker": {"color": "@limit@", "size": 11, "symbol": "x"},
         },

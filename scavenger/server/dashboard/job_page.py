@@ -11,6 +11,7 @@ from scavenger.control.training.run_course import RunCourse
 from scavenger.domain.intent import Intent
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
+from scavenger.masking import mask
 from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.presentation.formatting import (
     clean,
@@ -186,7 +187,7 @@ def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
         processes=tuple(_process_line(one) for one in sight.processes if _is_shown(one, job)),
         operations=tuple(_operation_line(one, now) for one in reversed(sight.operations)),
         events=tuple(
-            EventLine(moment(one.at, now), clean(one.kind), one.level, clean(one.message))
+            EventLine(moment(one.at, now), clean(one.kind), one.level, mask(clean(one.message)))
             for one in reversed(sight.events)
         ),
         can_operate=line.live and may_change,

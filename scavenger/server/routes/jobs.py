@@ -24,6 +24,7 @@ from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import Submission, SubmissionState
 from scavenger.errors import NotFoundError
+from scavenger.masking import mask_values
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
@@ -189,7 +190,7 @@ def list_events(
         found = context.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
     events = found[:limit]
     following = encode(events[-1].id) if len(found) > limit else None
-    return answer({"schema_version": SCHEMA_VERSION, "events": plain(events), "next": following})
+    return answer({"schema_version": SCHEMA_VERSION, "events": mask_values(plain(events)), "next": following})
 
 
 @router.get("/jobs/{job}/logs", response_model=schemas.LogsAnswer, summary="Logs of a job")

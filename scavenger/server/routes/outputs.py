@@ -12,8 +12,10 @@ from fastapi import APIRouter
 from starlette.responses import StreamingResponse
 
 from scavenger.errors import NotFoundError
+from scavenger.masking import mask
 from scavenger.server.access import CallerOf, find_job
 from scavenger.server.context import ContextOf
+from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import JobKey
 from scavenger.store.record_file import RECORD_FILE
 
@@ -31,7 +33,17 @@ _CHUNK = 1 << 20
     responses={200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}},
 )
 def outputs(context: ContextOf, caller: CallerOf, job: JobKey) -> StreamingResponse:
-    """A tar archive with the folder of the job's outputs, which is named by its id."""
+    """A tar archive with the folder of the job's outputs, which is named by its id; logs have no secrets in it.
+
+    The job file in its record is as it is, as a job goes on from it: so only its user and admins have it.
+    """
+    if not caller.user.changes_jobs:
+        raise RefusedError(
+            403,
+            "forbidden",
+            f"{caller.user.name} is a viewer, who sees no outputs: they have what the job was given",
+            fix="ask the job's user or an admin; `scavenger logs` and `status` show it without secrets",
+        )
     record = find_job(context, caller, job)
     spec = record.spec or {}
     folder = Path(record.job_file or ".").parent / str(spec.get("output", ".scavenger")) / record.id
@@ -39,15 +51,35 @@ def outputs(context: ContextOf, caller: CallerOf, job: JobKey) -> StreamingRespo
         raise NotFoundError(f"job {record.name} has no outputs on this machine")
     file = tempfile.TemporaryFile(prefix="scavenger-")  # noqa: SIM115 - closed when it was sent
     with tarfile.open(fileobj=file, mode="w") as tar:
-        tar.add(folder, arcname=record.id, filter=_plain)
+        tar.add(folder, arcname=record.id, filter=lambda member: _plain(member, f"{record.id}/logs/"))
+        _add_logs(tar, folder / "logs", f"{record.id}/logs")
     file.seek(0)
     return StreamingResponse(_chunks(file), media_type="application/x-tar")
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Files and folders, without their owners."""
-    if not (member.isfile() or member.isdir()):
+def _add_logs(tar: tarfile.TarFile, folder: Path, name: str) -> None:
+    """Add the logs of a job's processes, without what looks like a secret."""
+    for path in sorted(folder.glob("*")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        with path.open("rb") as log, tempfile.TemporaryFile(prefix="scavenger-") as masked:
+            while lines := log.readlines(_CHUNK):
+                text = b"".join(lines).decode("utf-8", "surrogateescape")
+                masked.write(mask(text).encode("utf-8", "surrogateescape"))
+            member = tar.gettarinfo(path, arcname=f"{name}/{path.name}")
+            member.size = masked.tell()
+            masked.seek(0)
+            tar.addfile(_anonymous(member), masked)
+
+
+def _plain(member: tarfile.TarInfo, without: str) -> tarfile.TarInfo | None:
+    """Files and folders, without their owners; files of one folder are left out."""
+    if not (member.isfile() or member.isdir()) or (member.isfile() and member.name.startswith(without)):
         return None
+    return _anonymous(member)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -12,11 +12,12 @@ from scavenger.control.documents.models import job_names, model_document, models
 from scavenger.control.documents.plain import SCHEMA_VERSION
 from scavenger.control.documents.pool import drained, pool_document, see_pool
 from scavenger.control.search.model_library import check_model, save_fit
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.models.job_model import JobModel
 from scavenger.server import schemas
 from scavenger.server.access import Admin, CallerOf, Changer, find_job
 from scavenger.server.context import ContextOf, answer
+from scavenger.server.problems import RefusedError
 from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import JobKey
 
@@ -55,8 +56,11 @@ def export_models(
     tags=["models"],
     summary="Import models",
 )
-def import_models(context: ContextOf, once: OnceOf, request: schemas.ModelExport) -> Response:
-    """Import exported models, all or none; each must match its digest and be able to predict."""
+def import_models(context: ContextOf, _: Admin, once: OnceOf, request: schemas.ModelExport) -> Response:
+    """Import exported models, all or none; each must match its digest and be able to predict.
+
+    They predict for jobs of all users, so an admin imports them.
+    """
 
     def change() -> dict[str, Any]:
         document = request.model_dump(mode="json", exclude_unset=True)
@@ -75,8 +79,18 @@ def show_model(context: ContextOf, _: CallerOf, model: ModelKey) -> Response:
 @router.delete(
     "/models/{model}", response_model=schemas.ModelAnswer, tags=["models"], summary="Delete a model"
 )
-def delete_model(context: ContextOf, once: OnceOf, model: ModelKey) -> Response:
-    """Delete a model, and return it."""
+def delete_model(context: ContextOf, caller: Changer, once: OnceOf, model: ModelKey) -> Response:
+    """Delete a model, and return it: one that a job of the caller has fitted, or, as an admin, any."""
+    if caller.user.role != "admin":
+        fitted_by = context.store.model(model).job_id
+        try:
+            find_job(context, caller, fitted_by or "")
+        except NotFoundError:
+            raise RefusedError(
+                403,
+                "forbidden",
+                "the model was fitted by a job of somebody else, and predicts for all: ask an admin",
+            ) from None
     return once.answer(lambda: model_document(context.store.delete_model(model)), 200)
 
 

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from scavenger.control.documents.plain import plain
+from scavenger.masking import mask_values
 from scavenger.server.access import CallerOf, find_job
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.problems import RefusedError
@@ -98,4 +99,4 @@ async def _events(
 
 def _message(event: EventRecord) -> bytes:
     """One event, of the type `job`; its JSON is ASCII, so that nothing in it is a line end to any reader."""
-    return f"id: {event.id}\nevent: job\ndata: {json.dumps(plain(event))}\n\n".encode()
+    return f"id: {event.id}\nevent: job\ndata: {json.dumps(mask_values(plain(event)))}\n\n".encode()
