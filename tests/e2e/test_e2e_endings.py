@@ -383,7 +383,7 @@ def test_a_killed_command_leaves_nothing_and_the_next_marks_its_job_failed(
     process.kill()
     process.wait()
     wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
-    job.change(goal={"metric": "val_los", "max_epochs": 2}).run("plan")
+    job.change(goal={"metric": "val_other_loss", "max_epochs": 2}).run("plan")
 
     with Store.open(job.store) as store:
         _, dead = store.jobs()
