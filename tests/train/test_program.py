@@ -460,6 +460,17 @@ def stateful() -> Any:
     return model
 
 
+def float8() -> Any:
+    model = classifier(LAYERS.Dense(16))
+    model.layers[0].quantize("float8")
+    return model
+
+
+def mirrored() -> Any:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return classifier()
+
+
 def masked() -> Any:
     model = keras.Sequential([keras.Input((5,)), LAYERS.Embedding(9, 3, mask_zero=True), LAYERS.Dense(1)])
     model.compile("sgd", "mse")
@@ -635,6 +646,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "mean_with_sample_weight",
     ),
     "a loss across the batch": (lambda: classifier(loss=contrast), (X, Y), "not the mean of its samples'"),
+    "weights of 8 bits": (float8, (X, Y), 'is a scale of quantize("float8")'),
+    "copies on several devices": (mirrored, (X, Y), "in the scope of a MirroredStrategy"),
     "a masked output": (masked, (np.abs(X).astype("int32"), X), "mask"),
     "decay with exceptions": (excluding, (X, Y), "exclude_from_weight_decay"),
     "a constraint": (

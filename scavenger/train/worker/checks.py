@@ -39,8 +39,15 @@ def check_model(model: Any) -> None:
         raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
     if not model.compiled or model.optimizer is None:
         raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
+    strategy = model._distribute_strategy
+    if strategy is not None:
+        raise NotSupportedError(
+            f"the model is built in the scope of a {type(strategy).__name__}, but the job itself splits each batch over "
+            "its workers: build and compile it outside of strategy.scope()"
+        )
     _check_optimizer(model.optimizer)
     _check_layers(model)
+    _check_quantisation(model.trainable_variables)
     losses = keras.tree.flatten(model.loss)
     if any(
         getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction")
@@ -111,6 +118,16 @@ def _check_layers(model: Any) -> None:
             )
 
 
+def _check_quantisation(trainable: Sequence[Any]) -> None:
+    for variable in trainable:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise NotSupportedError(
+                f'{variable.path} is a scale of quantize("float8"), which each step replaces by what one batch makes of '
+                "it, so the parts of a batch that workers compute would not agree: train without it, and quantize the "
+                "saved model"
+            )
+
+
 def check_saving(model: Any) -> None:
     """Refuse a built model that Keras could not save at the end of the job.
 
@@ -144,6 +161,7 @@ def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:
     """
     if not trainable:
         raise NotSupportedError("the model has no trainable weights")
+    _check_quantisation(trainable)
     for variable in trainable:
         if variable.constraint is not None and constraint_of(variable) is None:
             name = getattr(variable.constraint, "__name__", type(variable.constraint).__name__)
@@ -151,8 +169,6 @@ def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:
                 f"{variable.path} has the constraint {name}, "
                 "which is code of the user's, and the aggregator does not run it; use one of keras.constraints"
             )
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise NotSupportedError(f"{variable.path} is overwritten with its gradient (quantised training)")
     for variable in [*trainable, *states]:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         if dtype not in _DTYPES:
