@@ -42,8 +42,8 @@ def check_model(model: Any) -> None:
     strategy = model._distribute_strategy
     if strategy is not None:
         raise NotSupportedError(
-            f"the model is built in the scope of a {type(strategy).__name__}, but the job itself splits each batch over "
-            "its workers: build and compile it outside of strategy.scope()"
+            f"the model is built in the scope of a {type(strategy).__name__}, but the job itself splits each batch "
+            "over its workers: build and compile it outside of strategy.scope()"
         )
     _check_optimizer(model.optimizer)
     _check_layers(model)
@@ -122,9 +122,9 @@ def _check_quantisation(trainable: Sequence[Any]) -> None:
     for variable in trainable:
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotSupportedError(
-                f'{variable.path} is a scale of quantize("float8"), which each step replaces by what one batch makes of '
-                "it, so the parts of a batch that workers compute would not agree: train without it, and quantize the "
-                "saved model"
+                f'{variable.path} is a scale of quantize("float8"), which each step replaces by what one batch '
+                "makes of it, so the parts of a batch that workers compute would not agree: train without it, and "
+                "quantize the saved model"
             )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from scavenger.sdk.job import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data import ArraySource, Parts, Source, blocks_of_large, open_source
 
-__all__ = ["open_data", "passes_of"]
+__all__ = ["lock_arrays", "open_data", "passes_of"]
 
 
 class _Range:
@@ -74,6 +75,14 @@ def open_data(job: KerasJob) -> tuple[Source, Source | None]:
     if job.class_weight is not None:
         train = _WeightedByClass(train, job.class_weight)
     return train, validation
+
+
+def lock_arrays(data: Iterable[Any]) -> None:
+    """Make the arrays of a job's data read-only, so that no callback can change the data of one worker alone."""
+    for leaf in keras.tree.flatten([one for one in data if isinstance(one, (tuple, dict, np.ndarray))]):
+        while isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False
+            leaf = leaf.base
 
 
 def passes_of(job: KerasJob, samples: int) -> Passes:

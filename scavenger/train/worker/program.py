@@ -34,10 +34,11 @@ from scavenger.train.aggregation.keras_state import (
 )
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
+from scavenger.train.worker.callbacks.other_state import OtherState, changes
 from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
 from scavenger.train.worker.fingerprint import architecture
-from scavenger.train.worker.fit_arguments import open_data, passes_of
+from scavenger.train.worker.fit_arguments import lock_arrays, open_data, passes_of
 from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.preparation import check_evaluation, left_as_it_was, prepare, without_gradient
@@ -71,8 +72,10 @@ class Program:
         self.model = job.model
         check_model(self.model)
         self._steps = Steps(self.model)
-        self.callbacks = CallbackRunner(self.model, job.callbacks, job_dir=job_dir)
+        data = tuple(one for one in (job.train, job.validation) if one is not None)
+        self.callbacks = CallbackRunner(self.model, job.callbacks, job_dir=job_dir, data=data)
         self.train, self.validation = open_data(job)
+        lock_arrays(data)
         self._validation = None if self.validation is None else Prefetcher(self.validation)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
         prepare(self.model, self._steps, sample)
@@ -363,17 +366,23 @@ class Program:
         """Refuse a step that depends on variables which the model does not track, or which aggregators hold."""
         traced: Any = self._whole
         if self.model.run_eagerly:
+            state = OtherState(self.model)
+            before = state.set_by_steps()
+            with left_as_it_was(self.model):
+                self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
+            if changed := changes(before, state.set_by_steps()):
+                raise NotSupportedError(_untracked_message(changed[0]))
             return
         tracked = (*self.variables, *self._generators, *self._metrics, global_seed_generator().state)
         known = {v._value.ref() for v in tracked} | {self._steps.loss_scale.ref()}
         graph = traced.get_concrete_function().graph
         others = sorted((v for v in graph.variables if v.ref() not in known), key=lambda v: str(v.name))
         of_optimizer = {v._value.ref() for v in self.model.optimizer.variables}
-        before = [v.numpy() for v in others]
+        values = [v.numpy() for v in others]
         if others:
             with left_as_it_was(self.model):
                 self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
-        for variable, value in zip(others, before, strict=True):
+        for variable, value in zip(others, values, strict=True):
             if variable.ref() in of_optimizer:
                 raise NotSupportedError(
                     f"the training step uses {variable.name} of the optimizer, which the aggregator alone knows"
@@ -381,10 +390,7 @@ class Program:
             # the state of TensorFlow's own generators; each worker draws for itself
             generator = variable.name.startswith("StateVar")
             if not generator and not np.array_equal(variable.numpy(), value, equal_nan=True):
-                raise NotSupportedError(
-                    f"the training step changes the variable {variable.name}, which is no weight of the model (as that "
-                    "of a second optimizer): every worker would have another; keep it as a weight of a layer"
-                )
+                raise NotSupportedError(_untracked_message(f"the variable {variable.name}"))
 
     def _manifest(self, sample: tuple[Any, ...], passes: Passes, schedule_batch: int) -> Manifest:
         model = self.model
@@ -438,6 +444,13 @@ class Program:
             for key, leaf in value.items() if isinstance(value, dict) else ((name, value),):
                 flat[key] = float(np.mean(leaf))
         return flat
+
+
+def _untracked_message(what: str) -> str:
+    return (
+        f"the training step changes {what}, which is no weight of the model (as that of a second optimizer): every "
+        "worker would have another; keep it as a weight of a layer"
+    )
 
 
 def _is_float(variable: Any) -> bool:

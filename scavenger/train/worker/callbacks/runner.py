@@ -28,6 +28,7 @@ from scavenger.train.worker.callbacks.checks import (
     needs_model,
     restores_best_weights,
 )
+from scavenger.train.worker.callbacks.other_state import OtherState, changes
 
 __all__ = ["CallbackRunner"]
 
@@ -39,6 +40,7 @@ class CallbackRunner:
         model: The compiled model.
         given: The callbacks of the user's module.
         job_dir: The folder of the user's module, to name the line that failed.
+        data: The data sets of the user's module.
 
     Attributes:
         names: Classes of the callbacks that are run.
@@ -48,8 +50,9 @@ class CallbackRunner:
         NotSupportedError: If a callback cannot be run.
     """
 
-    def __init__(self, model: Any, given: Any, *, job_dir: str = "") -> None:
-        self._model, self._job_dir = model, job_dir
+    def __init__(self, model: Any, given: Any, *, job_dir: str = "", data: Sequence[Any] = ()) -> None:
+        self._model, self._job_dir, self._data = model, job_dir, data
+        self._others: OtherState | None = None  # until the model is built
         self._callbacks, self._notes = chosen_callbacks(given)
         self.names = tuple(type(callback).__name__ for callback in self._callbacks)
         self._at_batches = [has_batch_hooks(callback) for callback in self._callbacks]
@@ -98,6 +101,8 @@ class CallbackRunner:
         """
         looks = self.needs_model(request)
         before = self._untouchable(looks)
+        self._others = self._others or OtherState(self._model, self._data)
+        others_before = self._others.set_by_others()
         self._set_rates(request.rate_scale)
         self._begin(request)
         model, logs = self._model, dict(request.metrics if metrics is None else metrics)
@@ -115,9 +120,14 @@ class CallbackRunner:
             raise NotSupportedError(f"the callback {stopped_by} stops training before its first epoch")
         rate_scale, learning_rate = self._rate_set()
         self._set_rates(1.0)
+        suspects = [n for n, c in zip(self.names, self._callbacks, strict=True) if needs_model(c)]
+        changing = ", ".join(suspects or self.names)
+        if changed := changes(others_before, self._others.set_by_others()):
+            raise NotSupportedError(
+                f"a callback ({changing}) has changed {changed[0]}, which the training reads, in the one worker that "
+                "runs it: let the step compute it, as from a weight of a layer that counts steps (docs/keras.md)"
+            )
         if before != self._untouchable(looks):
-            suspects = [n for n, c in zip(self.names, self._callbacks, strict=True) if needs_model(c)]
-            changing = ", ".join(suspects or self.names)
             raise NotSupportedError(
                 f"a callback ({changing}) has changed the weights, the optimizer or which layers are trainable: "
                 "callbacks of a job may stop it and set the learning rate, and the aggregators alone update weights"
@@ -250,6 +260,11 @@ class CallbackRunner:
             except Exception as error:
                 if describe_limit(error):
                     raise
+                if isinstance(error, ValueError) and "read-only" in str(error):
+                    raise NotSupportedError(
+                        f"the callback {name}, {hook}, writes into an array of the job's data: fit trains on a copy, "
+                        "and other workers would have other data; write into a copy"
+                    ) from error
                 _, text = describe_failure(error, self._job_dir)
                 raise TrainingCodeError(f"the callback {name}, {hook}: {text}") from error
             if self._model.stop_training and not stopped_by:
