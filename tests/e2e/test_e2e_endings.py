@@ -177,7 +177,7 @@ def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_jo
         ),
         pytest.param({"inputs": 17}, {}, 6, ["17", "16"], id="shapes"),
         pytest.param(
-            {}, {"goal": {"metric": "val_los", "max_epochs": 3}}, 2, ["did you mean val_loss"], id="metric"
+            {}, {"goal": {"metric": "vall_loss", "max_epochs": 3}}, 2, ["did you mean val_loss"], id="metric"
         ),
         pytest.param(
             {"samples": 50},
