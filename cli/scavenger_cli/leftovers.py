@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from scavenger.client.address import SERVER
+from scavenger.domain.access import SERVER
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import plural
 from scavenger_cli.ui import console

@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 import msgspec
 from platformdirs import user_config_path
 
-from scavenger.domain.access import is_loopback
+from scavenger.domain.access import SERVER, is_loopback
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import make_private_folder, private_opener
 
 __all__ = [
     "CERTIFICATES",
-    "SERVER",
     "TOKEN",
     "ServerAddress",
     "checked_url",
@@ -28,8 +27,6 @@ __all__ = [
     "tokens_path",
 ]
 
-SERVER = "SCAVENGER_SERVER"
-"""URL of the server; unset or empty: commands work on the store itself."""
 TOKEN = "SCAVENGER_TOKEN"  # noqa: S105 - the name of a variable
 CERTIFICATES = "REQUESTS_CA_BUNDLE"
 """File of the certificates that are trusted instead of the usual ones, as for a server with one of its own."""

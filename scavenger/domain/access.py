@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 __all__ = [
     "ROLES",
+    "SERVER",
     "TOKEN_PREFIX",
     "AuditRecord",
     "Caller",
@@ -28,6 +29,8 @@ Role = Literal["admin", "user", "viewer"]
 every job and changes none."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
+SERVER = "SCAVENGER_SERVER"
+"""The variable with the URL of the server; unset or empty: commands work on the store itself."""
 TOKEN_PREFIX = "scv_"  # noqa: S105 - what every token begins with, by which it is recognised and masked
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 

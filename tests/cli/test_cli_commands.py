@@ -41,7 +41,7 @@ def stored(store_url: str) -> str:
     return job.id
 
 
-def test_help_takes_less_than_half_a_second_and_imports_nothing_heavy() -> None:
+def test_help_takes_little_more_than_typer_itself_and_imports_nothing_heavy() -> None:
     code = (
         "import sys, time, scavenger_cli.main as m; m.main(['--help']);"
         "print(sorted({n.split('.')[0] for n in sys.modules}))"
@@ -57,24 +57,21 @@ def test_help_takes_less_than_half_a_second_and_imports_nothing_heavy() -> None:
         "pydantic",
         "matplotlib",
         "alembic",
+        "requests",
         "rich",
         "tensorflow",
         "keras",
     }
     assert not heavy & set(eval(listing.stdout.splitlines()[-1]))
 
-    def spent() -> float:
+    def spent(*arguments: str) -> float:
         before = os.times()
-        subprocess.run(
-            [sys.executable, "-m", "scavenger_cli", "--help"],
-            env=environment,
-            capture_output=True,
-            check=True,
-        )
+        subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=True)
         after = os.times()
         return after.children_user + after.children_system - before.children_user - before.children_system
 
-    assert min(spent() for _ in range(3)) < 0.5
+    of_help = min(spent("-m", "scavenger_cli", "--help") for _ in range(3))
+    assert of_help < 4.0 * min(spent("-c", "import typer") for _ in range(3))
 
 
 def test_typers_own_runner_sees_every_command() -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scavenger.control.documents.service import STATES
 from scavenger.control.sources import open_source
-from scavenger.domain.access import Role
+from scavenger.domain.access import SERVER, Role
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, when
 from scavenger_cli.ui import console, render
@@ -120,7 +120,7 @@ def login(url: str | None, *, as_json: bool) -> int:
         TransientError: The server does not answer.
     """
     from scavenger.client import Client, ServerAddress
-    from scavenger.client.address import CERTIFICATES, SERVER, checked_url, keep_token
+    from scavenger.client.address import CERTIFICATES, checked_url, keep_token
 
     named = url or os.environ.get(SERVER, "").strip()
     if not named:
