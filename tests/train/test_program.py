@@ -551,6 +551,17 @@ class Turned(LAYERS.Layer):  # type: ignore[misc]
         return x + keras.ops.transpose(keras.random.normal((columns, rows), seed=self.seed_generator))
 
 
+def rooted(y: Any, predicted: Any) -> Any:
+    """A loss that is a function of the mean."""
+    losses = keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True)
+    return keras.ops.sqrt(keras.ops.mean(losses))
+
+
+def faint(x: Any) -> Any:
+    """A sum of which four samples show little beside the loss."""
+    return 1e-4 * keras.ops.sum(keras.ops.square(x))
+
+
 def across(x: Any) -> Any:
     return 0.1 * keras.ops.mean(keras.ops.square(keras.ops.mean(x, axis=0)))
 
@@ -648,6 +659,17 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a loss across the batch": (lambda: classifier(loss=contrast), (X, Y), "not the mean of its samples'"),
     "weights of 8 bits": (float8, (X, Y), 'is a scale of quantize("float8")'),
     "copies on several devices": (mirrored, (X, Y), "in the scope of a MirroredStrategy"),
+    "the root of a mean loss": (lambda: classifier(loss=rooted), (X, Y), "not the mean of its samples'"),
+    "the root of a mean loss behind dropout": (
+        lambda: classifier(LAYERS.Dropout(0.3), loss=rooted),
+        (X, Y),
+        "not the mean of its samples'",
+    ),
+    "a faint summed penalty": (
+        lambda: classifier(Penalty(faint)),
+        (X, Y),
+        "in training, the loss of a batch",
+    ),
     "a masked output": (masked, (np.abs(X).astype("int32"), X), "mask"),
     "decay with exceptions": (excluding, (X, Y), "exclude_from_weight_decay"),
     "a constraint": (
@@ -721,6 +743,33 @@ def test_a_metric_that_is_no_sum_is_computed_by_one_worker_over_the_validation_d
         expected = model.evaluate(X[:11], Y[:11], verbose=0, return_dict=True)
         assert got["val_largest"] == pytest.approx(expected["largest"], rel=1e-6)
         assert got["val_accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda y, predicted: keras.ops.max(predicted) - keras.ops.min(predicted),
+        lambda y, p: keras.ops.mean(p),
+    ],
+    ids=["range", "mean"],
+)
+def test_a_metric_of_the_batch_is_that_of_fit_with_batches_of_the_job(metric: Any, workers: int) -> None:
+    metric.__name__ = "of_batch"
+    model = classifier(metrics=[metric])
+    program = Program(KerasJob(model, (X, Y), (X, Y)))
+    weights, ends = program.initial_state(), np.linspace(0, len(X), workers + 1).astype(int)
+
+    parts = [
+        program.evaluate(weights, a, b, 14 // workers, whole_batch_size=14)
+        for a, b in pairwise(ends.tolist())
+    ]
+    sums = [sum(values) for values in zip(*parts, strict=True)]
+    got = program.summarise(sums, sums)
+    expected = model.evaluate(X, Y, batch_size=14, verbose=0, return_dict=True)
+
+    assert got["val_of_batch"] == pytest.approx(expected["of_batch"], rel=1e-6)
+    assert got["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_trying_a_model_leaves_it_as_it_was() -> None:

@@ -12,7 +12,7 @@ from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.constraints import read_constraint
 from scavenger.train.aggregation.keras_state import own_rate, parts_of
 
-__all__ = ["check_model", "check_saving", "check_variables", "constraint_of"]
+__all__ = ["check_model", "check_saving", "check_variables", "constraint_of", "notes_of_model"]
 
 _DTYPES = (
     "float32",
@@ -139,6 +139,24 @@ def check_saving(model: Any) -> None:
     except (NotImplementedError, TypeError, ValueError) as error:
         first = " ".join(str(error).strip().split("\n\n")[0].split())
         raise NotSupportedError(f"Keras cannot save the model: {first or type(error).__name__}") from None
+
+
+def notes_of_model(model: Any) -> tuple[str, ...]:
+    """Where a model trains better than by `fit`, for the job's notes."""
+    optimizers = [one for one in parts_of(model.optimizer) if not getattr(one, "optimizers", ())]
+    names = [type(one).__name__ for one in optimizers if not _linear(one)]
+    if not names or not any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers()):
+        return ()
+    return (
+        f"KerasJob.model: where samples of a batch name one row of an Embedding, {names[0]} is given the sum of their "
+        "gradients; fit on TensorFlow passes them on apart, so its weights differ (docs/keras.md#embeddings)",
+    )
+
+
+def _linear(optimizer: Any) -> bool:
+    """Whether parts of a gradient make the same update apart as added first."""
+    clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
+    return isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.Lion)) and not clips
 
 
 def constraint_of(variable: Any) -> str | None:

@@ -97,21 +97,39 @@ class InParts:
             return whole
 
     def evaluate(
-        self, weights: Sequence[Array], start: int, stop: int, batch_size: int, **more: Any
+        self,
+        weights: Sequence[Array],
+        start: int,
+        stop: int,
+        batch_size: int,
+        *,
+        whole_batch_size: int = 0,
+        **more: Any,
     ) -> list[Array]:
         """See `Program.evaluate`; with smaller batches if memory does not suffice.
 
         Raises:
             tf.errors.ResourceExhaustedError: If memory does not suffice for one sample.
         """
+        if not self._program.has_whole_metrics:
+            whole_batch_size = 0
         while True:
-            size = int(min(batch_size, self._evaluated_most))
+            size, whole = (
+                int(min(wanted, self._evaluated_most)) for wanted in (batch_size, whole_batch_size)
+            )
             try:
-                return self._program.evaluate(weights, start, stop, size, **more)
+                return self._program.evaluate(weights, start, stop, size, whole_batch_size=whole, **more)
             except tf.errors.ResourceExhaustedError:
-                if size == 1:
+                if max(size, whole) == 1:
                     raise
-            self._evaluated_most = size // 2
+            self._evaluated_most = max(size, whole) // 2
+            if whole > self._evaluated_most:
+                log.warning(
+                    "memory does not suffice to evaluate %d samples at once: metrics that are no sums over samples are "
+                    "computed over batches of %d, on which they may depend",
+                    whole,
+                    self._evaluated_most,
+                )
 
 
 def joined(first: Gradient, second: Gradient, *, share: float, halves: bool) -> Gradient:

@@ -36,7 +36,13 @@ from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
 from scavenger.train.worker.callbacks.other_state import OtherState, changes
 from scavenger.train.worker.callbacks.runner import CallbackRunner
-from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
+from scavenger.train.worker.checks import (
+    check_model,
+    check_saving,
+    check_variables,
+    constraint_of,
+    notes_of_model,
+)
 from scavenger.train.worker.fingerprint import architecture
 from scavenger.train.worker.fit_arguments import lock_arrays, open_data, passes_of
 from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
@@ -217,11 +223,20 @@ class Program:
         *,
         seed: int = 0,
         step: int = 0,
+        whole_batch_size: int = 0,
     ) -> list[Array]:
         """Compute metric variables over samples `start` to `stop` of the validation data at given weights.
 
         Random numbers that a model draws in inference depend on the job's seed, the step and the sample positions.
         Metrics that are not sums over samples are computed over all samples where `start` is 0, and are 0 elsewhere.
+
+        Args:
+            weights: In the manifest's order.
+            start, stop: The samples.
+            batch_size: Samples computed at once.
+            seed, step: Of the job.
+            whole_batch_size: Samples of a batch for metrics that are not sums over samples, and may be functions of the
+                batch: the job's batch size, as in `fit`; 0: `batch_size`.
         """
         self.model.reset_metrics()
         if self._validation is None or self.validation is None or stop <= start:
@@ -229,8 +244,8 @@ class Program:
         source = self._validation
         self._load(list(weights))
 
-        def test(start: int, stop: int) -> list[Array]:
-            shares = [np.arange(low, min(low + batch_size, stop)) for low in range(start, stop, batch_size)]
+        def test(start: int, stop: int, size: int) -> list[Array]:
+            shares = [np.arange(low, min(low + size, stop)) for low in range(start, stop, size)]
             for share, following in zip_longest(shares, shares[1:]):
                 low = int(share[0])
                 batch = source.take(low, share)
@@ -239,8 +254,13 @@ class Program:
                 self._test(batch, self._streams(seed, low, evaluation=step + 1))
             return [v.numpy() for v in self._metrics]
 
-        sums = test(start, stop)
-        over_all = test(stop, len(self.validation)) if self._whole_metrics and start == 0 else None
+        sums, everything, whole_size = test(start, stop, batch_size), len(self.validation), whole_batch_size
+        if not self._whole_metrics or (start, stop, whole_size or batch_size) == (0, everything, batch_size):
+            return sums
+        over_all = None
+        if start == 0:
+            self.model.reset_metrics()
+            over_all = test(0, everything, whole_size or batch_size)
         for index in self._whole_metrics:
             sums[index] = np.zeros_like(sums[index]) if over_all is None else over_all[index]
         return sums
@@ -279,6 +299,11 @@ class Program:
         for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(np.array(value))
         assign_state(self.model.optimizer, self.model.trainable_variables, self._trainable, optimizer)
+
+    @property
+    def has_whole_metrics(self) -> bool:
+        """Whether a metric is not a sum over samples, so that one worker computes it over all validation data."""
+        return bool(self._whole_metrics)
 
     @property
     def draws(self) -> bool:
@@ -428,7 +453,8 @@ class Program:
                 for name, source in (("train", self.train), ("validation", self.validation))
                 if source is not None
                 for note in source.notes
-            ),
+            )
+            + notes_of_model(model),
             callbacks=self.callbacks.names,
             batch_hooks=self.callbacks.batch_hooks,
             epochs_per_pass=passes.epochs,

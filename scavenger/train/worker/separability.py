@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 
 _SAMPLES = 4  # enough to be cut into unequal parts
+_MANY, _MANY_WITH_GRADIENTS = 64, 16
+_MANY_BYTES = 1 << 26
 _TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
 _TOLERANCE_HALF = 3e-2  # the same for a model that computes with 16 bits
 _DRAWS = 16  # number of draws, for models that can be checked in expectation only
@@ -110,7 +112,14 @@ class Separability:
         everything = tuple(range(count))
         whole, again, other = run(*everything), run(*everything), run(*everything, stream=1)
         if whole.loss == again.loss == other.loss or np.isnan(whole.loss):
-            self._check_parts(whole, [(1, run(0)), (count - 1, run(*everything[1:]))], training=training)
+            alone = [run(sample) for sample in everything]
+            self._check_parts(whole, [(1, alone[0]), (count - 1, run(*everything[1:]))], training=training)
+            # a function of the mean is nearly a mean of parts that are means themselves, and a sum of a few samples
+            # is small beside the loss: single samples and large batches show them
+            mean = float(np.mean([one.loss for one in alone]))
+            many = self._repeated(run, everything, self._copies(batch, count))
+            if not (self._close(whole.loss, mean) and self._close(many, mean)):
+                raise NotSupportedError(_loss_message(training))
         elif whole.loss == again.loss:
             self._check_exchange(run, batch, begin, training=training)
         else:
@@ -281,6 +290,22 @@ class Separability:
         if abs(float(apart.mean())) > _ERRORS * error + self._tolerance * scale:
             raise NotSupportedError(_loss_message(training))
 
+    def _copies(self, batch: Any, count: int) -> int:
+        """How often a batch is repeated to make a large one that takes less memory than a step of a small one."""
+        most = _MANY_WITH_GRADIENTS if self.steps.own_train else _MANY
+        size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(batch))
+        return max(1, min(most // count, _MANY_BYTES // max(size, 1)))
+
+    def _repeated(self, run: Callable[..., _Outcome], samples: tuple[int, ...], copies: int) -> float:
+        """The loss of a batch of copies of some samples, of fewer if memory does not suffice."""
+        while True:
+            try:
+                return run(*np.tile(samples, copies).tolist()).loss
+            except (MemoryError, tf.errors.ResourceExhaustedError):
+                if copies == 1:
+                    raise
+                copies //= 2
+
     # ---- arithmetic ----------------------------------------------------------------------------------------
 
     @property
@@ -325,7 +350,8 @@ def whole_metrics(
         del vars(metric)["result"]
     if names:
         log.warning(
-            "%s: not a sum over samples, so one worker computes it over all validation data, and training has none",
+            "%s: not a sum over samples, so one worker computes it over all validation data, in batches of the job's "
+            "batch size, on which its value may depend as in fit; training has none",
             ", ".join(sorted(names)),
         )
     whole = {id(v) for metric in metrics for v in metric.variables}

@@ -540,6 +540,7 @@ class Worker:
                     view.local_batch_size,
                     seed=self._config.seed,
                     step=order.step,
+                    whole_batch_size=view.global_batch_size,
                 )
                 packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
                 result = m.Evaluation(view.number, order.step, piece.number, packed)
