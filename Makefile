@@ -81,7 +81,7 @@ simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of p
 	$(BIN)/python -m tests.provisioning.simulate
 
 docs: install-dev  ## the documentation as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -94,7 +94,8 @@ class JobSearch(BaseEstimator):  # type: ignore[misc]
         """Train the candidates, until the study's budget or time is used up.
 
         Args:
-            X, y: None: the data are the job's.
+            X: None: the data are the job's.
+            y: None, too.
 
         Raises:
             ConfigurationError: If the search is not valid.

@@ -568,7 +568,10 @@ class Client:
         So of two programs neither gets what the other one has. On a server, the record tells what others have.
 
         Args:
-            study, job_id, budget_usd, most_usd: As of `Ledger.claim`.
+            study: As of `Ledger.claim`.
+            job_id: As there.
+            budget_usd: As there.
+            most_usd: As there.
 
         Gives what the job may cost; None without a limit.
 

@@ -237,7 +237,8 @@ class Study:
         """The trial that `run` would return from the record; None if it would run one.
 
         Args:
-            job, params: As of `run`.
+            job: As of `run`.
+            params: As of `run`.
         """
         opened, key = self._open(), trial_key(self._job(job, params or {}).spec.written())
         with self._lock:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nested import built, changed
 
+from scavenger.control.provisioning.fleet_agents import ACKNOWLEDGE_S
 from scavenger.domain.intent import FleetSpec, Intent, Past, PlacementOption, Situation, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.policy.provisioning.actions import (
@@ -34,6 +35,7 @@ from scavenger.policy.provisioning.config import Backoff, LookLimits, Provisioni
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
+from scavenger.train.engines.vm.silence_watch import KEEP_S
 
 OWNER = "me"
 CONFIG = ProvisioningConfig(visibility_s=30.0)
@@ -334,6 +336,27 @@ class TestEnding:
         scene.change(intent("t0", acks=1), intent("t1", acks=2, slot=1))
         (drain,) = only(scene.look(), Drain)
         assert (drain.intent.id, drain.ending) == ("t0", "silent")
+
+    @pytest.mark.parametrize("vms", [1, 2, 3, 8])
+    @pytest.mark.parametrize("cut_s", [5, 25, 60, 150, 230])
+    def test_no_vm_is_ended_for_a_network_that_is_cut_for_less_than_four_minutes(
+        self, vms: int, cut_s: int
+    ) -> None:
+        """What is heard of VMs is recorded at times of their own, so each passes any limit alone."""
+        heard = {number: intent(f"t{number}", acks=1, slot=number) for number in range(vms)}
+        slots = tuple(replace(WANTED.slots[0], number=number) for number in range(vms))
+        scene = Scene(*heard.values(), fleets=(replace(WANTED, slots=slots, vms_max=16),))
+        beats = dict.fromkeys(heard, 0)
+        for second in range(30 + cut_s + 60):
+            for number, one in heard.items():
+                beat = int((second + number * ACKNOWLEDGE_S / vms) // ACKNOWLEDGE_S)
+                if not 30 <= second < 30 + cut_s and beat != beats[number]:
+                    heard[number], beats[number] = replace(one, acks=one.acks + 1), beat
+            scene.change(*heard.values())
+            assert not only(scene.look(after_s=1.0), Drain)
+
+    def test_vms_are_waited_for_longer_than_their_processes(self) -> None:
+        assert VmLimits().silence_s > KEEP_S + ACKNOWLEDGE_S
 
     def test_time_that_nobody_attended_to_makes_nothing_expire(self) -> None:
         scene = Scene(intent("t0", acks=1), intent("t1", slot=1))

@@ -127,13 +127,17 @@ class VmLimits:
 
     Attributes:
         register_s: Time within which a VM has to join, else it is ended.
-        silence_s: Time without a message after which a VM, or the process that runs a job, counts as lost.
+        silence_s: Time without a message after which a VM counts as lost. Longer than processes on VMs are waited for
+            while the network of the leader is broken (`SilenceLimits.keep_s`), with the time between two records of
+            what was heard: otherwise one VM after the other passes it alone, and is ended while its processes train.
+        pulse_s: Time without a sign of the process that runs a job after which its VMs are not renewed.
         life_s: Time after its launch or last renewal at which a VM ends itself.
         quarantine_s: How long a VM of this installation that the store does not know is only reported.
     """
 
     register_s: float = 600.0
-    silence_s: float = 120.0
+    silence_s: float = 270.0
+    pulse_s: float = 120.0
     life_s: float = 900.0
     quarantine_s: float = 900.0
 

@@ -250,7 +250,7 @@ class Decider:
         return are_most(silent, [intent.id for intent in joined])
 
     def _is_driven(self, job_id: str) -> bool:
-        return self._memory.age_s("pulse", job_id) < self._config.vm.silence_s
+        return self._memory.age_s("pulse", job_id) < self._config.vm.pulse_s
 
     def _may_live(self, intent: Intent) -> bool:
         return bool(intent.acks) and not self._is_silent(intent) and self._is_driven(intent.job_id)
