@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_notifier import _certificate as make_certificate
+from certificates import certificate as make_certificate
 from test_trackers import EVENTS, REPORT, VIEW, Seen, epoch, step
 
 from scavenger.control.tracking import trainer_status as module
