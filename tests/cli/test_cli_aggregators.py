@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,8 @@ from scavenger.train.pool.protocol import (
 )
 
 GIB = 1 << 30
-SINCE = time.time() - 100 * 3600.0
+NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
+SINCE = NOW.timestamp() - 100 * 3600.0
 
 
 def tenant(job: str, name: str, node: str, load_cpus: float) -> TenantLoad:
@@ -129,6 +130,19 @@ def test_rented_nodes_are_shown_with_their_age_price_and_idle_cost(
     rental = json.loads(capsys.readouterr().out)["pool"]["rental"]
     assert (rental["vm"], rental["nodes_max"], rental["cost_usd"]) == ("e2-standard-4", 4, 14.5)
     assert set(rental["since"]) == {"rented-11", "rented-12"}
+
+
+class At(datetime):
+    """A clock that stands still: ages are shown in hours, and a suite may take one."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return NOW.astimezone(tz)
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregators, "datetime", At)
 
 
 @pytest.fixture

@@ -299,13 +299,13 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
     trainer = trainer_of(Scripted(epoch_steps=10**6, worker_sqnorm=1.5, manifest=manifest), folder)
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")
-    nothing = cast(Any, None)
+    nothing, recorder = cast(Any, None), cast(Any, SimpleNamespace(job_id="0" * 32))
     workflow = JobWorkflow(
         trainer,
         JOB,
         SPACE,
         store=nothing,
-        recorder=nothing,
+        recorder=recorder,
         cloud=nothing,
         run=True,
         confirm=None,
@@ -379,7 +379,8 @@ def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_r
 
     assert workflow._why_enough(workflow.state.search, KNOWN) == ""
     assert workflow._end_of_training(KNOWN) == "target_missed"
-    assert "no model of this run is stored" in trainer.warnings[-1]
+    assert "no model of this run is stored" in trainer.warnings[-2]
+    assert "the target is missed" in trainer.warnings[-1]
 
 
 def test_a_job_that_a_callback_stops_below_its_target_succeeds(tmp_path: Path) -> None:
