@@ -91,6 +91,12 @@ _Proxy = Annotated[
         "the URL of a proxy without a password, such as 'http://proxy.example:3128'",
     ),
 ]
+_ObjectStore = Annotated[
+    str,
+    *text_form(
+        r"[a-z][a-z0-9]*://[^\s/:@]+(?:/\S*)?", "the URL of an object store such as 's3://bucket/checkpoints'"
+    ),
+]
 _NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][-a-z0-9]{4,28}[a-z0-9]"
 _Vpc = Annotated[str, *text_form("vpc-[0-9a-f]{8,17}", "the id of a VPC such as 'vpc-0a1b2c3d'")]
@@ -172,6 +178,10 @@ class CloudSettings(FrozenModel):
         "packages.",
     )
     proxy: _Proxy = Field(default="", description="HTTP proxy through which VMs load packages and data.")
+    checkpoints: _ObjectStore = Field(
+        default="",
+        description="URL of an object store, where jobs keep their checkpoints whose files have no checkpoint.",
+    )
 
     @property
     def leader_identity(self) -> str:

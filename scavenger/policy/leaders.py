@@ -21,12 +21,15 @@ __all__ = [
     "ingress_changes",
     "leader_state",
     "what_is_lost",
+    "where_checkpoints_are",
 ]
 
 LEADER_CLOUDS = ("aws", "gcp")
 """Clouds on which a leader's VM can be rented."""
 LED_AWAY = (*LEADER_CLOUDS, "kubernetes")
 """Where jobs can be led away from the command: by VMs, or by a pod in their place."""
+
+_OBJECT_STORE = "checkpoint.path: s3://..., or checkpoints in the settings of the cloud"
 
 END_LATE_S = 900.0
 """How much later than by its tags a VM's timer may end it, which begins when the VM has booted."""
@@ -135,5 +138,23 @@ def what_is_lost(checkpoints: str, every_s: float) -> str:
         return f"what was trained since the last checkpoint, at most {every_s / 60:g} min"
     return (
         "everything that was trained, as its checkpoints are on its own disk; name an object store "
-        "(checkpoint.path: s3://...) to keep them"
+        f"({_OBJECT_STORE}) to keep them"
+    )
+
+
+def where_checkpoints_are(checkpoints: str, pace: str, *, here: str) -> str:
+    """Say where a job on a cloud keeps its training state, and what may be lost with which machine.
+
+    Args:
+        checkpoints: As in the job file; empty for the job's output folder.
+        pace: How often one is written, as words.
+        here: The folder of this machine where they are; empty if a VM leads the job.
+    """
+    if "://" in checkpoints:
+        return f"{pace}, at {checkpoints}: no machine that is lost costs more than what was trained since the last one"
+    if not here:
+        return f"{pace}, on the leader's own disk: what was trained is lost with it, not with other VMs"
+    return (
+        f"{pace}, in {here} on this machine: what was trained is lost with its disk, not with VMs; an object store "
+        f"({_OBJECT_STORE}) outlives both"
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.policy.leaders import what_is_lost
+from scavenger.domain.job import CheckpointSpec
+from scavenger.policy.leaders import what_is_lost, where_checkpoints_are
 from scavenger.presentation.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
             yield "", line
     for note in platform.notes:
         yield "", clean(note)
+    if platform.rents:
+        yield "checkpoints", clean(checkpoint_words(prepared))
     limits = _limits(job.profile.max_time, job.profile.max_cost)
     steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
     yield "profile", steps + (f", {limits} in all" if limits else "")
@@ -73,6 +76,17 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         question = "without asking" if yes else "after asking, with the predicted time and cost"
         yield "run", f"{question}, until {_goal(job)}"
     yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
+
+
+def checkpoint_words(prepared: PreparedJob) -> str:
+    """Where and how often a job on a cloud saves its training state, and what is lost with which machine."""
+    job = prepared.job
+    plan = job.checkpoint or CheckpointSpec(path="")
+    pace = f"every {duration(plan.every)}"
+    if plan.every_steps is not None:
+        pace += f" or {plural(plan.every_steps, 'step')}"
+    here = str(prepared.folder / (plan.path or job.output))
+    return where_checkpoints_are(plan.path, pace, here="" if prepared.platform.leader is not None else here)
 
 
 def leader_lines(job: JobSpec, leader: LeaderPlan) -> Iterator[str]:
@@ -162,6 +176,7 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
             "price_source": leader.offer.price_source,
             "reason": leader.reason,
         },
+        "checkpoints": checkpoint_words(prepared) if platform.rents else None,
         "notes": list(platform.notes),
         "profile": {
             "steps": job.profile.steps,

@@ -16,6 +16,7 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.local_resources import LocalResources, report_steps
 from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
+from scavenger.control.jobs.safekeeping import unkept_notes, with_checkpoints
 from scavenger.control.jobs.training_code import check_command, check_loop, names_a_loop
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
@@ -226,6 +227,7 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: Kept
     else:
         check_keras_backend(os.environ)
     check_writable(folder / job.output, "output")
+    job = with_checkpoints(job)
     if job.checkpoint is not None:
         check_location(job.checkpoint.path)
         path = job.checkpoint.path
@@ -238,8 +240,9 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: Kept
         refreshed = refresh_if_old(job)
         alone = loop or job.run is not None
         resources = CloudResources(job, aggregators=not alone, meets_at_leader=loop)
-        notes = refreshed if job.run is None else (*refreshed, _AMONG_THEMSELVES)
-        rented = RentedVms(job, resources, notes, meets_at_leader=loop, kept=kept)
+        if job.run is not None:
+            refreshed = (*refreshed, _AMONG_THEMSELVES, *unkept_notes(job.run, folder))
+        rented = RentedVms(job, resources, refreshed, meets_at_leader=loop, kept=kept)
         return PreparedJob(job, job_file, folder, rented)
     if (gpus := gpus_of(job)) is None:
         return PreparedJob(job, job_file, folder, ThisMachine(job, warm=warm))

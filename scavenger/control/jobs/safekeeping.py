@@ -1,0 +1,54 @@
+"""Where a job on a cloud keeps its checkpoints by default, and whether a command's leave its VM at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scavenger.control.settings import settings_of
+from scavenger.domain.command import RunSpec
+from scavenger.domain.job import CheckpointSpec, JobSpec
+
+__all__ = ["unkept_notes", "with_checkpoints"]
+
+_PROGRAMS = (".py", ".sh")
+_PROGRAM_BYTES_MAX = 1 << 20
+
+
+def with_checkpoints(job: JobSpec) -> JobSpec:
+    """The job, with the place of checkpoints that the settings of its cloud name, if its file has none.
+
+    Raises:
+        JobFileError: If the settings are wrong.
+    """
+    if job.checkpoint is not None or job.infra.provider == "local":
+        return job
+    place = settings_of(job.infra).checkpoints
+    return job.model_copy(update={"checkpoint": CheckpointSpec(path=place)}) if place else job
+
+
+def unkept_notes(run: RunSpec, folder: Path) -> tuple[str, ...]:
+    """What a user should know of a command on VMs that names no folder from which its checkpoints are carried.
+
+    It is no refusal: a program that comes with the image of the VMs may find the folder in its environment.
+
+    Args:
+        run: The command.
+        folder: The job's folder, with the programs that are sent to VMs; hidden ones are not read.
+    """
+    if "checkpoint_dir" in run.names or any("scavenger" in text.lower() for text in _programs(folder)):
+        return ()
+    return (
+        "run: neither names {checkpoint_dir} nor starts a program of this folder that reports by scavenger.sdk: what "
+        "it saves elsewhere on its VM is lost with the VM, and it begins again from its first step",
+    )
+
+
+def _programs(folder: Path) -> list[str]:
+    return [
+        path.read_text(errors="replace")
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _PROGRAMS
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
+        and path.stat().st_size <= _PROGRAM_BYTES_MAX
+    ]
