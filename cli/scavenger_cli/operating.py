@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -139,6 +140,12 @@ def resume(
     max_epochs: Annotated[
         int | None, typer.Option(metavar="N", help="Most epochs, as goal.max_epochs of the job file.")
     ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Go on with its output here, as on another disk; what it wrote is copied."
+        ),
+    ] = None,
     audit: AuditOption = False,
     detach: DetachOption = False,
     verbose: VerboseOption = False,
@@ -152,7 +159,7 @@ def resume(
     """
 
     def command() -> int:
-        from scavenger.domain.overrides import NewLimits
+        from scavenger.domain.overrides import Renewal
         from scavenger_cli.commands.resume import resume as resume_job
 
         as_json = output is Output.JSON
@@ -165,7 +172,9 @@ def resume(
             quiet=quiet,
             store_url=store,
             as_json=as_json,
-            limits=NewLimits(budget, deadline, max_epochs),
+            renewal=Renewal(
+                budget, deadline, max_epochs, None if output_dir is None else os.path.abspath(output_dir)
+            ),
         )
 
     finish(output, command)

@@ -24,7 +24,7 @@ from scavenger.domain.operation import (
     ScaleTo,
     StopJob,
 )
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits, Overrides
+from scavenger.domain.overrides import UNCHANGED, Overrides, Renewal
 from scavenger.errors import NotFoundError, NotSupportedError, TransientError
 
 __all__ = ["Client", "Document", "SubmitOptions"]
@@ -275,10 +275,10 @@ class Client(Connection):
         return self.post("quarantine/keep", {"vm": key}, key=str(uuid.uuid4()))
 
     def resume(
-        self, job: str, *, audit: bool = False, limits: NewLimits = OWN_LIMITS, key: str | None = None
+        self, job: str, *, audit: bool = False, renewal: Renewal = UNCHANGED, key: str | None = None
     ) -> Document:
         """Submit a job that ended before its goal again, to go on from its checkpoint; `key` as of `operate`."""
-        given = {name: value for name, value in asdict(limits).items() if value is not None}
+        given = {name: value for name, value in asdict(renewal).items() if value is not None}
         return self.post(f"jobs/{_part(job)}/resume", {"audit": audit, **given}, key=key or str(uuid.uuid4()))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["OWN_LIMITS", "NewLimits", "Overrides", "sizes"]
+__all__ = ["UNCHANGED", "Overrides", "Renewal", "sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,21 @@ class Overrides:
 
 
 @dataclass(frozen=True, slots=True)
-class NewLimits:
-    """Limits that a job is resumed with in place of its own, for all its attempts together; None for its own."""
+class Renewal:
+    """What a job is resumed with in place of its own; None for its own.
+
+    Attributes:
+        budget, deadline, max_epochs: Limits of all its attempts together.
+        output: Folder for what it writes, absolute or relative to the job file.
+    """
 
     budget: str | None = None
     deadline: str | None = None
     max_epochs: int | None = None
+    output: str | None = None
 
     def changes(self) -> dict[str, object]:
-        """Them as keys and values of the job file."""
+        """The limits as keys and values of the job file, read as it reads them."""
         given = {
             "constraints.budget": _dollars(self.budget),
             "constraints.deadline": self.deadline,
@@ -59,8 +65,8 @@ class NewLimits:
         return {key: value for key, value in given.items() if value is not None}
 
 
-OWN_LIMITS = NewLimits()
-"""A job goes on with its own limits."""
+UNCHANGED = Renewal()
+"""A job goes on with what it was started with."""
 
 
 def _dollars(budget: str | None) -> str | None:

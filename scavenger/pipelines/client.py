@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +18,13 @@ from scavenger.client import Client as ServerClient
 from scavenger.client import SubmitOptions, server_address
 from scavenger.client.address import known_address
 from scavenger.control.documents.curves import report_with_curve
-from scavenger.control.jobs.new_limits import renewed
+from scavenger.control.jobs.renewal import renewed
 from scavenger.control.sources import reading
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import StopJob
-from scavenger.domain.overrides import NewLimits
+from scavenger.domain.overrides import Renewal
 from scavenger.domain.report import Observer, PhaseChanged
 from scavenger.errors import (
     ConfigurationError,
@@ -225,6 +226,7 @@ class Client:
         new_budget: str | float | None = None,
         new_deadline: str | None = None,
         new_max_epochs: int | None = None,
+        new_output: str | os.PathLike[str] | None = None,
     ) -> Run:
         """Have a job that ended before its goal go on from its checkpoint; returned as by `attempt`.
 
@@ -236,15 +238,18 @@ class Client:
             new_budget: Budget of the job in place of its own, US dollars: for all its attempts, and not below its own.
             new_deadline: The same of its deadline, as `8h`.
             new_max_epochs: The same of its `goal.max_epochs`, for one that missed its target, say.
+            new_output: Folder to which what it has written goes, and where it goes on; on the server's machine if
+                a server runs the job. Relative to the current folder.
 
         Raises:
             ConfigurationError, TransientError: If it cannot be resumed.
             LimitReachedError: If nothing is left of a budget, or a server's job may cost more than what is left.
         """
         usd = dollars(new_budget)
-        limits = NewLimits(None if usd is None else f"{usd!r}", new_deadline, new_max_epochs)
+        output = None if new_output is None else os.path.abspath(new_output)
+        renewal = Renewal(None if usd is None else f"{usd!r}", new_deadline, new_max_epochs, output)
         record, given = self._source.job(job), dollars(budget)
-        if (spec := renewed(record, limits)) is not None:
+        if (spec := renewed(record, renewal)) is not None:
             record = replace(record, spec=spec.written())
         before_usd = self.cost_of(record.id)
         own_usd = own_limit_usd(record, before_usd)
@@ -253,7 +258,7 @@ class Client:
             return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s)
         with self._set_aside.handing(most_usd, before_usd) as handing:
             check_own_limit(record, before_usd, handing.usd)
-            handing.job_id = self._source.resume(record, audit=False, limits=limits).id
+            handing.job_id = self._source.resume(record, audit=False, renewal=renewal).id
         return self._awaited(handing.job_id, observer)
 
     def study(

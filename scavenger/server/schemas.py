@@ -295,13 +295,20 @@ class StopRequest(_Request):
 
 
 class ResumeRequest(_Request):
-    """Limits are those of all attempts together, in place of the job's own, and not below them."""
+    """In place of the job's own. Limits are those of all attempts together, and not below its own."""
 
     audit: bool = False
     budget: str | None = Field(default=None, max_length=40, description="US dollars, as `$20`.")
     deadline: str | None = Field(default=None, max_length=40, description="As `8h` or `90m`.")
     max_epochs: Epochs | None = Field(
         default=None, description="`goal.max_epochs`, for a missed target, say."
+    )
+    output: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4000,
+        description="Folder on the server's machine, absolute or relative to the job file, to which what the job has "
+        "written goes, and where it goes on.",
     )
 
 

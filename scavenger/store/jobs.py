@@ -232,7 +232,12 @@ class Jobs(Part):
             )
 
     def resume_job(
-        self, job_id: str, *, again: bool = False, spec: Mapping[str, Any] | None = None
+        self,
+        job_id: str,
+        *,
+        again: bool = False,
+        spec: Mapping[str, Any] | None = None,
+        checkpoint: str | None = None,
     ) -> JobRecord:
         """Resume a job that ended before its goal, owned by the calling process, in state `starting`.
 
@@ -241,6 +246,7 @@ class Jobs(Part):
         Args:
             job_id: The job.
             again, spec: See `check_resumable`; a new specification is recorded.
+            checkpoint: Where its checkpoints are from now on; None for where they were.
 
         Returns:
             The job, with its number of attempts incremented.
@@ -254,6 +260,8 @@ class Jobs(Part):
             self.check_resumable(_job(row, with_report=False), again=again, spec=spec)
             if spec is not None:
                 row.spec = without_nonfinite(spec)
+            if checkpoint is not None:
+                row.checkpoint = checkpoint
             end_open_operation(session, job_id, "failed", "its process is gone", now)
             forget_processes(session, job_id)
             row.state, row.phase, row.detail, row.error = "starting", "", "", ""

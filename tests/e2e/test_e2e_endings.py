@@ -15,6 +15,7 @@ import psutil
 import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
+from scavenger.control.documents.logs import log_folder
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import prepare_job
@@ -22,6 +23,7 @@ from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
 from scavenger.store import Store
 from scavenger.store.schema import VERSION_TABLE
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +69,30 @@ def test_a_missed_target_trains_on_when_resume_gives_it_more_epochs(make_job: Ma
     below = job.ask("resume", key, "--yes", "--max-epochs", "5", "--budget", "0.5")
     assert (below.code, "below the job's own, 9" in below.error) == (2, True)
 
-    longer = job.ask("resume", key, "--yes", "--max-epochs", "5", "--budget", "$10")
+    elsewhere = job.folder / "another disk"
+    longer = job.ask(
+        "resume", key, "--yes", "--max-epochs", "5", "--budget", "$10", "--output-dir", str(elsewhere)
+    )
     assert (longer.code, longer.report["job"]["state"], longer.report["steps"]) == (
         0,
         "target_missed",
         5 * 25,
     )
+    # all that it had written went with it, and what asks for it finds it there
+    folder = elsewhere / longer.report["job"]["id"]
+    assert (
+        Path(longer.report["model_path"]).parent == Path(longer.report["measurements_path"]).parent == folder
+    )
+    steps = [line["step"] for line in lines(longer.report["measurements_path"]) if line["kind"] == "step"]
+    assert steps == list(range(1, 5 * 25 + 1))
+    assert not (Path(missed.report["measurements_path"]).parent / "record.json").exists()
+    with Store.open(job.store) as store:
+        record = store.job(key)
+        assert record.checkpoint is not None
+        assert Path(record.checkpoint) == folder / "checkpoints"
+        assert log_folder(record) == folder / "logs"
+    assert (folder / "logs" / "w0.log").is_file()
+    assert CheckpointStore(record.checkpoint).latest().manifest.step == 5 * 25  # type: ignore[union-attr]
 
 
 def test_a_deadline_that_is_reached_stops_the_run_before_it_also_while_a_question_stands(

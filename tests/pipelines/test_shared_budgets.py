@@ -18,7 +18,7 @@ from scavenger.control.service import submitting
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.measurement import EpochRecord
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits
+from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.pipelines import client as client_module
 from scavenger.store import Store
@@ -225,7 +225,7 @@ class There(ServerSource):
     def cost(self, key: str, at: datetime) -> JobCost:
         return self._here.cost(key, at)
 
-    def resume(self, job: JobRecord, *, audit: bool, limits: NewLimits = OWN_LIMITS) -> Any:
+    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> Any:
         self.resumed.append(job.id)
         return job
 

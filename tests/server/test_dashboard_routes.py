@@ -172,11 +172,13 @@ def test_a_missed_target_is_given_more_epochs_on_the_page(
     for epochs in ("", "9", "x"):
         body = urlencode({"what": "resume", "max_epochs": epochs})
         assert client.post(f"/jobs/{job}/operate", content=body, headers=FORM).status_code == 409
-    body = urlencode({"what": "resume", "max_epochs": "12", "budget": "", "deadline": ""})
+    assert 'name="output" placeholder=".scavenger" maxlength="4000">' in page
+    output = str(world.job_file.parent / "elsewhere")
+    body = urlencode({"what": "resume", "max_epochs": "12", "budget": "", "deadline": "", "output": output})
     client.post(f"/jobs/{job}/operate", content=body, headers=FORM)
     resumed = store.submission(job)
     assert resumed is not None
-    assert resumed.job.spec["goal"]["max_epochs"] == 12
+    assert (resumed.job.spec["goal"]["max_epochs"], resumed.job.spec["output"]) == (12, output)
 
 
 def test_budgets_tell_what_is_used_and_set_aside(store: Store, world: World) -> None:

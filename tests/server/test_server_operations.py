@@ -178,7 +178,12 @@ class TestRepeatedRequests:
 
         assert [ask(body) for body in ("{}", '{"max_epochs": 8}', '{"max_epochs": 9}')] == [409, 409, 409]
         assert [ask(body) for body in ('{"max_epochs": 12.5}', '{"max_epochs": "12"}')] == [422, 422]
-        assert ask('{"max_epochs": 12.0, "budget": "$3"}') == 202
+        output = world.job_file.parent / "elsewhere"
+        assert [ask('{"output": ""}'), ask(f'{{"max_epochs": 12, "output": "{world.job_file}"}}')] == [
+            422,
+            409,
+        ]
+        assert ask(f'{{"max_epochs": 12.0, "budget": "$3", "output": "{output}"}}') == 202
         submitted = store.submission(job.id)
         assert submitted is not None
         assert submitted.job.spec["goal"]["max_epochs"] == 12

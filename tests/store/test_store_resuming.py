@@ -67,8 +67,11 @@ class TestResuming:
 
         with pytest.raises(ConfigurationError, match="trained all"):
             store.check_resumable(ended, spec={"version": 1, "goal": {"max_epochs": 0}})
-        resumed = store.resume_job(ended.id, spec={"version": 1, "goal": {"max_epochs": 9}})
+        resumed = store.resume_job(
+            ended.id, spec={"version": 1, "goal": {"max_epochs": 9}}, checkpoint="/other/ckpt"
+        )
         assert (resumed.state, resumed.spec["goal"]) == ("starting", {"max_epochs": 9})
+        assert resumed.checkpoint == "/other/ckpt"
 
     def test_a_job_without_a_checkpoint_is_refused(self, store: Store) -> None:
         ended = ended_job(store, checkpoint=None)

@@ -21,7 +21,7 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.control.documents.submissions import SubmittedJob
     from scavenger.control.sources.of_server import ServerSource
-    from scavenger.domain.overrides import NewLimits, Overrides
+    from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
 
 __all__ = ["RemoteRun", "resume_remotely"]
@@ -87,7 +87,7 @@ def resume_remotely(
     as_json: bool,
     verbose: bool,
     quiet: bool,
-    limits: NewLimits,
+    renewal: Renewal,
 ) -> int:
     """Have a job that ended before its goal go on, and follow it to its end unless `detach`.
 
@@ -97,7 +97,7 @@ def resume_remotely(
     Raises:
         ConfigurationError, TransientError: It cannot be resumed.
     """
-    made = source.resume(job, audit=audit, limits=limits)
+    made = source.resume(job, audit=audit, renewal=renewal)
     how = Detach() if detach else None
     return _followed(source, made, how, as_json=as_json, verbose=verbose, quiet=quiet)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits
+from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.detaching import show_submission
@@ -29,7 +29,7 @@ def resume(
     detach: bool = False,
     verbose: bool = False,
     quiet: bool = False,
-    limits: NewLimits = OWN_LIMITS,
+    renewal: Renewal = UNCHANGED,
 ) -> int:
     """Resume a job and run it to its end, with the display and report of `optimize`; or submit it to be resumed.
 
@@ -57,7 +57,7 @@ def resume(
                 as_json=as_json,
                 verbose=verbose,
                 quiet=quiet,
-                limits=limits,
+                renewal=renewal,
             )
     return _resume_here(
         key,
@@ -68,7 +68,7 @@ def resume(
         detach=detach,
         verbose=verbose,
         quiet=quiet,
-        limits=limits,
+        renewal=renewal,
     )
 
 
@@ -82,17 +82,17 @@ def _resume_here(
     detach: bool,
     verbose: bool,
     quiet: bool,
-    limits: NewLimits,
+    renewal: Renewal,
 ) -> int:
-    from scavenger.control.jobs.new_limits import renewed
+    from scavenger.control.jobs.renewal import renewed
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
         led = is_led(key, store)
-    if led and limits != OWN_LIMITS:
+    if led and renewal != UNCHANGED:
         raise ConfigurationError(
-            "a leader of its own leads the job, with the limits that it was started with; raise them in the job file, "
-            "and run `scavenger optimize` again"
+            "a leader of its own leads the job, with the limits and the output that it was started with; change them "
+            "in the job file, and run `scavenger optimize` again"
         )
     if led:
         refuse_to_ask_nobody(yes=yes)
@@ -111,7 +111,7 @@ def _resume_here(
                 f"job {clean(job.name)} ({job.id[:8]}) is {submission.state} as a detached job: a server resumes it if "
                 "its process has ended; `scavenger jobs queue` shows it"
             )
-        spec = renewed(job, limits)
+        spec = renewed(job, renewal)
         store.check_resumable(job, spec=None if spec is None else spec.written())
     refuse_to_ask_nobody(yes=yes)
     if others and not _confirmed(job, yes=yes):
@@ -120,7 +120,7 @@ def _resume_here(
         from scavenger.control.sources.of_store import StoreSource
 
         with StoreSource(store_url) as source:
-            show_submission(source.resume(job, audit=audit, limits=limits), as_json=as_json)
+            show_submission(source.resume(job, audit=audit, renewal=renewal), as_json=as_json)
         return 0
     from scavenger.control.jobs.resume import resume_job
 

@@ -11,6 +11,7 @@ from scavenger.control.jobs.begin import Attempt, Options, begin_job, open_journ
 from scavenger.control.jobs.end import Ending, ended_by, report_of
 from scavenger.control.jobs.job_trace import traced
 from scavenger.control.jobs.platform import PreparedJob
+from scavenger.control.jobs.relocation import forget_record
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.running_job import RunningJob
 from scavenger.control.jobs.workflow import Confirm
@@ -169,7 +170,7 @@ class JobRun:
     def _recorder(self) -> Recorder:
         prepared, resumed = self._prepared, self._options.resumed
         if resumed is not None:
-            entry = self._store.resume_job(resumed.job_id, spec=resumed.spec)
+            entry = self._store.resume_job(resumed.job_id, spec=resumed.spec, checkpoint=resumed.url)
         elif self._submitted is not None and self._store.has_job(self._submitted):
             entry = self._store.resume_job(self._submitted, again=True)
         else:
@@ -186,6 +187,8 @@ class JobRun:
         try:
             journals = open_journals(self._prepared, self._options, work_dir)
             recorder.copy_to(work_dir / RECORD_FILE)
+            if self._options.resumed is not None and self._options.resumed.moved_from is not None:
+                forget_record(self._options.resumed.moved_from)
             attempt = Attempt(
                 self._prepared,
                 self._options,

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.relocation import relocated
 from scavenger.control.jobs.resumption import find_resumption, spent_usd
 from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.job import JobSpec
-from scavenger.domain.report import Observer
+from scavenger.domain.report import Noted, Observer
 from scavenger.errors import LimitReachedError
 from scavenger.store import Store
 from scavenger.train.engines.warm import WarmServers
@@ -36,7 +37,8 @@ def resume_job(
     """Prepare a job to continue from its newest checkpoint.
 
     The job keeps the specification that it was started with; later edits of its file apply to new jobs only. Its
-    limits can be raised for good, and lowered for this attempt.
+    limits can be raised for good, and lowered for this attempt. Where its output is another one, what it has written
+    goes there first.
 
     Args:
         confirm: Asked before the chosen configuration is paid for, if the search had not chosen yet.
@@ -44,7 +46,7 @@ def resume_job(
         warm, kept: See `prepare_job`.
         budget_usd: What all its attempts may cost together; None for its own budget alone.
         left_s: How long it may run from now on; None for its own deadline alone.
-        spec: What it goes on with, which is recorded; see `new_limits.renewed`. None for what is on record.
+        spec: What it goes on with, which is recorded; see `renewal.renewed`. None for what is on record.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
@@ -54,26 +56,32 @@ def resume_job(
     own = JobSpec.model_validate(record.spec) if spec is None else spec
     store.check_resumable(record, spec=None if spec is None else spec.written())
     job, job_file = own, Path(record.job_file)
-    journal = job_file.parent / job.output / record.id / "measurements.jsonl"
-    resumed = find_resumption(record, journal)
+    before, after = (
+        (job_file.resolve().parent / spec.output / record.id).resolve()
+        for spec in (JobSpec.model_validate(record.spec), own)
+    )
+    resumed = find_resumption(record, before / "measurements.jsonl")
     deadline_s = None if left_s is None else resumed.before.elapsed_s + left_s
     job = _within(job, {"budget": budget_usd, "deadline": deadline_s})
     prepared = prepare_job(job, job_file, warm=warm, kept=kept)
-    before = replace(resumed.before, cost_usd=spent_usd(prepared.platform, store, record))
+    earlier = replace(resumed.before, cost_usd=spent_usd(prepared.platform, store, record))
     budget = job.constraints.budget
-    if prepared.platform.rents and budget is not None and before.cost_usd >= budget:
+    if prepared.platform.rents and budget is not None and earlier.cost_usd >= budget:
         raise LimitReachedError(
-            f"job {record.name} ({record.id[:8]}) has cost ${before.cost_usd:.4f} of its budget of ${budget:g}: "
+            f"job {record.name} ({record.id[:8]}) has cost ${earlier.cost_usd:.4f} of its budget of ${budget:g}: "
             f"`scavenger resume {record.id[:8]} --budget USD` raises it",
             limit="budget",
         )
+    if before != after:
+        observer.on_event(Noted("info", f"what the job has written is copied from {before} to {after}"))
+        resumed = relocated(resumed, before, after)
     return JobRun(
         prepared,
         store=store,
         observer=observer,
         run=True,
         confirm=confirm,
-        resumed=replace(resumed, before=before, spec=None if spec is None else spec.written()),
+        resumed=replace(resumed, before=earlier, spec=None if spec is None else spec.written()),
         audit=audit,
     )
 

@@ -32,6 +32,7 @@ class Resumption:
         before: Time, cost and progress up to the checkpoint that is restored.
         chosen: The chosen configuration; None if the search had not ended.
         spec: What it goes on with, for the record; None for what is on record.
+        moved_from: The folder that the job has left for another output; None if it stays where it is.
     """
 
     job_id: str
@@ -41,6 +42,7 @@ class Resumption:
     chosen: Configuration | None
     predicted: Predicted | None
     spec: Mapping[str, Any] | None = None
+    moved_from: Path | None = None
 
 
 def spent_usd(platform: Platform, store: Store, job: JobRecord) -> float:

@@ -196,7 +196,8 @@ class RunningJob:
         if trainer.checkpoint_step:
             kept = (
                 f"the checkpoint of step {trainer.checkpoint_step} is kept; once the cause is fixed, "
-                f"`scavenger resume {self.parts.recorder.job_id[:8]}` writes the model"
+                f"`scavenger resume {self.parts.recorder.job_id[:8]}` writes the model; with `--output-dir DIR` to "
+                "another disk"
             )
         # a program that saves nothing does no better the next time; other causes pass
         by_code = isinstance(error, TrainingCodeError)

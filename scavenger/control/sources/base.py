@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits
+from scavenger.domain.overrides import UNCHANGED, Renewal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -100,7 +100,7 @@ class Source(Protocol):
     def cancel(self, job_id: str) -> SubmittedJob:
         """Withdraw a submission that waits, or have its runner stopped; see `Store.cancel`."""
 
-    def resume(self, job: JobRecord, *, audit: bool, limits: NewLimits = OWN_LIMITS) -> SubmittedJob:
+    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
         """Submit a job that has ended again, to go on from its checkpoint, with new limits where they are given.
 
         Raises:

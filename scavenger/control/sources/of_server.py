@@ -16,7 +16,7 @@ from scavenger.control.documents.logs import LogChunk, LogReader, Wanted
 from scavenger.control.documents.submissions import SubmittedJob
 from scavenger.control.sources import reading
 from scavenger.domain.operation import Operation
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits
+from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.domain.restore import Quarantine, QuarantinedVm
 from scavenger.domain.submission import ServerRecord, not_begun
 from scavenger.errors import ConfigurationError, NotFoundError
@@ -137,8 +137,8 @@ class ServerSource:
     def cancel(self, job_id: str) -> SubmittedJob:
         return reading.submission(self.client.cancel(job_id)["submission"])
 
-    def resume(self, job: JobRecord, *, audit: bool, limits: NewLimits = OWN_LIMITS) -> SubmittedJob:
-        return reading.submission(self.client.resume(job.id, audit=audit, limits=limits)["submission"])
+    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
+        return reading.submission(self.client.resume(job.id, audit=audit, renewal=renewal)["submission"])
 
     def request(self, job_id: str, operation: Operation) -> OperationRecord:
         answer = self.client.operate(job_id, operation)

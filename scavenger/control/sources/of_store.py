@@ -21,7 +21,7 @@ from scavenger.control.documents.models import job_names
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.control.documents.submissions import SubmittedJob, submitted_jobs
 from scavenger.domain.operation import Operation
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits
+from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.domain.submission import ServerRecord, Submission
 from scavenger.errors import NotFoundError
 from scavenger.store import Store
@@ -136,13 +136,13 @@ class StoreSource:
             raise NotFoundError(f"no job {job_id} was submitted")
         return self._submitted(found)
 
-    def resume(self, job: JobRecord, *, audit: bool, limits: NewLimits = OWN_LIMITS) -> SubmittedJob:
-        from scavenger.control.jobs.new_limits import renewed
+    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
         from scavenger.control.jobs.platform import prepare_job
+        from scavenger.control.jobs.renewal import renewed
         from scavenger.control.service.submitting import hand_over, resubmission
         from scavenger.domain.job import JobSpec
 
-        spec = renewed(job, limits)
+        spec = renewed(job, renewal)
         self.store.check_resumable(job, spec=None if spec is None else spec.written())
         whole = JobSpec.model_validate(job.spec) if spec is None else spec
         rents = prepare_job(whole, Path(job.job_file)).platform.rents

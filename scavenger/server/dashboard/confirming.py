@@ -11,7 +11,7 @@ from scavenger.control.jobs.platform import PreparedJob
 from scavenger.domain.document import report_from_document
 from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.operation import Migrate, Operation, ScaleTo, StopJob, describe
-from scavenger.domain.overrides import NewLimits
+from scavenger.domain.overrides import Renewal
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.domain.restore import QuarantinedVm
 from scavenger.errors import ConfigurationError
@@ -27,9 +27,9 @@ __all__ = [
     "confirmation_of",
     "ending_of",
     "keeping_of",
-    "limits_of",
     "operation_of",
     "plan_facts",
+    "renewal_of",
 ]
 
 
@@ -62,16 +62,18 @@ class Input:
         label: What it is.
         hint: What stands in it while it is empty.
         required: Whether it must be filled in.
+        length: The most characters of it.
     """
 
     name: str
     label: str
     hint: str
     required: bool = False
+    length: int = 40
 
 
-def limits_of(form: Mapping[str, str]) -> NewLimits:
-    """The new limits that a form gives a job.
+def renewal_of(form: Mapping[str, str]) -> Renewal:
+    """What a form gives a job in place of its own.
 
     Raises:
         ConfigurationError: If its epochs are no number.
@@ -79,14 +81,15 @@ def limits_of(form: Mapping[str, str]) -> NewLimits:
     text = form.get("max_epochs", "").strip()
     if text and not (text.isascii() and text.isdigit() and len(text) <= len(str(EPOCHS_MAX))):
         raise ConfigurationError(f"the epochs must be a whole number from 1 to {EPOCHS_MAX:,}")
-    return NewLimits(
+    return Renewal(
         form.get("budget", "").strip() or None,
         form.get("deadline", "").strip() or None,
         int(text) if text else None,
+        form.get("output", "").strip() or None,
     )
 
 
-def _limit_inputs(job: JobRecord) -> tuple[Input, ...]:
+def _renewal_inputs(job: JobRecord) -> tuple[Input, ...]:
     own, goal = job.spec.get("constraints") or {}, job.spec.get("goal") or {}
     budget, deadline, epochs = own.get("budget"), own.get("deadline"), goal.get("max_epochs")
     return (
@@ -98,6 +101,7 @@ def _limit_inputs(job: JobRecord) -> tuple[Input, ...]:
             "" if epochs is None else f"{epochs:,}",
             required=job.state == "target_missed",
         ),
+        Input("output", "Output folder", clean(str(job.spec.get("output") or ".scavenger")), length=4000),
     )
 
 
@@ -133,10 +137,11 @@ def confirmation_of(sight: JobSight, form: Mapping[str, str]) -> Confirmation:
         return Confirmation(
             what=f"Resume {name}",
             consequence="It waits in the queue for its turn, and goes on from its last checkpoint. "
-            "What it has cost so far still counts. Limits can be raised here; empty ones stay as they are.",
+            "What it has cost so far still counts. Limits can be raised here, and the output can go to a folder with "
+            "more room; what is left empty stays as it is.",
             button="Resume the job",
             fields={"what": "resume"},
-            inputs=_limit_inputs(sight.job),
+            inputs=_renewal_inputs(sight.job),
         )
     if form.get("what") == "withdraw":
         asked = next((one for one in sight.operations if str(one.id) == form.get("operation")), None)

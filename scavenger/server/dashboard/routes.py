@@ -23,7 +23,7 @@ from scavenger.server.access import CallerOf, Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, json_answer, page_answer, part_answer
 from scavenger.server.dashboard.budgets import BudgetsPage, budgets_page
-from scavenger.server.dashboard.confirming import cancellation_of, confirmation_of, limits_of, operation_of
+from scavenger.server.dashboard.confirming import cancellation_of, confirmation_of, operation_of, renewal_of
 from scavenger.server.dashboard.figures import errors_figure, job_figures
 from scavenger.server.dashboard.gather import Journals, lines_of, sight_of
 from scavenger.server.dashboard.job_list import PAGE_SIZE, JobsPage, jobs_page, waiting_line
@@ -181,8 +181,8 @@ def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Respon
     found = find_job(context, caller, job)
     match form.get("what"):
         case "resume":
-            limits = limits_of(form)
-            context.writer.call(lambda: resumed(context.store, found, limits=limits))
+            renewal = renewal_of(form)
+            context.writer.call(lambda: resumed(context.store, found, renewal=renewal))
         case "withdraw":
             number = form.get("operation", "")
             withdrawn(

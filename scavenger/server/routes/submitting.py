@@ -15,11 +15,11 @@ from scavenger.control.documents.submissions import (
     submitted_jobs,
 )
 from scavenger.control.jobs.aggregator_vms import settled
-from scavenger.control.jobs.new_limits import renewed
 from scavenger.control.jobs.platform import PreparedJob
+from scavenger.control.jobs.renewal import renewed
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.domain.access import Caller
-from scavenger.domain.overrides import OWN_LIMITS, NewLimits, Overrides
+from scavenger.domain.overrides import UNCHANGED, Overrides, Renewal
 from scavenger.domain.submission import not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.server import schemas
@@ -78,26 +78,27 @@ def resume(
 ) -> Response:
     """Put a job that ended before its goal into the queue again, to go on from its last checkpoint.
 
-    One that a limit ended is given a higher one, and one that missed its target more epochs.
+    One that a limit ended is given a higher one, one that missed its target more epochs, and one whose disk was full
+    another folder for its output.
     """
 
     def change() -> dict[str, Any]:
         found = find_job(context, caller, job)
-        limits = NewLimits(request.budget, request.deadline, request.max_epochs)
-        return submission_answer(resumed(context.store, found, audit=request.audit, limits=limits))
+        renewal = Renewal(request.budget, request.deadline, request.max_epochs, request.output)
+        return submission_answer(resumed(context.store, found, audit=request.audit, renewal=renewal))
 
     return once.answer(change)
 
 
 def resumed(
-    store: Store, job: JobRecord, *, audit: bool = False, limits: NewLimits = OWN_LIMITS
+    store: Store, job: JobRecord, *, audit: bool = False, renewal: Renewal = UNCHANGED
 ) -> SubmittedJob:
     """Put a job into the queue again, with new limits where they are given.
 
     Raises:
         ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
     """
-    spec = renewed(job, limits)
+    spec = renewed(job, renewal)
     store.check_resumable(job, spec=None if spec is None else spec.written())
     rents = bool(store.jobs_with_vms([job.id]))
     new = resubmission(job, store.submission(job.id), spec, rents=rents, audit=audit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ class CommandCheckpoints:
                     "launched": kept.launched,
                     "samples_per_epoch": kept.samples_per_epoch,
                     "path": checkpoint.path,
+                    "folder": self.folder,
                     **({} if checkpoint.files is None else {"files": msgspec.to_builtins(checkpoint.files)}),
                 },
             )
@@ -166,7 +168,10 @@ class CommandCheckpoints:
             raise ConfigurationError(f"the checkpoint of step {manifest.step} is of another command")
         state = manifest.state
         files = None if "files" not in state else checked(msgspec.convert(state["files"], _Files))
-        held = CommandCheckpoint(manifest.step, manifest.epoch, manifest.consumed, state["path"], files)
+        path, folder = state["path"], state["folder"]
+        if os.path.isabs(path) and Path(path).is_relative_to(folder):  # the folder may be elsewhere by now
+            path = str(Path(self.folder) / Path(path).relative_to(folder))
+        held = CommandCheckpoint(manifest.step, manifest.epoch, manifest.consumed, path, files)
         return Kept(held, manifest.view, state["launched"], state["samples_per_epoch"])
 
     # ---- a carried folder ----------------------------------------------------------------------------------
