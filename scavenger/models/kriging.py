@@ -125,9 +125,9 @@ class Kriging:
         scatter: Scatter,
     ) -> None:
         self.law, self.scatter_log_sd, self.scatter = law, scatter_log_sd, scatter
-        places = places_of(measured)
-        step_time_s, self.features, self.sync = _relative(law, places)
-        self.log_work, self.log_nodes = _coordinates(places, law.load)
+        self.places = places_of(measured)
+        step_time_s, self.features, self.sync = _relative(law, self.places)
+        self.log_work, self.log_nodes = _coordinates(self.places, law.load)
         observed = np.array([m.step_time_s for m in measured], dtype=np.float64)
         self.residual = np.log(observed) - np.log(step_time_s)
         own = np.array([m.log_sd for m in measured], dtype=np.float64) ** 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import logsumexp
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.kriging import SCATTER, Kriging, Measured, Places, Scatter, places_of
+from scavenger.models.kriging import SCATTER, Kriging, Measured, Places, Scatter
 from scavenger.models.overlap_law import (
     BELIEFS,
     COEFFICIENTS,
@@ -25,6 +25,7 @@ __all__ = [
     "SCATTER_LOG_SD",
     "WIDTHS",
     "Mixture",
+    "fit_each_width",
     "fit_overlap",
     "fit_widths",
     "held_out_errors",
@@ -32,6 +33,7 @@ __all__ = [
     "mix_widths",
     "posterior_covariance",
     "prior_of",
+    "surprise",
     "undetermined",
 ]
 
@@ -55,6 +57,9 @@ LEVELS = np.array([1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0], dtype=np.float64)
 
 UNTOLD = 0.95
 """The points determine an unknown if they lower its deviation below this share of the prior's."""
+
+HALVINGS_MAX = 10
+"""A thousandth of a step that leads uphill is none: what it started from is as good."""
 
 IMPROVEMENT_MIN = 1e-10
 """Of half the squared deviations; below this nothing that is ever shown moves."""
@@ -100,24 +105,24 @@ def fit_overlap(
         start: The unknowns to begin from, shape `(11,)`; the prior's if None.
     """
     prior = prior_of(measured) if prior is None else prior
-    places = places_of(measured)
     observed = np.log([m.step_time_s for m in measured])
     unknowns = (prior.mean if start is None else start).copy()
+    observed = np.log([m.step_time_s for m in measured])
     damping = 1e-3
-    kriging = Kriging(OverlapLaw.from_unknowns(unknowns), measured, scatter_log_sd, scatter)
+    law = best = OverlapLaw.from_unknowns(unknowns)
+    kriging = Kriging(law, measured, scatter_log_sd, scatter)
+    least = surprise(kriging, law, prior)
 
     def deviation(candidate: FloatArray, law: OverlapLaw) -> float:
-        residual = observed - np.log(law.evaluate(*places)[0])
+        residual = observed - np.log(law.evaluate(*kriging.places)[0])
         off = candidate - prior.mean
         return float(residual @ cho_solve(kriging.factor, residual) + off @ prior.precision @ off) / 2.0
 
     for _ in range(ITERATIONS_MAX):
-        weighted = cho_solve(kriging.factor, kriging.residual)
-        downhill = kriging.features.T @ weighted - prior.precision @ (unknowns - prior.mean)
         curvature = kriging.information() + prior.precision
-        here = deviation(unknowns, OverlapLaw.from_unknowns(unknowns))
+        here = deviation(unknowns, law)
         damped = curvature + damping * np.diag(np.diag(curvature))
-        move = np.linalg.solve(damped, downhill)
+        move = np.linalg.solve(damped, _downhill(kriging, unknowns, prior))
         # The level of computing, hence of all, may be far off at first; everything else stays near.
         move *= min(1.0, STEP_MAX / max(float(np.abs(move - move[:2].mean() * LEVELS).max()), 1e-300))
         there = OverlapLaw.from_unknowns(unknowns + move)
@@ -127,32 +132,65 @@ def fit_overlap(
             if damping > 1e8:
                 break
             continue
-        unknowns, damping = unknowns + move, max(damping / 10.0, 1e-9)
-        kriging = Kriging(there, measured, scatter_log_sd, scatter)
+        law, unknowns, damping = there, unknowns + move, max(damping / 10.0, 1e-9)
+        kriging = Kriging(law, measured, scatter_log_sd, scatter)
+        # Each step is judged by the kernel of the law before it; over all of them only the probability tells.
+        if (now := surprise(kriging, law, prior)) <= least:
+            best, least = law, now
         if gain < IMPROVEMENT_MIN:
             break
-    return OverlapLaw.from_unknowns(unknowns)
+    return best
 
 
 def fit_widths(measured: Sequence[Measured], prior: Prior) -> tuple[OverlapLaw, Mixture]:
     """The law fitted under each of `WIDTHS`, and their mixture; no unknown strays from one width to the next."""
-    law = fit_overlap(measured, prior=prior, scatter_log_sd=WIDTH_PRIOR[0])
-    unknowns, fitted = law.unknowns(), []
-    krigings = [Kriging(law, measured, width, SCATTER) for width in WIDTHS]
-    for kriging in krigings:
-        # One Gauss-Newton step from the law of the most usual width: the others are near.
-        downhill = kriging.features.T @ cho_solve(kriging.factor, kriging.residual)
-        downhill -= prior.precision @ (unknowns - prior.mean)
-        move = np.linalg.solve(kriging.information() + prior.precision, downhill)
-        fitted.append(unknowns + np.clip(move, -STEP_MAX, STEP_MAX))
-    krigings = [
-        Kriging(OverlapLaw.from_unknowns(u), measured, width, SCATTER)
-        for u, width in zip(fitted, WIDTHS, strict=True)
-    ]
-    mixture = mix_widths(krigings, prior.precision, fitted, prior.mean)
+    law, fitted = fit_each_width(measured, prior)
+    krigings = [Kriging(one, measured, width, SCATTER) for one, width in zip(fitted, WIDTHS, strict=True)]
+    mixture = mix_widths(krigings, prior.precision, [one.unknowns() for one in fitted], prior.mean)
     before = np.sqrt(np.diag(np.linalg.inv(prior.precision)))
     free = tuple((np.sqrt(np.diag(mixture.covariance)) < UNTOLD * before).tolist())
-    return OverlapLaw.from_unknowns(mixture.coefficients, free), mixture
+    middle = _checked(law, mixture.coefficients - law.unknowns(), measured, mixture.scatter_log_sd, prior)
+    return replace(middle, free=free), mixture
+
+
+def fit_each_width(measured: Sequence[Measured], prior: Prior) -> tuple[OverlapLaw, list[OverlapLaw]]:
+    """The law under the most usual width, and one under each of `WIDTHS`; these are near, a step away at most."""
+    law = fit_overlap(measured, prior=prior, scatter_log_sd=WIDTH_PRIOR[0])
+    return law, [_stepped(law, measured, width, prior) for width in WIDTHS]
+
+
+def surprise(kriging: Kriging, law: OverlapLaw, prior: Prior) -> float:
+    """-ln of the probability density of the points and of the law that they are predicted by, up to a constant."""
+    off = law.unknowns() - prior.mean
+    spread = float(np.log(np.diag(kriging.factor[0])).sum())
+    return 0.5 * (kriging.misfit() + float(off @ prior.precision @ off)) + spread
+
+
+def _downhill(kriging: Kriging, unknowns: FloatArray, prior: Prior) -> FloatArray:
+    """Minus the gradient of half the squared deviations, shape `(p,)`."""
+    weighted = cho_solve(kriging.factor, kriging.residual)
+    return np.asarray(kriging.features.T @ weighted - prior.precision @ (unknowns - prior.mean))
+
+
+def _stepped(law: OverlapLaw, measured: Sequence[Measured], width: float, prior: Prior) -> OverlapLaw:
+    """One checked Gauss-Newton step under a width of the scatter."""
+    unknowns, kriging = law.unknowns(), Kriging(law, measured, width, SCATTER)
+    move = np.linalg.solve(kriging.information() + prior.precision, _downhill(kriging, unknowns, prior))
+    return _checked(law, np.clip(move, -STEP_MAX, STEP_MAX), measured, width, prior)
+
+
+def _checked(
+    law: OverlapLaw, move: FloatArray, measured: Sequence[Measured], width: float, prior: Prior
+) -> OverlapLaw:
+    """As much of a move as makes the points no less probable; the law it started from if none does."""
+    unknowns = law.unknowns()
+    here = surprise(Kriging(law, measured, width, SCATTER), law, prior)
+    for _ in range(HALVINGS_MAX):
+        there = OverlapLaw.from_unknowns(unknowns + move)
+        if surprise(Kriging(there, measured, width, SCATTER), there, prior) <= here:
+            return there
+        move = move / 2.0
+    return law
 
 
 def undetermined(law: OverlapLaw) -> list[str]:

@@ -35,6 +35,9 @@ SCALE_LOG_MAX = 20.0
 STEP_MAX = 2.0
 """Of one iteration, as ln τ bends over a factor of e or two."""
 
+HALVINGS_MAX = 10
+"""A thousandth of a step that leads away from the points is none."""
+
 ITERATIONS = 12
 """Gauss-Newton steps on two unknowns in which ln τ is convex and smooth: it has long settled."""
 
@@ -83,18 +86,42 @@ def _factors(
 ) -> tuple[FloatArray, FloatArray]:
     """(ln α, ln ρ) and their covariance: as expected without a point, else by Gauss-Newton steps."""
     factors, known = expected, np.linalg.inv(doubt)
-    for _ in range(ITERATIONS if measured else 0):
+
+    def under(factors: FloatArray) -> tuple[Kriging, FloatArray]:
+        """The points under these factors, and the covariance of their errors."""
         law = model.law.scaled(*np.exp(factors).tolist())
         kriging = Kriging(law, measured, model.residual_log_sd, model.scatter)
         # The old law's uncertainty counts as error of these points, so that their weight is not overestimated.
-        error = kriging.kernel + kriging.features @ _rescaled(model, factors) @ kriging.features.T
-        by_factor = kriging.features @ law.scale_directions()
+        return kriging, kriging.kernel + kriging.features @ _rescaled(model, factors) @ kriging.features.T
+
+    def deviation(factors: FloatArray, kriging: Kriging, error: FloatArray) -> float:
+        off = factors - expected
+        return float(kriging.residual @ np.linalg.solve(error, kriging.residual) + off @ known @ off)
+
+    for _ in range(ITERATIONS if measured else 0):
+        kriging, error = under(factors)
+        by_factor = kriging.features @ model.law.scaled(*np.exp(factors).tolist()).scale_directions()
         weighted = np.linalg.solve(error, np.column_stack((kriging.residual, by_factor)))
         information = by_factor.T @ weighted[:, 1:] + known
-        move = np.linalg.solve(information, by_factor.T @ weighted[:, 0] - known @ (factors - expected))
-        factors = np.clip(factors + np.clip(move, -STEP_MAX, STEP_MAX), -SCALE_LOG_MAX, SCALE_LOG_MAX)
         doubt = np.linalg.inv(information)
-    return factors, doubt
+        move = np.linalg.solve(information, by_factor.T @ weighted[:, 0] - known @ (factors - expected))
+        move, here = np.clip(move, -STEP_MAX, STEP_MAX), deviation(factors, kriging, error)
+        for _ in range(HALVINGS_MAX):
+            nearer = np.clip(factors + move, -SCALE_LOG_MAX, SCALE_LOG_MAX)
+            if deviation(nearer, under(nearer)[0], error) <= here:
+                break
+            move = move / 2.0
+        else:
+            break
+        factors = nearer
+    if not measured:
+        return factors, doubt
+    # The errors change with the factors: the last step, too, must be no worse than the first by the same ones.
+    start, error = under(expected)
+    if deviation(factors, under(factors)[0], error) <= deviation(expected, start, error):
+        return factors, doubt
+    by_factor = start.features @ model.law.scaled(*np.exp(expected).tolist()).scale_directions()
+    return expected, np.linalg.inv(by_factor.T @ np.linalg.solve(error, by_factor) + known)
 
 
 def _rescaled(model: ParallelModel, factors: FloatArray) -> FloatArray:
