@@ -186,12 +186,14 @@ class Lost:
     Attributes:
         crashed: The process died by its own fault, such as a segmentation fault.
         ready: The worker had been able to train, so it may have been computing samples.
+        by_code: The training code is known to be the cause: it is a command, which ended so.
     """
 
     worker: str
     cause: str
     crashed: bool = False
     ready: bool = True
+    by_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

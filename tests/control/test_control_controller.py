@@ -22,6 +22,7 @@ from scavenger.control.training.orders import (
     Action,
     AskGoal,
     Begin,
+    Cause,
     Close,
     Departed,
     Event,
@@ -458,17 +459,20 @@ def test_while_workers_die_as_they_start_no_more_start_than_may_still_die() -> N
     assert launched(job.handle(Look(), here("w0", "w3", "w4", "w5"))) == 0
 
 
-@pytest.mark.parametrize(("crashed", "ready", "by_code"), [(True, False, True), (False, False, False)])
+@pytest.mark.parametrize(
+    ("crashed", "by_code", "cause"),
+    [(True, False, "crash"), (False, True, "code"), (False, False, "loss")],
+)
 def test_the_last_worker_that_may_die_early_ends_the_job_where_no_other_lives(
-    crashed: bool, ready: bool, by_code: bool
+    crashed: bool, by_code: bool, cause: Cause
 ) -> None:
     job = training("w0")
-    lost = Lost("w0", "died", crashed=crashed, ready=ready)
+    lost = Lost("w0", "died", crashed=crashed, ready=False, by_code=by_code)
     for _ in range(GIVE_UP - 1):
         assert GiveUp not in kinds(job.handle(lost, here()))
     *_, last = job.handle(lost, here())
 
-    assert last == GiveUp("w0", "w0 died before it could train, as did 2 before it", by_code)
+    assert last == GiveUp("w0", "w0 died before it could train, as did 2 before it", cause)
 
 
 def test_a_worker_that_had_done_its_part_says_nothing_about_the_next() -> None:

@@ -132,6 +132,28 @@ open(sys.argv[1] + "/model.txt", "w").write("done")
         assert "status 0 40 steps short of 10 epochs" in outcome.error
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "words"),
+    [
+        ("sys.exit(3)", 6, "the training code failed: w0 lost its command, which ended with status 3"),
+        pytest.param(
+            "os.kill(os.getpid(), 9)",
+            3,
+            "w0 lost its command, which was killed by SIGKILL",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_program_that_ends_after_a_few_steps_is_told_from_one_that_is_killed(
+    make_job: Callable[..., Job], ends: str, code: int, words: str
+) -> None:
+    program = _printing(in_epoch=f"if epoch == 1: import os; {ends}")
+    outcome = _run(make_job, program, elastic={"policy": "fixed", "failures": {"give_up": 1}})
+
+    assert outcome.code == code, outcome.stderr
+    assert outcome.error.startswith(words)
+
+
 # ---- one process that ends alone ---------------------------------------------------------------------------
 
 

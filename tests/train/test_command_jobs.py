@@ -524,11 +524,11 @@ def test_a_program_whose_ends_of_epochs_no_pattern_finds_is_warned_of_by_its_sam
 
 def test_attempts_that_fail_at_the_same_step_end_the_job_and_those_that_get_further_do_not() -> None:
     restarts = Restarts(3)
-    assert [restarts.failed(step, "x", host=False) for step in (10, 10, 10, 11, 5, 11)] == [None] * 6
-    failure = restarts.failed(11, "the command of w1 ended with status 1", host=False)
+    assert [restarts.failed(step, "x", killed=False) for step in (10, 10, 10, 11, 5, 11)] == [None] * 6
+    failure = restarts.failed(11, "the command of w1 ended with status 1", killed=False)
     assert isinstance(failure, TrainingCodeError)
     assert "w1 ended with status 1; so did 3 starts before it, and none went beyond step 11" in str(failure)
-    assert isinstance(restarts.failed(11, "w1 was lost", host=True), WorkersLostError)
+    assert isinstance(restarts.failed(11, "w1 was lost", killed=True), WorkersLostError)
 
 
 def test_a_program_that_raises_tells_of_its_exception_from_every_process(tmp_path: Path) -> None:

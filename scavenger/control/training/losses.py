@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scavenger.control.training.orders import Action, GiveUp, Launch, Situation, Warn
+from scavenger.control.training.orders import Action, Cause, GiveUp, Launch, Situation, Warn
 from scavenger.train.supervisor.events import Lost
 
 __all__ = ["CRASHES_MAX", "GIVE_UP", "HEALTHY_STEPS", "Losses"]
@@ -102,4 +102,5 @@ class Losses:
                 )
             ], alive
         others = f", as did {self.died_early - 1} before it" if self.died_early > 1 else ""
-        return [GiveUp(event.worker, f"{failure}{others}", by_code=event.crashed and not event.ready)], None
+        cause: Cause = "code" if event.by_code else "crash" if event.crashed else "loss"
+        return [GiveUp(event.worker, f"{failure}{others}", cause)], None

@@ -247,18 +247,23 @@ class RecordNow:
     """Record the job's state now, before it is next due."""
 
 
+Cause = Literal["code", "crash", "loss"]
+"""What workers keep failing of; see `GiveUp`."""
+
+
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     """End the job because its workers keep failing.
 
     Attributes:
         worker: The last worker that failed; its log has the details.
-        by_code: Whether the training code is the cause.
+        cause: `code`, the training code is; `crash`, a signal of its own killed it, and its log may tell whose code
+            ran; `loss`, anything else.
     """
 
     worker: str
     message: str
-    by_code: bool
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ from scavenger.errors import (
 from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
+from scavenger.train.crash import crash_error
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
@@ -485,9 +486,11 @@ class Trainer:
                 self.note(message)
             case RecordNow():
                 self._ticked_at = -math.inf
-            case GiveUp(worker, message, by_code):
+            case GiveUp(worker, message, "crash"):
+                raise crash_error(message, self.supervisor.engine.log(worker))
+            case GiveUp(worker, message, cause):
                 message = f"{message}; see {self.supervisor.engine.log(worker)}"
-                if by_code:
+                if cause == "code":
                     raise TrainingCodeError(f"the training code failed: {message}")
                 raise WorkersLostError(message)
             case AskGoal(message):

@@ -62,7 +62,7 @@ class Attempt:
         ending: Whether it is being ended.
         until_s: When its processes are killed.
         cause: Why it failed; empty otherwise.
-        host_lost: Whether that is the end of a worker, and not of its command alone.
+        killed: Whether that is the end of a worker, or something from outside killed its command, as for memory.
         raised: The exceptions by which processes told that they end.
         saved: Whether it has reported a checkpoint.
         states: Which states of its folder are whole, if that is carried.
@@ -79,7 +79,7 @@ class Attempt:
     ending: bool = False
     until_s: float = math.inf
     cause: str = ""
-    host_lost: bool = False
+    killed: bool = False
     raised: dict[str, str] = field(default_factory=dict)
     saved: bool = False
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import msgspec
 
+from scavenger.elastic.quarantine import Cause, cause_of_death
 from scavenger.elastic.recovery import Lost, Refused
 from scavenger.errors import ConfigurationError, TrainingCodeError
 from scavenger.train.command import messages as cm
@@ -33,6 +34,7 @@ from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import checked
 from scavenger.train.command.watch import MetricWatch, Restarts
 from scavenger.train.command.whole import WholeStates
+from scavenger.train.engines.base import Exit
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import Timeouts
 from scavenger.train.supervisor.events import Event, Started, Warned
@@ -308,15 +310,15 @@ class CommandRun:
             attempt.until_s = min(attempt.until_s, self._clock() + self._source.run.grace)
             return
         if not cause:
-            cause = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
-            cause += f" after {raised}" if raised else ""
+            cause = Exit(name, status).cause + (f" after {raised}" if raised else "")
             first = next((one for one, status in attempt.ended.items() if status == 0 and one != name), "")
             if first:  # the cause may be there
                 cause += f", and before it {first} with status 0 (see {self.hosts.engine.log(first)})"
         if status == 127 and not self.progress.stepped:
             raise TrainingCodeError(f"run: {name} {cause}; see {self.hosts.engine.log(name)}")
         self._failed(attempt, name, f"the command of {name} {cause}")
-        self._lost(name, f"lost its command, which {cause}")
+        attempt.killed = cause_of_death(status) is Cause.KILLED
+        self._lost(name, f"lost its command, which {cause}", by_code=not attempt.killed)
 
     def _left_waiting(self, attempt: Attempt) -> None:
         """A process has ended as if training were over, and others have not: its failure, which a shell may hide."""
@@ -325,18 +327,22 @@ class CommandRun:
         cause = f"ended with status 0 while {others} went on for {grace_s:g} s (run.grace)"
         self._failed(attempt, name, f"the command of {name} {cause}")
         log = f"; see {self.hosts.engine.log(name)}" if self.progress.stepped else ""
-        self._lost(name, f"lost its command, which {cause}{log}")
+        self._lost(name, f"lost its command, which {cause}{log}", by_code=True)
 
     def _failed(self, attempt: Attempt, name: str, cause: str) -> None:
         attempt.ending, attempt.cause = True, cause
         attempt.until_s = self._clock() + _SHORT_S
         self._signal(_SHORT_S)
 
-    def _lost(self, name: str, cause: str) -> None:
-        """Give a worker up; another one is started in its place, or the job ends, as its owner decides."""
+    def _lost(self, name: str, cause: str, *, by_code: bool | None = None) -> None:
+        """Give a worker up; another one is started in its place, or the job ends, as its owner decides.
+
+        Args:
+            by_code: Whether its command is the cause; None if that is likely, as long as it has done no step.
+        """
         ready = self.progress.stepped
         self.hosts.expel(name, cause)
-        self._events.append(Lost(name, cause, crashed=not ready, ready=ready))
+        self._events.append(Lost(name, cause, ready=ready, by_code=not ready if by_code is None else by_code))
 
     def _host_ended(self, name: str, cause: str, *, refused: bool) -> None:
         if refused:
@@ -348,7 +354,7 @@ class CommandRun:
         if attempt is not None and name in attempt.left:
             attempt.ended[name] = -9
             if not attempt.ending:
-                attempt.host_lost = True
+                attempt.killed = True
                 self._failed(attempt, name, f"{name} {cause}")
 
     # ---- what follows --------------------------------------------------------------------------------------
@@ -445,7 +451,7 @@ class CommandRun:
         elif attempt.ending and not attempt.cause and not attempt.saved and self.progress.stepped:
             self.quiet_end = attempt
         if attempt.cause and self.progress.stepped and not self.paused:
-            failure = self._restarts.failed(self.progress.step, attempt.cause, host=attempt.host_lost)
+            failure = self._restarts.failed(self.progress.step, attempt.cause, killed=attempt.killed)
             if failure is not None:
                 raise failure
         if attempt.ending or any(attempt.ended.values()):

@@ -90,13 +90,13 @@ class Restarts:
         self._give_up = give_up
         self._furthest = self._fruitless = 0
 
-    def failed(self, step: int, cause: str, *, host: bool) -> ScavengerError | None:
+    def failed(self, step: int, cause: str, *, killed: bool) -> ScavengerError | None:
         """Handle the end of an attempt that has done steps, by a failure.
 
         Args:
             step: Its last step.
             cause: Why, as a sentence.
-            host: Whether a worker was lost, and not its command alone.
+            killed: Whether a worker was lost, or its command was killed from outside, as for memory.
 
         Returns:
             What ends the job; None if the group is to be started again.
@@ -111,7 +111,7 @@ class Restarts:
             f"run: {cause}; so did {self._fruitless} starts before it, and none went beyond step {self._furthest} "
             "(elastic.failures.give_up)"
         )
-        if host:
+        if killed:
             return WorkersLostError(
                 f"{words}; save checkpoints more often, by checkpoint.every, and resume the job"
             )

@@ -21,11 +21,13 @@ from scavenger.elastic.rounds import Rounds
 from scavenger.errors import (
     ConfigurationError,
     NotSupportedError,
+    ScavengerError,
     TrainingCodeError,
     TrainingHungError,
     TransientError,
     WorkersLostError,
 )
+from scavenger.train.crash import crash_error
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.exchange import Averaged, Exchange, unpack
@@ -533,17 +535,17 @@ class LoopRun:
         ):
             self._lost.count(self._clock())
             if self._replace and (times := self._lost.too_many):
-                raise WorkersLostError(
-                    f"{times}, the last since it {reason} (log: {self.supervisor.log(worker)})"
-                )
+                raise self._lost_for_good(f"{times}, the last since it {reason}", worker, crashed=crashed)
         if self._replace and not (self._rounds is not None and self._rounds.finishing):
             self.launch("", None)
         if self._rounds is not None:
             self._carry_out(actions)
         if self._ends is None and not self.done and not self.supervisor.staying:
-            raise WorkersLostError(
-                f"no worker is left: {worker} {reason} (log: {self.supervisor.log(worker)})"
-            )
+            raise self._lost_for_good(f"no worker is left: {worker} {reason}", worker, crashed=crashed)
+
+    def _lost_for_good(self, message: str, worker: str, *, crashed: bool) -> ScavengerError:
+        log = self.supervisor.log(worker)
+        return crash_error(message, log) if crashed else WorkersLostError(f"{message} (log: {log})")
 
     def _roll_back(self) -> None:
         """Roll back to the last checkpoint, or begin again, with workers that have not been members yet."""
