@@ -8,11 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import column, table
 
 from scavenger.errors import StoreError, StoreTooNewError
+from scavenger.store import schema
 from scavenger.store.database import Database, is_busy
 from scavenger.store.schema import REVISION, VERSION_TABLE, Base
 
@@ -115,12 +126,18 @@ def migrating(database: Database) -> Iterator[Connection]:
 def migrate(connection: Connection, database: Database, revision: str) -> None:
     """Migrate to a revision, within the transaction of `migrating`; no effect on a store that has it.
 
+    An empty database gets the tables that the code declares at once, which a test holds equal to those that the
+    migrations make: it takes a fifth of their time.
+
     Raises:
         StoreTooNewError: A newer Scavenger wrote the store, or knows the revision.
         StoreError: The migration failed.
     """
     found = revision_within(connection, database)
     if found == revision:
+        return
+    if found is None and revision == schema.REVISION:
+        _create(connection)
         return
     from alembic import command
     from alembic.config import Config
@@ -142,6 +159,19 @@ def migrate(connection: Connection, database: Database, revision: str) -> None:
     except CommandError as error:
         raise StoreError(f"{database.name} could not be migrated to schema {revision}: {error}") from error
     check_references(connection, database)
+
+
+def _create(connection: Connection) -> None:
+    """Make all tables, and that by which Alembic knows the revision of a database."""
+    Base.metadata.create_all(connection, checkfirst=False)
+    version = Table(
+        VERSION_TABLE,
+        MetaData(),
+        Column("version_num", String(32), nullable=False),
+        PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+    )
+    version.create(connection, checkfirst=False)
+    connection.execute(version.insert().values(version_num=schema.REVISION))
 
 
 def check_references(connection: Connection, database: Database) -> None:
