@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MASK", "mask", "mask_values"]
+__all__ = ["MASK", "mask", "mask_values", "names_a_secret"]
 
 MASK = "***"
 
@@ -92,13 +92,18 @@ def mask_values(value: Any) -> Any:
     return _without_secrets(value)
 
 
+def names_a_secret(name: str) -> bool:
+    """Whether the value of this name is a secret, as that of `HF_TOKEN`, whatever it looks like."""
+    return _SECRET_KEY.search(name) is not None
+
+
 def _collect(value: Any, texts: list[str]) -> bool:
     """Gather the texts of a document, until one has the name of a secret; returns whether one has."""
     if isinstance(value, str):
         texts.append(value)
         return False
     if isinstance(value, Mapping):
-        named = any(isinstance(item, str) and _SECRET_KEY.search(str(name)) for name, item in value.items())
+        named = any(isinstance(item, str) and names_a_secret(str(name)) for name, item in value.items())
         return any(_collect(item, texts) for item in value.values()) or named
     return isinstance(value, list | tuple) and any(_collect(item, texts) for item in value)
 
@@ -108,7 +113,7 @@ def _without_secrets(value: Any) -> Any:
         return mask(value)
     if isinstance(value, Mapping):
         return {
-            name: MASK if isinstance(item, str) and _SECRET_KEY.search(str(name)) else _without_secrets(item)
+            name: MASK if isinstance(item, str) and names_a_secret(str(name)) else _without_secrets(item)
             for name, item in value.items()
         }
     return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value

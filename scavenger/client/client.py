@@ -48,12 +48,14 @@ class SubmitOptions:
         audit: Record which worker trains on which samples.
         priority: Jobs of a higher one begin first.
         run: False: the job ends with the choice, as of `scavenger plan`.
+        environment: Values of variables that the job file names; the server has its own of others.
     """
 
     overrides: Overrides = field(default_factory=Overrides)
     audit: bool = False
     priority: int = 0
     run: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Client(Connection):

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJso
 
 from scavenger.domain.command import RunSpec, RunText
 from scavenger.domain.elastic import ElasticSpec
+from scavenger.domain.environment import EnvironmentText
 from scavenger.domain.forms import (
     Duration,
     EngineText,
@@ -307,6 +308,12 @@ class JobSpec(FrozenModel):
         description="Arguments by name for the function that train names, as hyperparameters; for run, placeholders.",
         examples=[{"learning_rate": 0.01}],
     )
+    env: EnvironmentText = Field(
+        default={},
+        description="Environment variables of the training code: names with values, in which ${NAME} is a variable of "
+        "who begins the job, or a list of such names.",
+        examples=[{"DATA_VERSION": 2}],
+    )
     infra: InfraText = Field(
         default=Infra(),
         description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT]; or a mapping "
@@ -368,6 +375,8 @@ class JobSpec(FrozenModel):
             if self.train is not None:
                 raise fault("is for jobs without train: keep one of the two", "run")
             self.run.check_names(self.params)
+        elif "KERAS_BACKEND" in self.env:
+            raise fault("is tensorflow for all training code but commands (run)", "env", "KERAS_BACKEND")
         if not self.worker_counts:
             asked = self.search.workers
             raise fault(

@@ -25,6 +25,7 @@ __all__ = [
     "OPEN_SUBMISSIONS",
     "SERVER_LEASE",
     "Backlog",
+    "GivenEnvironment",
     "NewSubmission",
     "RunnerSeen",
     "ServerRecord",
@@ -62,6 +63,19 @@ def not_submitted(job_id: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenEnvironment:
+    """Environment variables that a submission was given; they may be secrets.
+
+    Attributes:
+        variables: By name.
+        whole: Whether they are all that the submitter has, beside which those of whoever submitted before do not count.
+    """
+
+    variables: Mapping[str, str] = field(repr=False)
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NewSubmission:
     """A job to be run.
 
@@ -77,6 +91,8 @@ class NewSubmission:
         priority: Higher ones begin first.
         idempotency_key: A second submission of the same user with this key is the first one; None for no such check.
         run: False: it ends with the choice, as `scavenger plan` does.
+        environment: What its runner is started with; None for the server's, or what its earlier submission had. The
+            store gives it to `Store.environment_of` alone.
     """
 
     name: str
@@ -91,6 +107,7 @@ class NewSubmission:
     priority: int = 0
     idempotency_key: str | None = None
     run: bool = True
+    environment: GivenEnvironment | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from scavenger.client import SubmitOptions, server_address
 from scavenger.client.address import known_address
 from scavenger.control.documents.curves import report_with_curve
 from scavenger.control.jobs.renewal import renewed
+from scavenger.control.jobs.variables import asked_variables
 from scavenger.control.sources import reading
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
@@ -314,15 +315,16 @@ class Client:
 
     def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
         if isinstance(self._source, ServerSource):
+            asked = asked_variables(job.spec, os.environ)
             with job_file_of(job) as path:
-                document = self._source.client.submit(str(path), options)
+                document = self._source.client.submit(str(path), replace(options, environment=asked))
             return reading.submission(document["submission"])
         from scavenger.control.jobs.platform import prepare_job
-        from scavenger.control.service.submitting import hand_over, new_submission
+        from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
-        handed = hand_over(
-            self._store(), new_submission(prepare_job(job.spec, job.path), priority=options.priority)
-        )
+        prepared, own = prepare_job(job.spec, job.path), own_environment()
+        new = new_submission(prepared, priority=options.priority, environment=own)
+        handed = hand_over(self._store(), new)
         one = self._source.submission(handed.id)
         assert one is not None
         return one

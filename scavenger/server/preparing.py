@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.platform import PreparedJob, prepare_job
+from scavenger.control.jobs.variables import asked_variables
 from scavenger.domain.overrides import Overrides
 from scavenger.errors import ConfigurationError
 
 __all__ = ["job_file_path", "prepared"]
 
 NOTHING = Overrides()
+NO_VARIABLES: Mapping[str, str] = {}
 KEPT_S = 10.0
 """How long a prepared job is used again: prices may change, and a burst of submissions mostly names one file."""
 KEPT_MAX = 64
@@ -32,12 +35,26 @@ def job_file_path(text: str) -> Path:
     return path
 
 
-def prepared(path: Path, overrides: Overrides = NOTHING) -> PreparedJob:
+def prepared(
+    path: Path, overrides: Overrides = NOTHING, given: Mapping[str, str] = NO_VARIABLES
+) -> PreparedJob:
     """A job file, read and checked, with the prices of what it may run on.
+
+    Args:
+        path: The file.
+        overrides: What replaces values of it.
+        given: Variables that it names; others are the server's own.
 
     Raises:
         ConfigurationError, CloudError: As of the command; see `prepare_job`.
     """
+    if given:
+        job = override_job(load_job(path), overrides.changes())
+        asked = asked_variables(job, given)
+        for name in given:
+            if name not in asked:
+                raise ConfigurationError(f"environment: {path.name} does not name {name}; leave it out")
+        return prepare_job(job, path, environ={**os.environ, **given})
     try:
         seen = os.stat(path)
     except OSError:  # told in the words of the command

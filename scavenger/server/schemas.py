@@ -15,6 +15,7 @@ from scavenger.control.documents.submissions import SubmittedJob
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
 from scavenger.domain.elastic import AGGREGATORS_MAX
+from scavenger.domain.environment import NAME
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
 from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.operation import REASON_MAX, REASON_PATTERN
@@ -222,6 +223,14 @@ class OperationsAnswer(_Answer):
     operations: list[OperationDocument]
 
 
+Variables = Annotated[
+    dict[
+        Annotated[str, Field(pattern=rf"^{NAME}$", max_length=200)], Annotated[str, Field(max_length=1 << 16)]
+    ],
+    Field(max_length=200, json_schema_extra={"additionalProperties": False}),
+]
+
+
 class SubmitRequest(_Request):
     """A job file on the server's machine, as `scavenger optimize JOB.yaml --detach` takes it."""
 
@@ -235,6 +244,10 @@ class SubmitRequest(_Request):
     audit: bool = False
     priority: Priority = 0
     run: bool = Field(default=True, description="False: as of `scavenger plan`, which ends with the choice.")
+    environment: Variables = Field(
+        default={},
+        description="Values of variables that the job file names, in place of the server's own.",
+    )
 
 
 class PreviewRequest(SubmitRequest):

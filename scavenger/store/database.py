@@ -169,9 +169,14 @@ class Database:
             ConfigurationError: It is not a valid one.
             StoreError: Its file cannot be read or written.
         """
-        folder = user_folder() if self.path is None else self.path.parent
+        folder = self.own_folder
         with self.errors():
             return installation_in(folder, shared=_filesystem(folder) in NETWORK_FILESYSTEMS)
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of what belongs to its installation, beside the database: its id and its key."""
+        return user_folder() if self.path is None else self.path.parent
 
     def close(self) -> None:
         """Close every connection."""

@@ -74,7 +74,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0017"
+REVISION = "0018"
 """The newest migration."""
 
 LEDGER_ITEMS = ("job", "vms", "share", "pool", "leader")
@@ -408,6 +408,7 @@ class SubmissionRow(Base):
     priority: Mapped[int]
     idempotency_key: Mapped[str | None]
     run: Mapped[bool | None]
+    environment: Mapped[str | None]
     state: Mapped[str]
     reason: Mapped[str]
     cancelling: Mapped[bool]

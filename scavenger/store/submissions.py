@@ -6,6 +6,7 @@ the queue are read with `FOR UPDATE SKIP LOCKED` on PostgreSQL; on SQLite the tr
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import uuid
@@ -23,6 +24,7 @@ from scavenger.domain.report import JobState
 from scavenger.domain.submission import (
     OPEN_SUBMISSIONS,
     Backlog,
+    GivenEnvironment,
     NewSubmission,
     RunnerSeen,
     ServerRecord,
@@ -40,10 +42,11 @@ from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
+from scavenger.store.sealing import seal, unseal
 
 __all__ = ["Submissions"]
 
-_FIELDS = tuple(NewSubmission.__dataclass_fields__)
+_FIELDS = tuple(name for name in NewSubmission.__dataclass_fields__ if name != "environment")
 _OF_PLANS = "#plans"
 """Follows the host of submissions that are only planned. A server of an earlier version, which serves on while a store
 is upgraded, would run them as jobs; it takes the submissions of its own host, which no host's name is with this."""
@@ -93,15 +96,18 @@ class Submissions(Part):
                     raise ConfigurationError(f"job {job_id[:8]} is {row.state} already")
                 session.delete(row)
                 session.flush()
-            return self._add(session, new, job_id)
+            return self._add(session, new, job_id, None if row is None else row.environment)
 
-    def _add(self, session: Session, new: NewSubmission, job_id: str) -> Submission:
+    def _add(
+        self, session: Session, new: NewSubmission, job_id: str, environment: str | None = None
+    ) -> Submission:
         fields = {name: getattr(new, name) for name in _FIELDS}
         installation = self.me().installation if new.host == socket.gethostname() else None
         fields["host"] += "" if new.run else _OF_PLANS
         row = SubmissionRow(
             **{**fields, "spec": without_nonfinite(new.spec), "job_file": os.path.realpath(new.job_file)},
             id=job_id,
+            environment=environment if new.environment is None else self._sealed(new.environment),
             installation=installation,
             state="queued",
             reason="",
@@ -115,6 +121,23 @@ class Submissions(Part):
         session.flush()
         session.refresh(row)
         return _submission(row)
+
+    def _sealed(self, given: GivenEnvironment) -> str:
+        with self._database.errors():
+            return seal(json.dumps(asdict(given)), self._database.own_folder)
+
+    def environment_of(self, job_id: str) -> GivenEnvironment | None:
+        """What the runner of a submission is to be started with; None for the server's environment.
+
+        Raises:
+            ConfigurationError: It cannot be read, since the key by which it was sealed is gone.
+        """
+        with self._database.reading() as session:
+            sealed = session.scalar(select(SubmissionRow.environment).where(SubmissionRow.id == job_id))
+        if sealed is None:
+            return None
+        with self._database.errors():
+            return GivenEnvironment(**json.loads(unseal(sealed, self._database.own_folder)))
 
     def submission(self, key: str) -> Submission | None:
         """A submission by its id, its name (the latest of that name), or the first characters of its id, at least 4.

@@ -23,6 +23,7 @@ class JobSource:
         data: Where the data is, as `module:object`, if `train` returns a model alone; empty if it is not.
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.
+        env: Environment variables of all its processes.
     """
 
     train: str
@@ -33,6 +34,7 @@ class JobSource:
     data: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     schedule_batch: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

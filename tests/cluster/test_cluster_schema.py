@@ -123,7 +123,7 @@ def at_odds(words: str) -> bool:
             "must reach",
         ),
         *("is missing", "expression", "at least", "must not", "only", "must be a name", "must be one of"),
-        *("must hold", "must be a mapping", "is for", "with infra", "needs the"),
+        *("must hold", "must be a mapping", "is for", "with infra", "needs the", "must be text or"),
     )
     return any(one in words for one in known)
 

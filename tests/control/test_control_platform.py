@@ -15,6 +15,7 @@ from scavenger.control.jobs.platform import PreparedJob, prepare_job
 from scavenger.control.provisioning import cloud_resources
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE
 from scavenger.control.search.space import check_worker_counts
+from scavenger.domain.environment import plain
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
 from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
@@ -149,6 +150,32 @@ def test_what_is_refused_later_has_its_place_in_the_file_too(
         prepare_job(load_job(file), file)
 
     assert str(caught.value).startswith(f"{file}:{place}: ")
+
+
+def test_variables_of_who_begins_a_job_are_settled_once_and_refused_with_their_place(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "version: 1\nname: tiny\ntrain: train:job\ngoal: {max_epochs: 2}\n"
+        "env:\n  DATA_VERSION: ${VERSION}-$$a\n  PLAIN: 3\n"
+    )
+    (tmp_path / "train.py").touch()
+    job = load_job(file)
+    settled = prepare_job(job, file, environ={"VERSION": "$2"}).job
+
+    assert plain(settled.env) == {"DATA_VERSION": "$2-$a", "PLAIN": "3"}
+    assert prepare_job(JobSpec.model_validate(settled.written()), file, environ={}).job == settled
+    with pytest.raises(ConfigurationError) as caught:
+        prepare_job(job, file, environ={})
+    assert str(caught.value) == (
+        f"{file}:6:17: env.DATA_VERSION: VERSION is not set where the job is begun; set it there, or write its value"
+    )
+    for name, value, words in (
+        ("DB_PASSWORD", "tell-nobody", "DB_PASSWORD is a secret by its name"),
+        ("A", "\udcff", "the value of A is not UTF-8"),
+    ):
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            prepare_job(override_job(job, {"env": [name]}), file, environ={name: value})
+        assert "tell-nobody" not in str(caught.value)
 
 
 def test_a_value_that_is_not_the_one_in_the_file_gets_no_place_in_it(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from scavenger.control.service.server import Server, runner_log
-from scavenger.control.service.submitting import live_server
+from scavenger.control.service.submitting import live_server, runner_environment
 from scavenger.control.settings import parse_settings
 from scavenger.domain.submission import (
     SERVER_LEASE,
     Backlog,
+    GivenEnvironment,
     NewSubmission,
     StoredBudgets,
     Submission,
@@ -30,6 +31,7 @@ from scavenger.errors import JobFileError, LeaseLostError, StoreUnavailableError
 from scavenger.policy.admission import QueueLimits
 from scavenger.policy.runners import FAULTS_MAX, SILENT_S, STARTS_MAX
 from scavenger.store import Store
+from scavenger.train.engines import reaper
 
 HOST = socket.gethostname()
 DEAD = f"{HOST}/4194303/1.00"
@@ -87,6 +89,41 @@ class TestItsPlace:
 
         with pytest.raises(LeaseLostError, match="another server"):
             server.tick()
+
+
+class TestEnvironments:
+    SERVER: ClassVar = {"DATA_VERSION": "1", "AWS_PROFILE": "of-the-service", reaper.VARIABLE: "x"}
+    GIVEN = GivenEnvironment({"DATA_VERSION": "2"}, whole=True)
+
+    def test_a_server_in_the_background_gives_nothing_of_whoever_submitted_first(self) -> None:
+        found = runner_environment(self.GIVEN, "sqlite:///s", background=True, environ=self.SERVER)
+        assert found == {"DATA_VERSION": "2", "SCAVENGER_STORE": "sqlite:///s"}
+
+    def test_a_service_gives_what_the_submitter_has_not(self) -> None:
+        found = runner_environment(self.GIVEN, "sqlite:///s", background=False, environ=self.SERVER)
+        assert found["DATA_VERSION"] == "2"
+        assert found["AWS_PROFILE"] == "of-the-service"
+        assert reaper.VARIABLE not in found
+
+    def test_what_was_submitted_elsewhere_has_the_servers_and_what_was_given(self) -> None:
+        given = GivenEnvironment({"KEY": "k"}, whole=False)
+        found = runner_environment(given, "sqlite:///s", background=True, environ=self.SERVER)
+        assert (found["DATA_VERSION"], found["KEY"]) == ("1", "k")
+        assert (
+            runner_environment(None, "sqlite:///s", background=True, environ=self.SERVER)["DATA_VERSION"]
+            == "1"
+        )
+
+    def test_a_job_whose_environment_cannot_be_read_ends_with_the_reason(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        one = submitted(store, str(tmp_path), environment=self.GIVEN)
+        (tmp_path / f"environment-key-{os.getuid()}").unlink()
+        Server(store, QueueLimits()).tick()
+
+        ended = now(store, one)
+        assert ended.state == "ended"
+        assert "is gone; submit it again" in ended.reason
 
 
 class TestRounds:

@@ -42,8 +42,10 @@ def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = N
                     is_valid(value[key], child, root) for key, child in argument.items() if key in value
                 )
             case "additionalProperties":
-                assert argument is False
-                return not isinstance(value, dict) or value.keys() <= schema["properties"].keys()
+                if not isinstance(value, dict):
+                    return True
+                others = [one for key, one in value.items() if key not in schema.get("properties", {})]
+                return all(argument is not False and is_valid(one, argument, root) for one in others)
             case "required":
                 return not isinstance(value, dict) or value.keys() >= set(argument)
             case "items":

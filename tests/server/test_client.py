@@ -138,6 +138,17 @@ def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: Wor
     assert kept is not None
     assert not kept.job.run
     store.cancel(planned["id"], "withdrawn")
+    named = world.job_file.with_name("named.yaml")
+    named.write_text(world.job_file.read_text() + "\nenv: [DATA_VERSION]\n")
+    with pytest.raises(errors.ConfigurationError, match="DATA_VERSION is not set where the job is begun"):
+        ann.submit(str(named))
+    with pytest.raises(errors.ConfigurationError, match=r"named.yaml does not name LD_PRELOAD"):
+        ann.submit(str(named), SubmitOptions(environment={"DATA_VERSION": "2", "LD_PRELOAD": "x"}))
+    begun = ann.submit(str(named), SubmitOptions(environment={"DATA_VERSION": "2"}))["submission"]
+    told = store.submission(begun["id"])
+    assert told is not None
+    assert told.job.spec["env"] == {"DATA_VERSION": "2"}
+    store.cancel(begun["id"], "withdrawn")
 
     assert ann.job(first["id"])["submission"]["state"] == "queued"
     assert [one["id"] for one in ann.submissions(10, states=["queued"])["submissions"]] == [first["id"]]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,13 @@ from store_values import Clock
 
 from scavenger.control.service.runner import take_over
 from scavenger.domain.intent import Fence, Lease
-from scavenger.domain.submission import NewSubmission, ServerRecord, Submission, runner_lease
+from scavenger.domain.submission import (
+    GivenEnvironment,
+    NewSubmission,
+    ServerRecord,
+    Submission,
+    runner_lease,
+)
 from scavenger.errors import ConfigurationError, LeaseLostError, TransientError
 from scavenger.store import Store
 from scavenger.store.owner import this_process
@@ -44,6 +51,48 @@ def as_runner(url: str, fence: Fence) -> Iterator[Store]:
     with Store.open(url) as store:
         store.fence(fence)
         yield store
+
+
+class TestEnvironments:
+    GIVEN = GivenEnvironment({"DATA_VERSION": "2", "KEY": "tell-nobody-ä"}, whole=True)
+
+    def test_what_a_submission_was_given_is_kept_sealed_also_for_its_next_attempt(
+        self, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+        with Store.open(url) as store:
+            plain = store.submit(JOB)
+            given = store.submit(replace(JOB, environment=self.GIVEN))
+            assert store.environment_of(plain.id) is None
+            assert store.environment_of(given.id) == self.GIVEN
+            assert given.job.environment is None
+            assert "tell-nobody" not in repr(self.GIVEN)
+
+            store.cancel(given.id, "withdrawn")
+            store.submit_again(given.id, JOB)
+            assert store.environment_of(given.id) == self.GIVEN
+            store.cancel(given.id, "withdrawn")
+            other = GivenEnvironment({}, whole=False)
+            store.submit_again(given.id, replace(JOB, environment=other))
+            assert store.environment_of(given.id) == other
+
+    def test_it_is_not_in_the_database_and_is_refused_without_its_key(self, tmp_path: Path) -> None:
+        with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+            given = store.submit(replace(JOB, environment=self.GIVEN))
+            for path in tmp_path.iterdir():
+                assert b"tell-nobody" not in path.read_bytes(), path
+            key = tmp_path / f"environment-key-{UID}"
+            assert key.stat().st_mode & 0o777 == 0o600
+
+            key.rename(tmp_path / "away")
+            with pytest.raises(ConfigurationError, match=rf"{key} is gone; submit it again"):
+                store.environment_of(given.id)
+            store.submit(replace(JOB, environment=self.GIVEN))
+            with pytest.raises(ConfigurationError, match=rf"{key} is another key by now"):
+                store.environment_of(given.id)
+            key.write_text("nothing")
+            with pytest.raises(ConfigurationError, match=rf"{key} has no key"):
+                store.environment_of(given.id)
 
 
 class TestSubmitting:

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+import msgspec
 import psutil
 import pytest
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, said, text
@@ -65,13 +67,15 @@ def make(
     """Makes an engine whose processes run a program and inherit a block."""
     engines, blocks = [], []
 
-    def made(program: str, *, block: bytes = b"block") -> ProcessEngine:
+    def made(
+        program: str, *, block: bytes = b"block", env: Mapping[str, str] = MappingProxyType({})
+    ) -> ProcessEngine:
         monkeypatch.setenv("FORKED_PROGRAM", command(program)[-1])
         blocks.append(os.memfd_create("block"))
         os.write(blocks[-1], block)
         folder = tmp_path / f"logs-{len(engines)}"
         engines.append(ProcessEngine(folder, blocks[-1], fork_target="forked_program:main", warm=warm))
-        engines[-1].launch(boot("w0"))
+        engines[-1].launch(msgspec.structs.replace(boot("w0"), env=dict(env)))
         return engines[-1]
 
     yield made
@@ -114,6 +118,21 @@ def test_engines_one_after_the_other_have_one_server_and_each_its_own_block(
     assert server.is_running()
     warm.close()
     assert eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, within_s=30)
+
+
+def test_a_job_with_variables_of_its_own_has_a_server_that_was_begun_with_them(
+    make: Callable[..., ProcessEngine],
+) -> None:
+    """Libraries read variables when the server imports them, and a job must not have those of the one before it."""
+    shown = "import os; print(os.environ.get('DATA_VERSION')); import time; time.sleep(600)"
+    servers = {}
+    for version in ("1", "2", "1", ""):
+        engine = make(shown, env={"DATA_VERSION": version} if version else {})
+        assert said(engine) == (version or "None")
+        assert parent(engine).environ().get("DATA_VERSION", "") == version
+        assert servers.setdefault(version, parent(engine)) == parent(engine)
+        engine.close()
+    assert len(set(servers.values())) == 3
 
 
 def test_all_roles_are_forked_and_engines_at_once_have_servers_of_their_own(

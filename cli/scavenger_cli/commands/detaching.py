@@ -59,7 +59,7 @@ def detach_job(prepared: PreparedJob, detach: Detach, options: Questions, *, ask
     """
     from scavenger.control.job_file.load import override_job
     from scavenger.control.jobs.platform import prepare_job
-    from scavenger.control.service.submitting import hand_over, new_submission
+    from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
     if ask:
         code, agreed = _planned(prepared, options)
@@ -69,7 +69,7 @@ def detach_job(prepared: PreparedJob, detach: Detach, options: Questions, *, ask
             # what the plan has measured is stored: the run uses that, and measures nothing twice
             job = override_job(prepared.job, {"search.strategy": "auto"})
             prepared = prepare_job(job, prepared.job_file)
-    new = new_submission(prepared, audit=audit, priority=detach.priority)
+    new = new_submission(prepared, audit=audit, priority=detach.priority, environment=own_environment())
     from scavenger.store import Store
 
     with Store.open(options.store_url) as store:

@@ -45,7 +45,7 @@ class RemoteRun:
 
         self._source, self._as_json = source, as_json
         self._path = os.path.abspath(job_file)
-        self._options = SubmitOptions(overrides, run=run)
+        self._options = SubmitOptions(overrides, run=run, environment=_asked_here(job_file))
 
     def preview(self, *, yes: bool) -> int:
         """Show what would be done, and do nothing."""
@@ -76,6 +76,17 @@ class RemoteRun:
         options = replace(self._options, audit=audit, priority=priority)
         made = reading.submission(self._source.client.submit(self._path, options)["submission"])
         return _followed(self._source, made, detach, as_json=self._as_json, verbose=verbose, quiet=quiet)
+
+
+def _asked_here(job_file: Path) -> dict[str, str]:
+    """The variables of this environment that a job file names; none of one that is on the server's machine alone."""
+    from scavenger.control.job_file.load import load_job
+    from scavenger.control.jobs.variables import asked_variables
+
+    try:
+        return asked_variables(load_job(job_file), os.environ)
+    except ConfigurationError:  # which the server tells, of the file that it reads
+        return {}
 
 
 def resume_remotely(

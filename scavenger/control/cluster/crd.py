@@ -148,10 +148,10 @@ def _union(branches: Sequence[Schema], defs: Mapping[str, Schema]) -> Schema:
     all_of: list[Schema] = [one for kind, one in _IMPOSSIBLE.items() if kind not in by_type]
     made: Schema = {"x-kubernetes-preserve-unknown-fields": True}
     for kind, alternatives in by_type.items():
-        if kind == "object":
-            made["properties"] = {
-                key: value for one in alternatives for key, value in one.get("properties", {}).items()
-            }
+        if kind == "object" and (
+            known := {key: value for one in alternatives for key, value in one.get("properties", {}).items()}
+        ):
+            made["properties"] = known
         if kind == "array" and len(alternatives) == 1:
             made["items"] = alternatives[0]["items"]
         conditions = [_conditions(one) for one in alternatives]
@@ -162,7 +162,10 @@ def _union(branches: Sequence[Schema], defs: Mapping[str, Schema]) -> Schema:
 
 def _conditions(schema: Schema) -> Schema:
     """What a value must fulfil beside its type; values of other types fulfil it."""
-    left_out = ("type", "description", "properties", "items", "x-kubernetes-preserve-unknown-fields")
+    left_out = (
+        *("type", "description", "properties", "additionalProperties", "items"),
+        "x-kubernetes-preserve-unknown-fields",
+    )
     made = {key: one for key, one in schema.items() if key not in left_out}
     if schema["type"] == "integer":
         made["multipleOf"] = 1

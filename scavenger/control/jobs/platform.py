@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from scavenger.control.jobs.local_resources import LocalResources, report_steps
 from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
 from scavenger.control.jobs.safekeeping import unkept_notes, with_checkpoints
 from scavenger.control.jobs.training_code import check_command, check_loop, names_a_loop
+from scavenger.control.jobs.variables import settled_variables
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
@@ -193,7 +194,12 @@ class PreparedJob:
 
 
 def prepare_job(
-    job: JobSpec, job_file: Path, *, warm: WarmServers | None = None, kept: KeptVms | None = None
+    job: JobSpec,
+    job_file: Path,
+    *,
+    warm: WarmServers | None = None,
+    kept: KeptVms | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> PreparedJob:
     """Check a job as far as possible before it starts; starts nothing and spends nothing.
 
@@ -202,13 +208,14 @@ def prepare_job(
         job_file: Its file, next to which its code is.
         warm: Fork servers that jobs of this program share on this machine; None: the job has its own.
         kept: Keeps VMs between the trials of a study; None: those of the job end with it.
+        environ: The environment of who begins or submits it.
 
     Raises:
         ConfigurationError: If the job file asks for something that does not exist; the message begins with the place
             in the file.
     """
     try:
-        return _prepared(job, job_file, warm, kept)
+        return _prepared(settled_variables(job, environ), job_file, warm, kept)
     except ConfigurationError as error:
         if not error.key or isinstance(error, JobFileError):
             raise

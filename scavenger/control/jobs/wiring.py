@@ -13,6 +13,7 @@ from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import Limits
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.environment import plain
 from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.domain.report import Observer
 from scavenger.policy import learning_rate_scale
@@ -69,6 +70,7 @@ def supervisor_of(
                 job.goal.target is not None,
                 job.elastic.failures.give_up,
                 job.params,
+                plain(job.env),
             ),
             work_dir=work_dir,
             timeouts=timeouts,
@@ -87,6 +89,7 @@ def supervisor_of(
         data="" if job.data is None else str(job.data),
         params=job.params,
         schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
+        env=plain(job.env),
     )
     if names_a_loop(job, folder):
         return LoopJobSupervisor.open(

@@ -25,6 +25,7 @@ from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
 from scavenger.control.service.life import idle_of
 from scavenger.control.service.stopping import stopped_by_signals
+from scavenger.control.service.submitting import runner_environment
 from scavenger.control.settings import load_settings
 from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.submission import (
@@ -36,6 +37,7 @@ from scavenger.domain.submission import (
     runner_lease,
 )
 from scavenger.errors import (
+    ConfigurationError,
     LeaseLostError,
     ScavengerError,
     StoreBusyError,
@@ -60,7 +62,6 @@ from scavenger.store import Store
 from scavenger.store.owner import fate
 from scavenger.store.record_file import RECORD_FILE
 from scavenger.store.records import Owner
-from scavenger.train.engines.reaper import VARIABLE
 from scavenger.train.transport.connections import raise_descriptor_limit
 
 __all__ = ["IDLE_S", "RUNNER", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
@@ -304,7 +305,14 @@ class Server:
         """Start the runner whose lease this server has."""
         self._started_at[one.id] = self._clock()
         log = runner_log(one)
-        env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        try:
+            given = self._store.environment_of(one.id)
+            background = self.record.background
+            env = runner_environment(given, self._store.url, background=background)
+        except ConfigurationError as error:  # the key of its environment is gone
+            of_job(logger, one.id).error("%s", error)
+            self._store.end_submission(lease.fence, one.id, str(error))
+            return
         try:
             make_private_folder(log.parent)
             with open(log, "ab", opener=private_opener) as output:
@@ -316,7 +324,7 @@ class Server:
                     start_new_session=True,
                     pass_fds=self._held,
                     cwd=Path(one.job.job_file).parent,
-                    env={**env, "SCAVENGER_STORE": self._store.url},
+                    env=env,
                 )
         except OSError as error:
             place = f": {error.filename}" if error.filename else ""

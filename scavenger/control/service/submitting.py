@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,32 @@ from platformdirs import user_log_path
 
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.domain.job import JobSpec
-from scavenger.domain.submission import NewSubmission, ServerRecord, Submission
+from scavenger.domain.submission import GivenEnvironment, NewSubmission, ServerRecord, Submission
 from scavenger.errors import TransientError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
+from scavenger.store.births import PLACE_VARIABLE
 from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["ensure_server", "hand_over", "live_server", "new_submission", "resubmission", "server_log"]
+__all__ = [
+    "ensure_server",
+    "hand_over",
+    "live_server",
+    "new_submission",
+    "own_environment",
+    "resubmission",
+    "runner_environment",
+    "server_log",
+]
 
 _START_S = 60.0
 """How long a new server may take to begin: its machine may be busy."""
 _LOOK_S = 0.1
+_STORE = "SCAVENGER_STORE"
+_OF_THIS_PROCESS = frozenset({VARIABLE, PLACE_VARIABLE, _STORE, "_", "OLDPWD", "PWD", "SHLVL"})
+"""Variables that say something of a process itself, which is not true of a runner."""
 
 
 def new_submission(
@@ -36,6 +50,7 @@ def new_submission(
     priority: int = 0,
     idempotency_key: str | None = None,
     run: bool = True,
+    environment: GivenEnvironment | None = None,
 ) -> NewSubmission:
     """A submission of a prepared job, to be run on this machine under this account.
 
@@ -46,6 +61,7 @@ def new_submission(
         priority: Higher ones begin first.
         idempotency_key: See `NewSubmission`.
         run: See `NewSubmission`.
+        environment: See `NewSubmission`.
     """
     account = this_process()
     return NewSubmission(
@@ -61,6 +77,7 @@ def new_submission(
         priority=priority,
         idempotency_key=idempotency_key,
         run=run,
+        environment=environment,
     )
 
 
@@ -71,6 +88,7 @@ def resubmission(
     *,
     rents: bool,
     audit: bool,
+    environment: GivenEnvironment | None = None,
 ) -> NewSubmission:
     """A submission by which a job that has ended goes on.
 
@@ -80,6 +98,7 @@ def resubmission(
         earlier: Its earlier submission, if it had one, whose user and priority are kept.
         rents: Whether running it rents VMs.
         audit: See `new_submission`.
+        environment: See `NewSubmission`.
     """
     account = this_process()
     spec = job.spec if renewed is None else renewed.written()
@@ -96,7 +115,39 @@ def resubmission(
         audit=audit,
         priority=0 if earlier is None else earlier.job.priority,
         run=earlier is None or earlier.job.run,
+        environment=environment,
     )
+
+
+def own_environment(environ: Mapping[str, str] = os.environ) -> GivenEnvironment:
+    """The environment of this process, for a job that it submits: it is run as if this process ran it."""
+    return GivenEnvironment(
+        {name: value for name, value in environ.items() if name not in _OF_THIS_PROCESS}, whole=True
+    )
+
+
+def runner_environment(
+    given: GivenEnvironment | None,
+    store_url: str,
+    *,
+    background: bool,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """The environment of a submission's runner.
+
+    Args:
+        given: What the submission was given.
+        store_url: The store of the server.
+        background: Whether the server was started for a submission, so that its environment is that of whoever happened
+            to submit first. That of another server is set up for its jobs.
+        environ: The server's own environment.
+    """
+    own = {name: value for name, value in environ.items() if name != VARIABLE}
+    if given is None:
+        return {**own, _STORE: store_url}
+    place = {PLACE_VARIABLE: own[PLACE_VARIABLE]} if PLACE_VARIABLE in own else {}
+    base = {} if given.whole and background else own
+    return {**base, **given.variables, **place, _STORE: store_url}
 
 
 def hand_over(store: Store, new: NewSubmission, *, again: str | None = None) -> Submission:
@@ -144,7 +195,6 @@ def ensure_server(store: Store) -> ServerRecord:
         return found
     log = server_log(store)
     make_private_folder(log.parent)
-    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     with open(log, "ab", opener=private_opener) as output:
         subprocess.run(
             [sys.executable, "-P", "-m", "scavenger.control.service"],
@@ -152,7 +202,7 @@ def ensure_server(store: Store) -> ServerRecord:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**env, "SCAVENGER_STORE": store.url},
+            env=runner_environment(None, store.url, background=True),
             check=False,
         )
     deadline = time.monotonic() + _START_S

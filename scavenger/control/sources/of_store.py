@@ -139,14 +139,15 @@ class StoreSource:
     def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
         from scavenger.control.jobs.platform import prepare_job
         from scavenger.control.jobs.renewal import renewed
-        from scavenger.control.service.submitting import hand_over, resubmission
+        from scavenger.control.service.submitting import hand_over, own_environment, resubmission
         from scavenger.domain.job import JobSpec
 
         spec = renewed(job, renewal)
         self.store.check_resumable(job, spec=None if spec is None else spec.written())
         whole = JobSpec.model_validate(job.spec) if spec is None else spec
         rents = prepare_job(whole, Path(job.job_file)).platform.rents
-        new = resubmission(job, self.store.submission(job.id), spec, rents=rents, audit=audit)
+        earlier, own = self.store.submission(job.id), own_environment()
+        new = resubmission(job, earlier, spec, rents=rents, audit=audit, environment=own)
         return self._submitted(hand_over(self.store, new, again=job.id))
 
     def request(self, job_id: str, operation: Operation) -> OperationRecord:

@@ -60,7 +60,7 @@ def submit(
 
 def _prepared(request: schemas.SubmitRequest) -> PreparedJob:
     overrides = Overrides(**request.model_dump(include=_OVERRIDES))
-    return prepared(job_file_path(request.job_file), overrides)
+    return prepared(job_file_path(request.job_file), overrides, request.environment)
 
 
 @router.post("/preview", response_model=schemas.PreviewAnswer, summary="What a job would do")

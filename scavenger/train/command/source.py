@@ -35,7 +35,8 @@ class CommandSource:
         judged: Whether the goal has a target, which is judged by the metric.
         give_up: `elastic.failures.give_up`.
         params: The job's params, which are placeholders, too.
-        environ: The environment of the user's command.
+        env: The job's environment variables.
+        environ: The environment of the user's command, besides.
         carry_every_s: How often the folder of a command that does not report is stored, where it is carried.
     """
 
@@ -49,6 +50,7 @@ class CommandSource:
     judged: bool = False
     give_up: int = 5
     params: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: own_environment())
     carry_every_s: float = 0.0
 
@@ -86,14 +88,15 @@ class CommandSource:
             "lr_scale": f"{group.lr_scale:g}",
             "master": "{}:{}".format(*addresses[0]),
         }
+        own = {name: value for name, value in {**self.environ, **self.env}.items() if name in _OWN}
         env = {
             **rendezvous(addresses, rank, f"{self.job_id[:8] or 'job'}-{group.view}"),
             **{f"SCAVENGER_{name.upper()}": str(value) for name, value in values.items()},
             "SCAVENGER_STEP": str(0 if held is None else held.step),
             "SCAVENGER_EPOCH": str(0 if held is None else held.epoch),
-            **{name: self.environ[name] for name in _OWN if name in self.environ},
+            **own,
         }
-        without = tuple(name for name in _OWN if name not in self.environ)
+        without = tuple(name for name in _OWN if name not in own)
         words = fill(self.run.command, {**self.params, **values})
         files = dict(held.files or {}) if held is not None and storage else {}
         return cm.Run(
@@ -116,7 +119,9 @@ class CommandSource:
 
     def manifest(self, samples: int, *, checkpoint_bytes: int = 0) -> Manifest:
         """Describe the command as a model is described; stored models are of the same command and the same files."""
-        digest = hashlib.sha256(repr((self.run.command, sorted(self.params.items()))).encode())
+        digest = hashlib.sha256(
+            repr((self.run.command, sorted(self.params.items()), sorted(self.env.items()))).encode()
+        )
         for word in self.run.command.split():
             path = self.folder / word
             if path.is_file():

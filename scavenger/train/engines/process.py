@@ -171,10 +171,11 @@ class ProcessEngine(Engine):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
         gpu = self._gpu_of(config.role)
         variables = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
+            **config.env,
             **_thread_limits(config.threads),
             **self._seen_gpus(config.role, gpu),
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "KERAS_BACKEND": "tensorflow",
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._temporary,
@@ -236,7 +237,7 @@ class ProcessEngine(Engine):
             return None
         try:
             if server is None or not server.alive:
-                server = self._start_fork_server(self._fork_target, env)
+                server = self._start_fork_server(self._fork_target, env, config.env)
             fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
             if config.role == "worker":
                 self._worker = env, config.threads
@@ -258,9 +259,9 @@ class ProcessEngine(Engine):
         if HIDDEN.items() <= env.items():
             server.stand_by(min(workers, _STAND_BY_MAX), env, threads)
 
-    def _start_fork_server(self, target: str, env: dict[str, str]) -> ForkServer:
+    def _start_fork_server(self, target: str, env: dict[str, str], own: Mapping[str, str]) -> ForkServer:
         if self._warm is not None:
-            self._fork_server = self._warm.take(target, {**env, **_thread_limits(1), **HIDDEN})
+            self._fork_server = self._warm.take(target, {**env, **_thread_limits(1), **HIDDEN}, own)
             return self._fork_server
         fds = (self._fd,) if self._fd >= 0 else ()
         with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from tempfile import gettempdir
+from weakref import WeakKeyDictionary
 
 from scavenger.train.engines.forking import ForkServer
 
@@ -23,39 +24,49 @@ class WarmServers:
     """
 
     def __init__(self) -> None:
-        self._idle: list[ForkServer] = []
+        self._idle: list[ForkServer] = []  # the longest idle first
+        self._own: WeakKeyDictionary[ForkServer, dict[str, str]] = (
+            WeakKeyDictionary()
+        )  # also of those that are in use
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, target: str, env: Mapping[str, str]) -> ForkServer:
+    def take(self, target: str, env: Mapping[str, str], own: Mapping[str, str]) -> ForkServer:
         """An idle server, or a new one, which is still importing.
 
         Args:
             target: As of `ForkServer`.
             env: Environment of a new one.
+            own: Those of its variables that the job file gives: libraries may have read other ones when an idle server
+                imported them, so only one that was begun with the same is taken.
 
         Raises:
             OSError: If this machine cannot start one.
         """
         with self._lock:
-            while self._idle:
-                server = self._idle.pop()
+            for server in [one for one in reversed(self._idle) if self._own[one] == own]:
+                self._idle.remove(server)
                 server.receive()
                 if server.alive:
                     return server
         # the log of the job that happens to need it first would hold what the server writes for others
         with open(os.devnull, "ab") as nothing:
             of_its_own = {**env, "TMPDIR": gettempdir()}
-            return ForkServer(target, of_its_own, f"{uuid.uuid4().hex}.fork-server", (), nothing.fileno())
+            server = ForkServer(target, of_its_own, f"{uuid.uuid4().hex}.fork-server", (), nothing.fileno())
+        with self._lock:
+            self._own[server] = dict(own)
+        return server
 
     def give_back(self, server: ForkServer) -> None:
         """Keep a server for the next engine; its processes of this one have ended."""
         server.receive()
         with self._lock:
-            if server.alive and not self._closed and len(self._idle) < _KEPT_MAX:
+            kept = server.alive and not self._closed
+            if kept:
                 self._idle.append(server)
-                return
-        server.close()
+            spare = [self._idle.pop(0)] if len(self._idle) > _KEPT_MAX else [] if kept else [server]
+        for one in spare:
+            one.close()
 
     def close(self) -> None:
         """End the idle servers, and those that are given back later."""

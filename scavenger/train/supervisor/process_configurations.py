@@ -78,4 +78,5 @@ class ProcessConfigurations:
             data_public_key=data[0].decode(),
             data_secret_key=data[1].decode(),
             logs=self._logs,
+            env=dict(self._source.env),
         )

@@ -88,6 +88,7 @@ class ProcessConfiguration(Body, frozen=True):
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.
         memory_bytes: Limit on the private memory of a tenant and of each process that it runs; 0 for none.
+        env: Environment variables of the job file, which whoever starts the process sets.
     """
 
     role: str
@@ -110,6 +111,7 @@ class ProcessConfiguration(Body, frozen=True):
     params: dict[str, Any] = {}
     schedule_batch: int = 0
     memory_bytes: int = 0
+    env: dict[str, str] = {}
 
 
 class TensorSpec(Body, frozen=True):

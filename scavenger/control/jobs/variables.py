@@ -1,0 +1,57 @@
+"""Environment variables of a job: what its file gives, settled where the job begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scavenger.domain.environment import literal, named, references
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError
+from scavenger.masking import names_a_secret
+
+__all__ = ["asked_variables", "settled_variables"]
+
+
+def asked_variables(job: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of an environment that a job asks for."""
+    return {name: environ[name] for name in named(job.env) if name in environ}
+
+
+def settled_variables(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """The job with the values of the variables that its `env` names; one that names none comes back as it is.
+
+    Args:
+        job: The job.
+        environ: The environment of who begins or submits it.
+
+    Raises:
+        ConfigurationError: A variable is not set, or its value cannot be on record with the job.
+    """
+    if not named(job.env):
+        return job
+    for name, value in job.env.items():
+        for one in references(value):
+            _check(name, one, environ)
+    return job.model_copy(update={"env": {name: literal(value, environ) for name, value in job.env.items()}})
+
+
+def _check(name: str, one: str, environ: Mapping[str, str]) -> None:
+    """Check that a variable's value can be taken.
+
+    Raises:
+        ConfigurationError: If it cannot.
+    """
+    if one not in environ:
+        raise ConfigurationError(
+            f"env.{name}: {one} is not set where the job is begun; set it there, or write its value",
+            key=f"env.{name}",
+        )
+    if names_a_secret(one):
+        raise ConfigurationError(
+            f"env.{name}: {one} is a secret by its name, and values of env are on record with the job",
+            key=f"env.{name}",
+        )
+    try:
+        environ[one].encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"env.{name}: the value of {one} is not UTF-8", key=f"env.{name}") from None
