@@ -26,7 +26,7 @@
     │   └── CloudUnavailableError           no answer, or an internal error: the request may have been executed
     ├── MessageError                    1   a process received an invalid message; never ends a command
     ├── CleanupError                    8   something may have been left behind
-    └── StoreError                      1   the database cannot be used
+    └── StoreError                      9   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
         ├── StoreReadOnlyError              cannot be written to
         ├── LeaseLostError                  another process has taken over what this one was doing
@@ -298,6 +298,7 @@ class CleanupError(ScavengerError):
 class StoreError(ScavengerError):
     """The database cannot be used."""
 
+    exit_code = 9
     usual_fix = "see the log"
 
 

@@ -19,6 +19,7 @@ from scavenger.errors import (
     LimitReachedError,
     NoFeasiblePlanError,
     ScavengerError,
+    StoreError,
     TrainingError,
     TransientError,
 )
@@ -50,6 +51,7 @@ _ERRORS: dict[int, type[ScavengerError]] = {
         TrainingError,
         CloudError,
         CleanupError,
+        StoreError,
     )
 }
 _ROWS = 24

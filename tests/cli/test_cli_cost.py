@@ -20,7 +20,7 @@ from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.store import Store
-from scavenger.store.schema import IntentRow
+from scavenger.store.schema import IntentRow, JobRow
 
 ESTIMATE = CostEstimate(
     5400.0,
@@ -200,3 +200,17 @@ def test_a_list_keeps_a_bill_only_as_long_as_nothing_that_it_depends_on_changes(
         connection.execute(update(IntentRow).values(spent_usd=IntentRow.spent_usd + 1.0))
     engine.dispose()
     assert shown() == paid() != before
+
+
+def test_a_job_whose_process_is_gone_is_called_dead_as_by_status(store: Store, scavenger: Run) -> None:
+    job = store.create_job("tiny", spec={}, job_file="job.yaml")
+    store.update_job(job.id, state="running")
+    with create_engine(store.url).begin() as connection:
+        connection.execute(update(JobRow).values(owner_pid=2**31 - 1))
+
+    said = "dead (running when last seen)"
+    for command in ("status", "cost"):
+        assert said in " ".join(scavenger(command, job.id)[1].split())
+        assert said in " ".join(scavenger(command)[1].split())
+    document = json.loads(scavenger("cost", job.id, "-o", "json")[1])["job"]
+    assert (document["state"], document["alive"], document["has_runner"]) == ("running", False, False)

@@ -31,7 +31,9 @@ from scavenger.store.records import OperationRecord
 class Job:
     """A job of two workers, batch 32, that may have one to four; past its search unless it is said."""
 
-    def __init__(self, store: Store, folder: Path, scripted: Scripted, **limits: object) -> None:
+    def __init__(
+        self, store: Store, folder: Path, scripted: Scripted, policy: str = "fixed", **limits: object
+    ) -> None:
         self.store, self.supervisor = store, scripted
         self.id = store.create_job("tiny", spec={}, job_file=folder / "job.yaml").id
         self.trainer: Trainer = trainer_of(scripted, folder, **limits)  # type: ignore[arg-type]
@@ -47,6 +49,7 @@ class Job:
             batch=lambda workers: 16 * workers,
             stop=lambda reason, save: self.stopped.append((reason, save)),
             measured=self.measured.append,
+            policy=policy,
         )
         self.operations.refusing = ""
         self.trainer.start(2)
@@ -107,6 +110,16 @@ def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_g
     assert (job.training, job.supervisor.alive) == (training, training)
     assert [record.step for record in job.trainer.history.steps] == list(range(1, job.supervisor.step + 1))
     assert not job.operations.waiting
+
+
+@pytest.mark.parametrize("operation", [ScaleTo(1), ScaleOut(1), ScaleIn(("w0",)), Migrate()])
+def test_the_answer_says_that_a_policy_may_change_the_size_again(
+    store: Store, tmp_path: Path, operation: Operation
+) -> None:
+    job = Job(store, tmp_path, Scripted(epoch_steps=10**6), policy="model")
+
+    said = "; elastic.policy: model may change that at its next decision, and fixed does not"
+    assert job.ask(operation).message.endswith(said) is not isinstance(operation, Migrate)
 
 
 def test_a_migration_never_has_fewer_workers_than_before(job: Job) -> None:

@@ -446,10 +446,10 @@ def test_a_store_that_another_process_holds_a_newer_one_and_a_read_only_one_are_
     newer = job.run()
 
     assert (busy.code, "held by another process" in busy.error) == (3, True)
-    assert (newer.code, "newer" in newer.error) == (1, True)
+    assert (newer.code, "newer" in newer.error) == (9, True)
     if os.geteuid() != 0:  # nothing is read-only to root
         path.chmod(0o400)
-        assert job.run().code == 1
+        assert job.run().code == 9
 
 
 def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_on(make_job: MakeJob) -> None:

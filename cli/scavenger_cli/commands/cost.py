@@ -12,6 +12,7 @@ from scavenger.control.documents.costs import cost_document
 from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.control.sources import open_source
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
+from scavenger_cli.commands.status import state_words
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -66,9 +67,12 @@ def _all(jobs: Iterable[JobCost]) -> Iterator[RenderableType]:
         predicted = "-" if cost.predicted is None else money(cost.predicted.cost_usd)
         actual = "-" if cost.actual_usd is None else money(cost.actual_usd)
         began = when(cost.created_at)[5:16]
-        state = cost.state.replace("_", " ")
-        grid.add_row(cost.job_id[:8], clean(cost.name), state, predicted, actual, _off(cost), began)
+        grid.add_row(cost.job_id[:8], clean(cost.name), _state(cost), predicted, actual, _off(cost), began)
     yield grid
+
+
+def _state(cost: JobCost) -> str:
+    return state_words(cost.state, ended=cost.ended, alive=cost.alive, has_runner=cost.has_runner)
 
 
 def _off(cost: JobCost) -> str:
@@ -80,7 +84,7 @@ def _off(cost: JobCost) -> str:
 
 def _one(cost: JobCost) -> Iterator[RenderableType]:
     facts = render.table(("Job", "left"), (f"{clean(cost.name)} ({cost.job_id})", "left"))
-    facts.add_row("state", cost.state.replace("_", " "))
+    facts.add_row("state", _state(cost))
     if cost.predicted is not None:
         low, high = cost.predicted.cost_interval_usd
         facts.add_row("predicted", f"{money(cost.predicted.cost_usd)}, 90 %: {money_range(low, high)}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scavenger.domain.restore import Quarantine
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
 
-__all__ = ["Filters", "show_status"]
+__all__ = ["Filters", "show_status", "state_words"]
 
 FACTS_WIDTH = len("checkpoint")
 """Width of the names in the list of a job's facts; `checkpoint` is the longest."""
@@ -84,12 +84,17 @@ def show_status(
     return 0
 
 
-def _state(seen: ListedJob) -> str:
-    words = seen.job.state.replace("_", " ")
-    if seen.job.ended or seen.alive:
+def state_words(state: str, *, ended: bool, alive: bool, has_runner: bool) -> str:
+    """The state of a job in words: of one that has not ended, whose process is gone, that it is."""
+    words = state.replace("_", " ")
+    if ended or alive:
         return words
-    waits = "waits for its next runner" if seen.has_runner else "dead"
+    waits = "waits for its next runner" if has_runner else "dead"
     return f"{waits} ({words} when last seen)"
+
+
+def _state(seen: ListedJob) -> str:
+    return state_words(seen.job.state, ended=seen.job.ended, alive=seen.alive, has_runner=seen.has_runner)
 
 
 def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:

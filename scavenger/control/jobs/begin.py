@@ -200,6 +200,7 @@ def _build(
         batch=workflow.batch_at,
         stop=lambda reason, save: running.stop_as_asked(reason, save),
         measured=recorder.measured,
+        policy=job.elastic.policy,
         folder=attempt.work_dir,
     )
     if not options.run:

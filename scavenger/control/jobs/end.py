@@ -13,7 +13,7 @@ from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.curve import Choice
 from scavenger.domain.report import Actual, JobState, ReportedJob, RunReport, TrainingResult
-from scavenger.errors import Interrupted, LimitReachedError, ScavengerError
+from scavenger.errors import Interrupted, LimitReachedError, ScavengerError, StoreError
 
 __all__ = ["Ending", "ended_by", "report_of"]
 
@@ -36,13 +36,15 @@ class Ending:
 
 
 def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> Ending:
-    """Translate the error that ended a job into its ending.
+    """Translate the error that ended a job into its ending; a disk ends it like the store, which cannot be used either.
 
     Args:
         work_dir: The job's folder, used in the message of a file system error that names no file.
     """
     if isinstance(error, OSError):
-        return Ending("failed", f"{error.strerror or error}: {error.filename or work_dir}", 1)
+        return Ending(
+            "failed", f"{error.strerror or error}: {error.filename or work_dir}", StoreError.exit_code
+        )
     if isinstance(error, Interrupted):
         return Ending("interrupted", str(error), error.exit_code)
     if isinstance(error, LimitReachedError):

@@ -112,6 +112,8 @@ class JobCost:
         how: Describes how the actual cost was determined.
         not_counted: Costs that are not included or unknown.
         created_at: Begin of the job.
+        alive: Whether its process lives.
+        has_runner: Whether a server runs it, or will again.
     """
 
     job_id: str
@@ -125,6 +127,8 @@ class JobCost:
     how: str
     not_counted: tuple[str, ...]
     created_at: datetime
+    alive: bool = False
+    has_runner: bool = False
 
     @property
     def ended(self) -> bool:

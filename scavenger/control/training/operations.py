@@ -47,6 +47,7 @@ class OperationHandler:
         batch: The global batch size for a number of workers.
         stop: Ends the job, given the reason and whether to save its model.
         measured: Receives each measurement of a profile.
+        policy: `elastic.policy`, which may change the size after an operation has.
         folder: Of the job, for `knock`; None if nobody knocks.
 
     Attributes:
@@ -63,11 +64,13 @@ class OperationHandler:
         batch: Callable[[int], int],
         stop: Callable[[str, bool], None],
         measured: Callable[[Measurement], None],
+        policy: str = "fixed",
         folder: Path | None = None,
     ) -> None:
         self._store, self._job_id, self._keep = store, job_id, keep
         self._min, self._max = workers
         self._batch, self._stop, self._measured = batch, stop, measured
+        self._policy = policy
         self._taken: OperationRecord | None = None
         self._looking = False
         self._asked = None if folder is None else folder / ASKED
@@ -155,13 +158,13 @@ class OperationHandler:
         there = trainer.move(self._at(workers, trainer), reason)
         if not there and not trainer.finished:
             trainer.move(self._at(trainer.wanted, trainer), "as many as can be kept alive")
-        return _outcome(trainer, there)
+        return self._sized(_outcome(trainer, there))
 
     def _remove(self, workers: tuple[str, ...], reason: str, trainer: Trainer) -> tuple[bool, str]:
         size = trainer.wanted - len(workers)
         if refusal := _unknown_workers(workers, trainer) or self._out_of_range(size):
             return False, refusal
-        return _outcome(trainer, trainer.remove(workers, reason, batch=self._batch(size)))
+        return self._sized(_outcome(trainer, trainer.remove(workers, reason, batch=self._batch(size))))
 
     def _migrate(self, workers: tuple[str, ...] | None, reason: str, trainer: Trainer) -> tuple[bool, str]:
         leaving = trainer.supervisor.alive if workers is None else workers
@@ -212,6 +215,15 @@ class OperationHandler:
         assert trainer.configuration is not None
         batch = max(workers, self._batch(workers))
         return replace(trainer.configuration, workers=workers, global_batch_size=batch)
+
+    def _sized(self, outcome: tuple[bool, str]) -> tuple[bool, str]:
+        """Say who may change a size that was reached: deadline and budget are kept by a policy that is free to."""
+        done, message = outcome
+        if done and self._policy != "fixed":
+            message += (
+                f"; elastic.policy: {self._policy} may change that at its next decision, and fixed does not"
+            )
+        return done, message
 
     def _out_of_range(self, workers: int) -> str:
         if self._min <= workers <= self._max:
