@@ -166,7 +166,8 @@ def models_backtest(
         str | None,
         typer.Option(
             metavar="POINTS",
-            help="Rows to fit: extremes, marked (column `profiled`), or a number. Default: marked, else extremes or 6.",
+            help="Rows to fit: search (as a search takes them, with its costs), extremes, marked (column `profiled`), "
+            "or a number. Default: marked, else extremes or 6; and search.",
         ),
     ] = None,
     output: OutputOption = Output.TEXT,

@@ -18,6 +18,7 @@ __all__ = [
     "RunRow",
     "Skipped",
     "coverage90",
+    "half_width90",
     "median_ape",
 ]
 
@@ -132,6 +133,12 @@ class Skipped:
 def median_ape(results: Sequence[GroupResult]) -> float | None:
     """The median over groups of each one's median absolute error, percent; None without a group."""
     return float(np.median([np.median(result.errors()) for result in results])) if results else None
+
+
+def half_width90(results: Sequence[GroupResult]) -> float | None:
+    """The median over all predictions of how far their interval reaches up, as a share; None without a prediction."""
+    reach = [p.high / p.predicted - 1.0 for result in results for p in result.predictions]
+    return float(np.median(reach)) if reach else None
 
 
 def coverage90(results: Sequence[GroupResult]) -> float | None:

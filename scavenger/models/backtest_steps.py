@@ -14,11 +14,20 @@ from scavenger.models.backtest import (
     Predicted,
     Skipped,
 )
-from scavenger.models.design import Candidate, propose
+from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 
-__all__ = ["backtest_steps", "notes_on_rows", "profiled_rows", "step_times_of"]
+__all__ = ["POINTS", "SEARCH_POINTS", "backtest_steps", "notes_on_rows", "profiled_rows", "step_times_of"]
+
+POINTS = ("search", "marked", "extremes")
+"""What a back-test can fit to, beside a number of placements."""
+
+SEARCH_POINTS = 6
+"""Points of a search that is not told otherwise."""
+
+START_S = 5.8
+"""Time until a worker that has to be started can join, as measured on this project's own machines (`benchmarks`)."""
 
 STEPS = 20
 """Assumed number of steps of a mean in a file; without a known spread it has no influence."""
@@ -35,9 +44,10 @@ def backtest_steps(
     Args:
         rows: In any order; those without positive figures, or whose batch sizes contradict each other, are
             dropped and counted. Without `sync_time_s` the linear law, which rests on it, is not tried.
-        points: What to fit to: `marked`, the rows that say so; `extremes`, the smallest and the largest batch
-            at the fewest and at the most workers; or how many placements, at least 2, which are then chosen one
-            after the other by `design.propose`, each seeing only the step times of those before it.
+        points: What to fit to: `search`, `SEARCH_POINTS` placements as a search takes them with its costs, each chosen
+            by `design.propose` from the step times of those before it; `marked`, the rows that say so; `extremes`,
+            the smallest and the largest batch at the fewest and at the most workers; or how many placements, at
+            least 2, chosen as by a search to which all placements cost the same.
         beliefs: Prior that the fits use (not the design).
 
     Returns:
@@ -46,9 +56,9 @@ def backtest_steps(
     Raises:
         ValueError: If `points` is none of these.
     """
-    if points not in ("marked", "extremes") and not (isinstance(points, int) and points >= 2):
+    if points not in POINTS and not (isinstance(points, int) and points >= 2):
         raise ValueError(
-            f"a back-test of step times fits to marked, extremes, or 2 placements or more, not {points!r}"
+            f"a back-test of step times fits to {', '.join(POINTS)}, or 2 placements or more, not {points!r}"
         )
     groups: dict[tuple[str, int, str], list[PlacementRow]] = {}
     for row in rows:
@@ -163,8 +173,9 @@ def _places(rows: Iterable[PlacementRow]) -> dict[Candidate, list[PlacementRow]]
 
 
 def _chosen(places: dict[Candidate, list[PlacementRow]], points: int | str) -> list[Candidate]:
-    if isinstance(points, int):
-        return _proposed(places, points) if points < len(places) else []
+    if points == "search" or isinstance(points, int):
+        count = points if isinstance(points, int) else SEARCH_POINTS
+        return _proposed(places, count, with_costs=points == "search") if count < len(places) else []
     return _marked(places) if points == "marked" else _extremes(places)
 
 
@@ -210,12 +221,16 @@ def _extremes(places: dict[Candidate, list[PlacementRow]]) -> list[Candidate]:
     return list(dict.fromkeys(ends))
 
 
-def _proposed(places: dict[Candidate, list[PlacementRow]], points: int) -> list[Candidate]:
+def _proposed(
+    places: dict[Candidate, list[PlacementRow]], points: int, *, with_costs: bool
+) -> list[Candidate]:
     """Placements that a search would profile, until none is useful; at least two, so that a fit is possible."""
     candidates = sorted(places)
     chosen: list[Candidate] = []
     while len(chosen) < points:
-        index = propose(candidates, _times(places, chosen))
+        ready = max((place.workers for place in chosen), default=0)
+        cost = ProfilingCost(STEPS, START_S, ready) if with_costs else None
+        index = propose(candidates, _times(places, chosen), cost=cost)
         if index is None:
             break
         chosen.append(candidates[index])

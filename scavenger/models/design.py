@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scavenger.domain.curve import FloatArray
+from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.kriging import SCATTER, Kriging, Places, places_of
 from scavenger.models.overlap_fit import SCATTER_LOG_SD, fit_overlap, posterior_covariance, prior_of
 from scavenger.models.overlap_law import OverlapLaw
@@ -32,6 +32,10 @@ CHUNK = 4096
 CURVATURE = replace(SCATTER, smooth_compute=4.0)
 """A design that takes the law of computing for straight never measures where it would bend. Hence a smooth
 deviation that is larger than usual, as large as what is seen at worst: 16 % between two batch sizes."""
+
+MACHINES_AT = (2, 4)
+"""After so many points of a search that counts costs the next one is on a second, and on a third number of machines;
+where all workers share one, on another number of workers. Two numbers do not show whether one of them is odd."""
 
 GAIN_MIN = 0.01
 """A measurement that lowers the mean variance by less than this share of it is not worth its time."""
@@ -82,7 +86,8 @@ def propose(
     """The index of the candidate to profile next; None if no useful one is left.
 
     Deterministic: of equally useful ones the first in the order of (K, B). With nothing measured it is the one
-    with the fewest workers and the smallest batch, which any machine can run and which costs least.
+    with the fewest workers and the smallest batch, which any machine can run and which costs least. With costs, the
+    largest batch on as many workers follows, and after `MACHINES_AT` points a number of machines that is new.
 
     Args:
         candidates: Configurations that may be profiled; those already measured are skipped.
@@ -100,14 +105,43 @@ def propose(
     at = places([candidates[i] for i in open_])
     aim = candidates if target is None else target
     log_time, gain, now = _gain(at, aim, candidates, measured, reach=cost is not None)
-    if float(gain.max()) < GAIN_MIN * now:
+    useful = gain >= GAIN_MIN * now
+    if not useful.any():
         return None
     worth = gain
     if cost is not None:
         started = np.maximum(at.workers - cost.ready, 0.0)
         worth = gain / (at.workers * cost.steps * np.exp(log_time) + started * cost.setup_s)
+        first = useful & _first(at, places(aim), places_of(joined([t for t in measured if t.usable()])))
+        worth = np.where(first, worth, 0.0) if first.any() else worth
     # Rounding must not decide between equal gains.
     return open_[int(np.argmax(worth >= worth.max() * (1.0 - 1e-9)))]
+
+
+def _first(at: Places, aim: Places, seen: Places) -> BoolArray:
+    """Where to measure before gain for cost decides, shape `(n,)`; nowhere if it may decide already.
+
+    Another point where workers run already costs so little beside the start of one that the least gain would win, and
+    every point would lie on one worker. Hence the ends of the batches there, and then other numbers of machines.
+    """
+    fewest = at.workers == min(seen.workers.min(), at.workers.min())
+    if len(seen.workers) == 1 and fewest.any():
+        return np.asarray(fewest & (at.work == at.work[fewest].max()))
+    wanted = sum(len(seen.workers) >= count for count in MACHINES_AT) + 1
+    for of_workers in (_machines, _workers):
+        known = np.unique(of_workers(seen))
+        other = np.isin(of_workers(at), np.setdiff1d(of_workers(aim), known))
+        if len(known) < wanted and other.any():
+            return np.asarray(other)
+    return np.zeros(len(at.workers), dtype=np.bool_)
+
+
+def _machines(at: Places) -> FloatArray:
+    return np.asarray(np.ceil(at.workers / np.minimum(at.workers_per_node, at.workers)))
+
+
+def _workers(at: Places) -> FloatArray:
+    return at.workers
 
 
 def expected_log_sd(

@@ -59,6 +59,14 @@ def test_a_back_test_says_for_each_workload_how_far_off_it_was(
     assert (row["cluster"], row["workers_per_node"], row["workload"]) == ("t4", 1, "a")
     assert len(row["profiled"]) == 6
     assert row["mean_ape"] < 5.0
+    assert found["worst_ape"] == row["mean_ape"]
+    assert found["search"]["workloads"][0]["profiled"] != row["profiled"]
+    assert 0.0 < found["search"]["mean_ape"] < 10.0
+    assert 0.0 < found["search"]["half_width90"] < 1.0
+
+    other = answer(capsys, "models", "backtest", "--step-times", steps, "--points", "search", "-o", "json")
+    assert other["workloads"] == found["search"]["workloads"]
+    assert other["search"] is None
 
 
 def test_more_points_never_hide_what_is_left_to_predict(
@@ -119,8 +127,9 @@ def test_a_back_test_fits_a_screen(files: tuple[str, str], capsys: pytest.Captur
     [
         ([], "give --step-times FILE or --convergence FILE"),
         (["--convergence", "RUNS", "--points", "marked"], "is for step times"),
+        (["--convergence", "RUNS", "--points", "search"], "is for step times"),
         (["--convergence", "RUNS", "--points", "1"], "a number from 2 on"),
-        (["--convergence", "RUNS", "--points", "some"], "give extremes, marked"),
+        (["--convergence", "RUNS", "--points", "some"], "give search, extremes, marked"),
         (["--curves", "RUNS"], "there is no column 'step'"),
         (["--curves", "RUNS", "--points", "3"], "--curves goes without"),
         (["--seen", "0.5"], "give --curves FILE"),

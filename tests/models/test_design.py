@@ -90,10 +90,42 @@ def test_costly_configurations_are_left_for_cheap_ones() -> None:
 
 @pytest.mark.parametrize("ready", [1, 2])
 def test_workers_that_are_there_already_are_used_where_others_are_slow_to_start(ready: int) -> None:
-    index = propose(CANDIDATES, profile(1), cost=ProfilingCost(steps=20, setup_s=1e4, ready=ready))
+    cost = ProfilingCost(steps=20, setup_s=1e4, ready=ready)
+    index = propose(CANDIDATES, profile(3, cost), cost=cost)
 
     assert index is not None
-    assert CANDIDATES[index].workers == ready
+    assert CANDIDATES[index].workers <= 2
+
+
+@pytest.mark.parametrize("workers_per_node", [1, 4])
+@pytest.mark.parametrize("setup_s", [0.0, 5.0, 1e6])
+def test_a_search_knows_the_ends_of_one_worker_and_three_numbers_of_machines(
+    setup_s: float, workers_per_node: int
+) -> None:
+    """Though another point on the workers that are there costs next to nothing beside the start of one."""
+    candidates = [replace(c, workers_per_node=workers_per_node) for c in CANDIDATES]
+    seen: list[StepTimes] = []
+    for _ in range(5):
+        cost = ProfilingCost(20, setup_s, ready=max([t.workers for t in seen], default=0))
+        index = propose(candidates, seen, cost=cost)
+        assert index is not None
+        seen.append(measure(candidates[index]))
+    machines = [-(-t.workers // workers_per_node) for t in seen]
+
+    assert [(t.workers, t.local_batch_size) for t in seen[:2]] == [(1, 8), (1, 256)]
+    assert len(set(machines[:3])) == 2
+    assert len(set(machines)) >= 3
+
+
+def test_where_all_workers_share_a_machine_their_numbers_are_varied() -> None:
+    candidates = [replace(c, workers_per_node=16) for c in CANDIDATES]
+    cost = ProfilingCost(20, 1e6, ready=1)
+    seen = [measure(candidates[0]), measure(candidates[5])]
+    index = propose(candidates, seen, cost=cost)
+
+    assert index is not None
+    assert candidates[index].workers > 1
+    assert propose(candidates[:6], seen, cost=cost) in (None, *range(1, 5))
 
 
 def test_expected_error_falls_with_what_is_measured_and_is_that_of_the_fit() -> None:

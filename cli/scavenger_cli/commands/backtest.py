@@ -10,7 +10,7 @@ from rich.text import Text
 
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
-from scavenger.models.backtest import GroupResult, Skipped, coverage90, median_ape
+from scavenger.models.backtest import GroupResult, Skipped, coverage90, half_width90, median_ape
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
 
@@ -23,7 +23,7 @@ def backtest(step_times: Path | None, convergence: Path | None, *, points: str |
     """Fit some points of every workload, predict the others, and show the errors.
 
     Args:
-        points: `extremes`, `marked` (column `profiled`), or a number; None: the default for the file.
+        points: `search`, `extremes`, `marked` (column `profiled`), or a number; None: the default for the file.
 
     Raises:
         ConfigurationError: If no file is given, one cannot be read, or `points` is something else.
@@ -33,11 +33,12 @@ def backtest(step_times: Path | None, convergence: Path | None, *, points: str |
     wanted = _points(points)
     found: list[GroupResult | Skipped] = []
     notes: list[str] = []
+    searched: list[GroupResult | Skipped] = []
     if convergence is not None:
         from scavenger.models.backtest_epochs import backtest_epochs
 
-        if wanted == "marked":
-            raise ConfigurationError("--points marked is for step times; give extremes or a number")
+        if wanted in ("marked", "search"):
+            raise ConfigurationError(f"--points {wanted} is for step times; give extremes or a number")
         found += backtest_epochs(read_runs(convergence), wanted or "extremes")
         if dropped := sum(one.dropped for one in found):
             notes.append(f"bad rows of convergence dropped: {dropped}")
@@ -50,23 +51,24 @@ def backtest(step_times: Path | None, convergence: Path | None, *, points: str |
                 f"{step_times}: no row is marked in a column 'profiled'; give --points 6"
             )
         found += backtest_steps(rows, wanted or ("marked" if any(row.marked for row in rows) else 6))
+        searched = backtest_steps(rows, "search") if wanted is None else []
         notes += notes_on_rows(rows)
     if as_json:
-        console.emit_json(_document(found, notes))
+        console.emit_json(_document(found, searched, notes))
     else:
-        _show(found, notes)
+        _show(found, searched, notes)
     return 0
 
 
 def _points(text: str | None) -> str | int | None:
-    if text is None or text in ("extremes", "marked"):
+    if text is None or text in ("search", "extremes", "marked"):
         return text
     try:
         count = int(text)
     except ValueError:
         count = 0
     if not 2 <= count <= POINTS_MAX:
-        raise ConfigurationError(f"--points {text}: give extremes, marked, or a number from 2 on")
+        raise ConfigurationError(f"--points {text}: give search, extremes, marked, or a number from 2 on")
     return count
 
 
@@ -75,10 +77,20 @@ def _parted(found: list[GroupResult | Skipped]) -> tuple[list[GroupResult], list
     return judged, [one for one in found if isinstance(one, Skipped)]
 
 
-def _document(found: list[GroupResult | Skipped], notes: list[str]) -> dict[str, Any]:
-    judged, skipped = _parted(found)
+def _document(
+    found: list[GroupResult | Skipped], searched: list[GroupResult | Skipped], notes: list[str]
+) -> dict[str, Any]:
     return {
         "schema_version": console.SCHEMA_VERSION,
+        **_figures(found),
+        "search": _figures(searched) if searched else None,
+        "notes": notes,
+    }
+
+
+def _figures(found: list[GroupResult | Skipped]) -> dict[str, Any]:
+    judged, skipped = _parted(found)
+    return {
         "workloads": [
             {
                 **_place(one),
@@ -95,9 +107,15 @@ def _document(found: list[GroupResult | Skipped], notes: list[str]) -> dict[str,
         ],
         "skipped": [{**_place(one), "reason": one.reason, "dropped": one.dropped} for one in skipped],
         "median_ape": median_ape(judged),
+        "mean_ape": float(np.mean(_means(judged))) if judged else None,
+        "worst_ape": max(_means(judged), default=None),
         "coverage90": coverage90(judged),
-        "notes": notes,
+        "half_width90": half_width90(judged),
     }
+
+
+def _means(judged: list[GroupResult]) -> list[float]:
+    return [float(np.mean(one.errors())) for one in judged]
 
 
 def _place(one: GroupResult | Skipped) -> dict[str, Any]:
@@ -105,7 +123,9 @@ def _place(one: GroupResult | Skipped) -> dict[str, Any]:
     return {origin: one.origin, "workers_per_node": one.workers_per_node, "workload": one.workload}
 
 
-def _show(found: list[GroupResult | Skipped], notes: list[str]) -> None:
+def _show(
+    found: list[GroupResult | Skipped], searched: list[GroupResult | Skipped], notes: list[str]
+) -> None:
     judged, skipped = _parted(found)
     for heading in dict.fromkeys(map(_heading, judged)):
         grid = render.table((heading, "left"))
@@ -129,6 +149,15 @@ def _show(found: list[GroupResult | Skipped], notes: list[str]) -> None:
                 f"Median over {plural(len(judged), 'workload')} of the median error on points that were not fitted: "
                 f"{median_ape(judged):.1f} %; "
                 f"{100 * (coverage90(judged) or 0.0):.0f} % of those points are inside the 90 % intervals."
+            )
+        )
+    if as_searched := _parted(searched)[0]:
+        console.emit(
+            Text(
+                f"Step times as a search takes its points, with its costs: {np.mean(_means(as_searched)):.1f} % "
+                f"in the mean, the worst workload {max(_means(as_searched)):.1f} %; "
+                f"{100 * (coverage90(as_searched) or 0.0):.0f} % inside the 90 % intervals, whose half-width is "
+                f"{100 * (half_width90(as_searched) or 0.0):.0f} % in the median."
             )
         )
     for one_skipped in skipped:
