@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zmq
 from driving import Run, assert_same_weights, plain_keras
+from hearing import heard
 
 from scavenger.elastic.view import Piece, Share
 from scavenger.train.transport import messages as m
@@ -80,8 +81,7 @@ def test_one_with_the_jobs_key_is_heard_among_intruders(context: Any) -> None:
 
     dealer.send(m.Join())
 
-    assert router.socket.poll(5000)
-    assert list(router.receive()) == [("w1", m.Join(), None)]
+    assert heard(router) == [("w1", m.Join(), None)]
     router.send("w1", m.Joined())
     assert dealer.socket.poll(5000)
     assert list(dealer.receive()) == [(m.Joined(), None)]

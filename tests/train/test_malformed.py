@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 import zmq
+from hearing import heard, refused
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stubs import manifest, stub_supervisor
@@ -24,6 +25,7 @@ from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import blocks_body
+from scavenger.train.transport.routes import new_route
 from scavenger.train.transport.sockets import Dealer, HubConnection, Malformed, Router, new_keys
 
 pytestmark = pytest.mark.slow
@@ -169,12 +171,14 @@ def ends(context: Any) -> Iterator[tuple[Router, Dealer]]:
     keys = new_keys()
     router = Router(context, keys)
     dealer = Dealer(context, "w0", router.address, keys[0], new_keys())
+    dealer.send(m.Join())
+    assert heard(router) == [("w0", m.Join(), None)]
     yield router, dealer
     dealer.close()
     router.close()
 
 
-@given(parts=frames)
+@given(parts=frames.filter(lambda parts: parts != [b""]))  # by which a process says that it is there
 @settings(max_examples=60)
 def test_a_router_hands_on_messages_and_counts_the_rest(
     ends: tuple[Router, Dealer], parts: list[bytes]
@@ -203,17 +207,18 @@ def test_a_dealer_hands_on_messages_and_counts_the_rest(
     assert dealer.malformed.count - before == 1 - is_message(parts[0])
 
 
-def test_a_name_that_is_no_text_is_dropped(context: Any) -> None:
+@pytest.mark.parametrize(
+    "route", [new_route("w0").replace(b"w", b"\xff", 1), new_route("w0")[2:], b"w0", b"w\xff"]
+)
+def test_a_connection_whose_route_has_no_name_is_not_heard(context: Any, route: bytes) -> None:
     keys = new_keys()
     router = Router(context, keys)
     dealer = Dealer(context, "w0", router.address, keys[0], new_keys())
     dealer.socket.disconnect(router.address)
-    dealer.socket.setsockopt(zmq.IDENTITY, b"w\xff")
+    dealer.socket.setsockopt(zmq.IDENTITY, route)
     dealer.socket.connect(router.address)
     dealer.send(m.Join())
-    assert router.socket.poll(WITHIN_MS)
-    assert list(router.receive()) == []
-    assert router.malformed.count == 1
+    assert refused(router, 2) == []
     dealer.close()
     router.close()
 

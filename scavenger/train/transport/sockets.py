@@ -17,6 +17,7 @@ from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.connections import PendingConnections, raise_descriptor_limit
 from scavenger.train.transport.messages import Message, decode, encode
+from scavenger.train.transport.routes import Routes, new_route, parse_route
 
 __all__ = [
     "EVERYBODY",
@@ -138,7 +139,7 @@ class Malformed:
 
 
 class Router:
-    """A server socket that receives from named peers and sends to them.
+    """A server socket that receives from named peers and sends to them, by the routes that their key holders opened.
 
     Args:
         context: The ZeroMQ context.
@@ -178,11 +179,12 @@ class Router:
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, queue_max)
-        # a restarted process takes over the name of its predecessor
+        # a process that connects again after a broken connection keeps its route, which nobody else knows
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
         self._connections: PendingConnections | None = None
+        self._routes = Routes()
         raise_descriptor_limit()
         try:
             if host.startswith("/"):
@@ -200,7 +202,9 @@ class Router:
 
     def pass_on(self, peer: str, *frames: Any) -> None:
         """Queue frames without encoding them."""
-        self.socket.send_multipart([peer.encode(), *frames], copy=len(frames) == 1)
+        found = self._routes.to(peer)
+        if found is not None and self._is_of(peer, found[1]):
+            self.socket.send_multipart([found[0], *frames], copy=len(frames) == 1)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something has arrived, a connection waits for authentication, or the timeout has passed."""
@@ -216,25 +220,29 @@ class Router:
             self.authenticator.answer()
         for _ in range(_TURN_MAX):
             try:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             try:
-                name = peer.bytes.decode()
-            except UnicodeDecodeError:
-                self.malformed(repr(peer.bytes))
+                name, opened = parse_route(route.bytes)
+            except ValueError:
+                self.malformed(repr(route.bytes))
                 continue
-            if self.authenticator is not None and not (frames and self._is_from(name, frames[0])):
+            key = "" if self.authenticator is None else frames[0].get("User-Id")
+            if not self._is_of(name, key):
                 self.malformed(name)
                 continue
-            if self._connections is not None and frames:
+            if self._connections is not None:
                 self._connections.heard(frames[0])
-            yield name, [frame.bytes for frame in frames]
+            is_newest = self._routes.heard(name, key, opened, route.bytes)
+            if is_newest and (len(frames) > 1 or len(frames[0])):  # else it says only that it is there
+                yield name, [frame.bytes for frame in frames]
 
-    def _is_from(self, name: str, frame: Any) -> bool:
-        """Whether the key of a frame's connection was admitted for that name."""
-        assert self.authenticator is not None
-        return self.authenticator.name_of(frame.get("User-Id")) == name.removesuffix(HEARTBEAT_SUFFIX)
+    def _is_of(self, name: str, key: str) -> bool:
+        """Whether a connection's key was admitted for that name, and still is."""
+        return self.authenticator is None or self.authenticator.name_of(key) == name.removesuffix(
+            HEARTBEAT_SUFFIX
+        )
 
     def receive(self) -> Iterator[tuple[str, Message, bytes | None]]:
         """Yield all valid messages that have arrived, with sender and payload; others are counted and dropped."""
@@ -273,7 +281,10 @@ class Dealer:
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # a coordinator that is busy must not hold up a step
         self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.setsockopt(zmq.IDENTITY, name.encode())
+        self.socket.setsockopt(zmq.IDENTITY, new_route(name))
+        self.socket.setsockopt(
+            zmq.PROBE_ROUTER, 1
+        )  # the router can send to this process before it has spoken
         self.socket.curve_serverkey = server_key
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
         self.socket.connect(address)
