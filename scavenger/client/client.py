@@ -49,6 +49,7 @@ class SubmitOptions:
         priority: Jobs of a higher one begin first.
         run: False: the job ends with the choice, as of `scavenger plan`.
         environment: Values of variables that the job file names; the server has its own of others.
+        study_budget: Budget of all jobs of this name and user, US dollars: the job gets at most what is left.
     """
 
     overrides: Overrides = field(default_factory=Overrides)
@@ -56,6 +57,7 @@ class SubmitOptions:
     priority: int = 0
     run: bool = True
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    study_budget: float | None = None
 
 
 class Client(Connection):
@@ -76,7 +78,10 @@ class Client(Connection):
             options: How it is submitted.
             key: The same key submits once, however often it is sent; None for a new one.
         """
-        return self.post("jobs", _submission(job_file, options), key=key or str(uuid.uuid4()))
+        budget = (
+            {} if options is None or options.study_budget is None else {"study_budget": options.study_budget}
+        )
+        return self.post("jobs", {**_submission(job_file, options), **budget}, key=key or str(uuid.uuid4()))
 
     def preview(self, job_file: str, options: SubmitOptions | None = None, *, yes: bool = True) -> Document:
         """What a job would search, profile, choose and run; nothing is submitted."""
@@ -277,15 +282,26 @@ class Client(Connection):
         return self.post("quarantine/keep", {"vm": key}, key=str(uuid.uuid4()))
 
     def resume(
-        self, job: str, *, audit: bool = False, renewal: Renewal = UNCHANGED, key: str | None = None
+        self,
+        job: str,
+        *,
+        audit: bool = False,
+        renewal: Renewal = UNCHANGED,
+        study_budget: float | None = None,
+        key: str | None = None,
     ) -> Document:
-        """Submit a job that ended before its goal again, to go on from its checkpoint; `key` as of `operate`."""
-        given = {name: value for name, value in asdict(renewal).items() if value is not None}
+        """Submit a job that ended before its goal again, to go on from its checkpoint; `key` as of `operate`.
+
+        With `study_budget` it goes on only if what it may cost is left of that; see `SubmitOptions`.
+        """
+        asked = {**asdict(renewal), "study_budget": study_budget}
+        given = {name: value for name, value in asked.items() if value is not None}
         return self.post(f"jobs/{_part(job)}/resume", {"audit": audit, **given}, key=key or str(uuid.uuid4()))
 
 
 def _submission(job_file: str, options: SubmitOptions | None) -> Document:
     given = asdict(options or SubmitOptions())
+    del given["study_budget"]
     replaced = {name: value for name, value in given.pop("overrides").items() if value is not None}
     return {"job_file": job_file, **replaced, **given}
 

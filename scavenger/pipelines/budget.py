@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from scavenger.domain.forms import parse_money
 from scavenger.errors import ConfigurationError, LimitReachedError
-from scavenger.presentation.formatting import money
+from scavenger.presentation.formatting import used_up
 
-__all__ = ["Allowance", "Budget", "dollars", "used_up"]
+__all__ = ["Allowance", "Budget", "dollars"]
 
 
 class Allowance:
@@ -108,12 +108,6 @@ class Budget:
             with self._lock:
                 aside = self._aside.pop(id(allowance))
                 self._spent_usd += aside if allowance.cost_usd is None else allowance.cost_usd
-
-
-def used_up(budget_usd: float | None, spent_usd: float, aside_usd: float) -> str:
-    """Say that nothing is left of a budget."""
-    running = f", and {money(aside_usd)} are set aside for running jobs" if aside_usd else ""
-    return f"the budget of {money(budget_usd)} is used up: {money(spent_usd)} are spent{running}; raise the budget"
 
 
 def dollars(given: str | float | None) -> float | None:

@@ -35,7 +35,7 @@ from scavenger.errors import (
     StoreError,
     TransientError,
 )
-from scavenger.pipelines.budget import Allowance, Budget, dollars, used_up
+from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
 from scavenger.pipelines.job import Job
@@ -44,6 +44,7 @@ from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Models, Plan, Run, Submission
 from scavenger.pipelines.running import RunningJob
 from scavenger.pipelines.set_aside import SetAside, check_own_limit, own_limit_usd
+from scavenger.presentation.formatting import used_up
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Client:
         self._running: dict[int, JobRun] = {}
         self._there_by: dict[int, str] = {}
         self._keeping: dict[int, KeptVms] = {}
+        self._of_study: dict[int, float] = {}
         self._kept: list[KeptVms] = []
         self._begun: dict[int, list[str]] = {}
         self._set_aside = SetAside(self._budget)
@@ -259,7 +261,9 @@ class Client:
             return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s)
         with self._set_aside.handing(most_usd, before_usd) as handing:
             check_own_limit(record, before_usd, handing.usd)
-            handing.job_id = self._source.resume(record, audit=False, renewal=renewal).id
+            study_usd = self._of_study.get(threading.get_ident())
+            made = self._source.resume(record, audit=False, renewal=renewal, study_budget=study_usd)
+            handing.job_id = made.id
         return self._awaited(handing.job_id, observer)
 
     def study(
@@ -316,6 +320,7 @@ class Client:
     def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
         if isinstance(self._source, ServerSource):
             asked = asked_variables(job.spec, os.environ)
+            options = replace(options, study_budget=self._of_study.get(threading.get_ident()))
             with job_file_of(job) as path:
                 document = self._source.client.submit(str(path), replace(options, environment=asked))
             return reading.submission(document["submission"])
@@ -572,7 +577,7 @@ class Client:
     ) -> Iterator[float | None]:
         """Set aside of a study's budget, in the store, what a job may cost while it runs within the block.
 
-        So of two programs neither gets what the other one has. On a server, the record tells what others have.
+        So of two programs neither gets what the other one has. A server does it when a job is submitted to it.
 
         Args:
             study: As of `Ledger.claim`.
@@ -585,8 +590,16 @@ class Client:
         Raises:
             LimitReachedError: If nothing is left.
         """
-        if isinstance(self._source, ServerSource) or budget_usd is None:
+        if budget_usd is None:
             yield most_usd
+            return
+        if isinstance(self._source, ServerSource):
+            thread = threading.get_ident()
+            self._of_study[thread] = budget_usd
+            try:
+                yield most_usd
+            finally:
+                del self._of_study[thread]
             return
         store = self._store()
         means = store.claim(study, job_id, budget_usd, most_usd)

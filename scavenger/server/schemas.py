@@ -231,8 +231,18 @@ Variables = Annotated[
 ]
 
 
-class SubmitRequest(_Request):
-    """A job file on the server's machine, as `scavenger optimize JOB.yaml --detach` takes it."""
+StudyBudget = Annotated[
+    float | None,
+    Field(
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Budget of all jobs of this name and user, US dollars: the job gets at most what is left.",
+    ),
+]
+
+
+class _JobRequest(_Request):
+    """A job file on the server's machine, as `scavenger optimize JOB.yaml` takes it."""
 
     job_file: str = Field(min_length=1, max_length=4096, description="Absolute path on the server's machine.")
     objective: Literal["time", "cost", "knee"] | None = None
@@ -250,7 +260,13 @@ class SubmitRequest(_Request):
     )
 
 
-class PreviewRequest(SubmitRequest):
+class SubmitRequest(_JobRequest):
+    """A job file on the server's machine, as `scavenger optimize JOB.yaml --detach` takes it."""
+
+    study_budget: StudyBudget = None
+
+
+class PreviewRequest(_JobRequest):
     yes: bool = Field(default=True, description="Whether every question would be answered with yes.")
 
 
@@ -323,6 +339,7 @@ class ResumeRequest(_Request):
         description="Folder on the server's machine, absolute or relative to the job file, to which what the job has "
         "written goes, and where it goes on.",
     )
+    study_budget: StudyBudget = None
 
 
 # ---- indicators --------------------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from typing import Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from scavenger.domain.submission import OPEN_SUBMISSIONS, Spending, StoredBudgets
+from scavenger.domain.submission import OPEN_SUBMISSIONS, NewSubmission, Spending, StoredBudgets
+from scavenger.errors import LimitReachedError
+from scavenger.presentation.formatting import used_up
 from scavenger.store.base import Part, open_submissions
 from scavenger.store.documents import budget_of
 from scavenger.store.operations import KEPT, POOL
@@ -27,7 +29,7 @@ from scavenger.store.owner import is_owner_alive, owner_of, this_process
 from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import BudgetRow, ClaimRow, IntentRow, JobRow, LedgerRow, SubmissionRow
 
-__all__ = ["Ledger", "Means", "book", "book_vms", "spending_of"]
+__all__ = ["Ledger", "Means", "book", "book_vms", "check_left_of_study", "left_of_study", "spending_of"]
 
 Item = Literal["job", "vms", "share", "pool", "leader"]
 
@@ -176,6 +178,41 @@ def book_vms(session: Session, job_ids: Iterable[str], at: datetime) -> None:
         book(session, job_id, "vms", float(usd), at)
 
 
+def left_of_study(session: Session, study: str, user: str, budget_usd: float, now: datetime) -> float:
+    """What is left of a user's study for a job that is submitted, in the transaction that submits it.
+
+    Args:
+        session: The transaction.
+        study: The study, whose name its jobs have.
+        user: Whose study it is: others may have one of the same name.
+        budget_usd: Its budget.
+        now: Tells which owners are silent.
+
+    Raises:
+        LimitReachedError: Nothing is left.
+    """
+    means = _means(session, study, now, without="", user=user)
+    left_usd = budget_usd - means.spent_usd - means.aside_usd
+    if left_usd <= 0.0:
+        raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
+    return left_usd
+
+
+def check_left_of_study(
+    session: Session, job_id: str, new: NewSubmission, budget_usd: float, now: datetime
+) -> None:
+    """Refuse that a job of a study goes on if more than what is left of the study's budget might be spent.
+
+    Raises:
+        LimitReachedError: It might.
+    """
+    means = _means(session, new.name, now, without=job_id, user=new.user)
+    left_usd = budget_usd - means.spent_usd - means.aside_usd
+    before_usd = _totals(session, {job_id}).get(job_id, 0.0)
+    if left_usd <= 0.0 or new.reserved_usd is None or new.reserved_usd - before_usd > left_usd:
+        raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
+
+
 def spending_of(session: Session, since: datetime, now: datetime) -> Spending:
     """See `Ledger.spending`; `now` tells which owners are silent."""
     items: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -216,21 +253,29 @@ def _live_jobs(session: Session, now: datetime, name: str | None = None) -> list
     return [job for job in session.scalars(query) if is_owner_alive(owner_of(job), job.heartbeat_at, at=now)]
 
 
-def _means(session: Session, study: str, now: datetime, *, without: str) -> Means:
-    """What a study has spent and set aside, but for one job."""
+def _means(session: Session, study: str, now: datetime, *, without: str, user: str | None = None) -> Means:
+    """What a study has spent and set aside, but for one job; with a user, only that user's."""
     by_job: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in session.scalars(select(LedgerRow).where(LedgerRow.name == study)):
+        if user is not None and row.user != user:
+            continue
         by_job[row.job_id][row.item] += row.usd
     aside: dict[str, float] = {}
     totals = {job_id: _sum_of(found) for job_id, found in by_job.items()}
     for job in _live_jobs(session, now, study):
+        if user is not None and job.owner_user != user:
+            continue
         aside[job.id] = (budget_of(job.spec) or 0.0) - totals.get(job.id, 0.0)
     waiting = select(SubmissionRow).where(
         SubmissionRow.name == study, SubmissionRow.state.in_(OPEN_SUBMISSIONS)
     )
     for one in session.scalars(waiting):
+        if user is not None and one.user != user:
+            continue
         aside[one.id] = (one.reserved_usd or 0.0) - totals.get(one.id, 0.0)
     for claim in session.scalars(select(ClaimRow).where(ClaimRow.name == study)):
+        if user is not None and user != this_process().user:  # programs set aside under this account alone
+            continue
         owner = Owner(
             claim.owner_pid, claim.owner_host, claim.owner_started_at_s, birth=claim.owner_birth or ""
         )

@@ -11,7 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import cast
 
@@ -35,9 +35,10 @@ from scavenger.domain.submission import (
 )
 from scavenger.errors import ConfigurationError
 from scavenger.store.base import KEY_PREFIX_MIN, Part
+from scavenger.store.documents import budget_of
 from scavenger.store.intent_rows import lease_of
 from scavenger.store.intents import held_lease
-from scavenger.store.ledger import spending_of
+from scavenger.store.ledger import check_left_of_study, left_of_study, spending_of
 from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
@@ -64,11 +65,16 @@ class Submissions(Part):
 
     # ---- the queue -----------------------------------------------------------------------------------------
 
-    def submit(self, new: NewSubmission) -> Submission:
+    def submit(self, new: NewSubmission, *, study_budget_usd: float | None = None) -> Submission:
         """Put a job into the queue; with an idempotency key that the user has used before, returns that submission.
+
+        Args:
+            new: The job.
+            study_budget_usd: Budget of all jobs of this name and user: this one gets at most what is left of it.
 
         Raises:
             ConfigurationError: The key was used for another job file or another content of it.
+            LimitReachedError: Nothing is left of the study's budget.
         """
         with self._database.writing() as session:
             if new.idempotency_key is not None:
@@ -76,18 +82,32 @@ class Submissions(Part):
                     SubmissionRow.user == new.user, SubmissionRow.idempotency_key == new.idempotency_key
                 )
                 if (before := session.scalar(query)) is not None:
-                    if (before.job_file, before.spec) != (new.job_file, without_nonfinite(new.spec)):
+                    given = replace(new, spec=without_nonfinite(new.spec))
+                    if study_budget_usd is not None:  # what was left then
+                        given = _within(given, budget_of(before.spec))
+                    if (before.job_file, before.spec) != (given.job_file, given.spec):
                         raise ConfigurationError(
                             f"the idempotency key {new.idempotency_key!r} was used for another job, {before.id}"
                         )
                     return _submission(before)
+            if study_budget_usd is not None:
+                left_usd = left_of_study(session, new.name, new.user, study_budget_usd, self._clock())
+                new = _within(new, left_usd)
             return self._add(session, new, str(uuid.uuid4()))
 
-    def submit_again(self, job_id: str, new: NewSubmission) -> Submission:
+    def submit_again(
+        self, job_id: str, new: NewSubmission, *, study_budget_usd: float | None = None
+    ) -> Submission:
         """Put a job that has ended into the queue, to be resumed; its earlier submission, if any, is replaced.
+
+        Args:
+            job_id: The job.
+            new: Its submission.
+            study_budget_usd: See `submit`; it goes on only if what it may cost is left.
 
         Raises:
             ConfigurationError: It is in the queue, or a runner has it.
+            LimitReachedError: What it may cost is not left of the study's budget.
         """
         with self._database.writing() as session:
             row = session.scalar(select(SubmissionRow).where(SubmissionRow.id == job_id))
@@ -96,6 +116,8 @@ class Submissions(Part):
                     raise ConfigurationError(f"job {job_id[:8]} is {row.state} already")
                 session.delete(row)
                 session.flush()
+            if study_budget_usd is not None:
+                check_left_of_study(session, job_id, new, study_budget_usd, self._clock())
             return self._add(session, new, job_id, None if row is None else row.environment)
 
     def _add(
@@ -405,3 +427,11 @@ def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSee
         None if job is None else job.step,
         0.0 if job is None else job.cost_usd or 0.0,
     )
+
+
+def _within(new: NewSubmission, most_usd: float | None) -> NewSubmission:
+    """A submission whose job may cost at most so much."""
+    if most_usd is None or (new.reserved_usd is not None and new.reserved_usd <= most_usd):
+        return new
+    limits = {**(new.spec.get("constraints") or {}), "budget": most_usd}
+    return replace(new, spec={**new.spec, "constraints": limits}, reserved_usd=most_usd)

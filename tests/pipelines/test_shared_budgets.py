@@ -225,7 +225,14 @@ class There(ServerSource):
     def cost(self, key: str, at: datetime) -> JobCost:
         return self._here.cost(key, at)
 
-    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> Any:
+    def resume(
+        self,
+        job: JobRecord,
+        *,
+        audit: bool,
+        renewal: Renewal = UNCHANGED,
+        study_budget: float | None = None,
+    ) -> Any:
         self.resumed.append(job.id)
         return job
 

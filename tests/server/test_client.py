@@ -133,6 +133,14 @@ def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: Wor
     assert made is not None
     assert (made.job.user, made.job.priority, made.job.reserved_usd) == ("ann", 2, 3.0)
     assert (made.job.spec["objective"], made.job.run) == ("cost", True)
+    within = SubmitOptions(Overrides(budget="$3"), study_budget=5.0)
+    second = ann.submit(str(world.job_file), within)["submission"]["id"]
+    third = store.submission(second)
+    assert third is not None
+    assert (third.job.reserved_usd, third.job.spec["constraints"]["budget"]) == (2.0, 2.0)
+    with pytest.raises(errors.LimitReachedError, match=r"\$5\.00 is used up"):
+        ann.submit(str(world.job_file), within)
+    store.cancel(second, "withdrawn")
     planned = ann.submit(str(world.job_file), SubmitOptions(run=False))["submission"]
     kept = store.submission(planned["id"])
     assert kept is not None

@@ -14,6 +14,7 @@ from store_values import Clock
 
 from scavenger.domain.intent import Fence
 from scavenger.domain.submission import NewSubmission, Spending, StoredBudgets, Submission, runner_lease
+from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.store import Store
 from scavenger.store.operations import KEPT, POOL
 from scavenger.store.owner import this_process
@@ -184,3 +185,58 @@ class TestClaims:
     def test_without_a_budget_nothing_limits_a_trial_but_its_own(self, store: Store) -> None:
         assert store.claim("digits", "job-1", None, None).granted_usd is None
         assert store.claim("digits", "job-2", None, 3.0).granted_usd == 3.0
+
+
+class TestStudiesOfAServer:
+    """Jobs of a study that are submitted: its budget is held in the transaction that puts a job into the queue."""
+
+    def test_of_many_programs_at_once_none_gets_what_another_has(self, store: Store) -> None:
+        def submit(_: int) -> float:
+            try:
+                return (
+                    store.submit(replace(JOB, reserved_usd=4.0), study_budget_usd=10.0).job.reserved_usd
+                    or 0.0
+                )
+            except LimitReachedError:
+                return 0.0
+
+        with ThreadPoolExecutor(4) as pool:
+            granted = sorted(pool.map(submit, range(6)))
+
+        assert granted == [0.0, 0.0, 0.0, 2.0, 4.0, 4.0]
+        limits = sorted(one.job.spec.get("constraints", {}).get("budget", 4.0) for one in store.submissions())
+        assert limits == [2.0, 4.0, 4.0], "the job itself stops there"
+
+    def test_what_a_job_has_cost_takes_the_place_of_what_was_set_aside(self, store: Store) -> None:
+        job = store.submit(replace(JOB, reserved_usd=6.0), study_budget_usd=10.0)
+        fence = started(store, job)
+        store.update_job(job.id, cost_usd=2.0)
+        end(store, job.id)
+        store.end_submission(fence, job.id, "")
+
+        assert store.submit(replace(JOB, reserved_usd=None), study_budget_usd=10.0).job.reserved_usd == 8.0
+        with pytest.raises(
+            LimitReachedError, match=r"\$10\.00 is used up: \$2\.00 are spent, and \$8\.00 are set"
+        ):
+            store.submit(JOB, study_budget_usd=10.0)
+        with pytest.raises(LimitReachedError, match="used up"):
+            store.submit_again(job.id, replace(JOB, reserved_usd=6.0), study_budget_usd=10.0)
+        again = store.submit_again(job.id, replace(JOB, reserved_usd=6.0), study_budget_usd=14.0)
+        assert again.job.reserved_usd == 6.0
+
+    def test_is_that_of_one_user(self, store: Store) -> None:
+        store.claim("digits", "of-a-program", 10.0, None)
+        store.submit(JOB, study_budget_usd=10.0)
+
+        assert store.submit(replace(JOB, user="bob"), study_budget_usd=10.0).job.reserved_usd == 10.0
+        with pytest.raises(LimitReachedError):
+            store.submit(replace(JOB, user=ME), study_budget_usd=10.0)
+
+    def test_a_request_that_is_sent_again_is_the_first(self, store: Store) -> None:
+        job = replace(JOB, reserved_usd=30.0, idempotency_key="once")
+        first = store.submit(job, study_budget_usd=10.0)
+
+        assert store.submit(job, study_budget_usd=10.0) == first
+        assert first.job.reserved_usd == 10.0
+        with pytest.raises(ConfigurationError, match="another job"):
+            store.submit(replace(job, spec={"version": 2}), study_budget_usd=10.0)

@@ -150,18 +150,24 @@ def runner_environment(
     return {**base, **given.variables, **place, _STORE: store_url}
 
 
-def hand_over(store: Store, new: NewSubmission, *, again: str | None = None) -> Submission:
+def hand_over(
+    store: Store, new: NewSubmission, *, again: str | None = None, study_budget_usd: float | None = None
+) -> Submission:
     """Submit a job, and see to it that a server is there.
 
     Args:
         store: The store.
         new: The job.
         again: Id of the job that is to go on; None for a new one.
+        study_budget_usd: See `Store.submit`.
 
     Raises:
         ScavengerError: If it cannot be submitted, or no server begins to serve.
     """
-    submission = store.submit(new) if again is None else store.submit_again(again, new)
+    if again is None:
+        submission = store.submit(new, study_budget_usd=study_budget_usd)
+    else:
+        submission = store.submit_again(again, new, study_budget_usd=study_budget_usd)
     try:
         ensure_server(store)
     except OSError as error:

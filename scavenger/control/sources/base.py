@@ -100,11 +100,21 @@ class Source(Protocol):
     def cancel(self, job_id: str) -> SubmittedJob:
         """Withdraw a submission that waits, or have its runner stopped; see `Store.cancel`."""
 
-    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
+    def resume(
+        self,
+        job: JobRecord,
+        *,
+        audit: bool,
+        renewal: Renewal = UNCHANGED,
+        study_budget: float | None = None,
+    ) -> SubmittedJob:
         """Submit a job that has ended again, to go on from its checkpoint, with new limits where they are given.
+
+        With `study_budget`, see `Store.submit_again`.
 
         Raises:
             ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
+            LimitReachedError: What it may cost is not left of its study's budget.
         """
 
     # ---- operations --------------------------------------------------------------------------------------------

@@ -137,8 +137,16 @@ class ServerSource:
     def cancel(self, job_id: str) -> SubmittedJob:
         return reading.submission(self.client.cancel(job_id)["submission"])
 
-    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
-        return reading.submission(self.client.resume(job.id, audit=audit, renewal=renewal)["submission"])
+    def resume(
+        self,
+        job: JobRecord,
+        *,
+        audit: bool,
+        renewal: Renewal = UNCHANGED,
+        study_budget: float | None = None,
+    ) -> SubmittedJob:
+        answer = self.client.resume(job.id, audit=audit, renewal=renewal, study_budget=study_budget)
+        return reading.submission(answer["submission"])
 
     def request(self, job_id: str, operation: Operation) -> OperationRecord:
         answer = self.client.operate(job_id, operation)

@@ -136,7 +136,14 @@ class StoreSource:
             raise NotFoundError(f"no job {job_id} was submitted")
         return self._submitted(found)
 
-    def resume(self, job: JobRecord, *, audit: bool, renewal: Renewal = UNCHANGED) -> SubmittedJob:
+    def resume(
+        self,
+        job: JobRecord,
+        *,
+        audit: bool,
+        renewal: Renewal = UNCHANGED,
+        study_budget: float | None = None,
+    ) -> SubmittedJob:
         from scavenger.control.jobs.platform import prepare_job
         from scavenger.control.jobs.renewal import renewed
         from scavenger.control.service.submitting import hand_over, own_environment, resubmission
@@ -148,7 +155,7 @@ class StoreSource:
         rents = prepare_job(whole, Path(job.job_file)).platform.rents
         earlier, own = self.store.submission(job.id), own_environment()
         new = resubmission(job, earlier, spec, rents=rents, audit=audit, environment=own)
-        return self._submitted(hand_over(self.store, new, again=job.id))
+        return self._submitted(hand_over(self.store, new, again=job.id, study_budget_usd=study_budget))
 
     def request(self, job_id: str, operation: Operation) -> OperationRecord:
         return self.store.submit_operation(job_id, operation, _requester())

@@ -55,10 +55,11 @@ def submit(
         idempotency_key=idempotency_key,
         run=request.run,
     )
-    return answer(submission_answer(submitted(context.writer.call(lambda: context.store.submit(new)))), 202)
+    made = context.writer.call(lambda: context.store.submit(new, study_budget_usd=request.study_budget))
+    return answer(submission_answer(submitted(made)), 202)
 
 
-def _prepared(request: schemas.SubmitRequest) -> PreparedJob:
+def _prepared(request: schemas.SubmitRequest | schemas.PreviewRequest) -> PreparedJob:
     overrides = Overrides(**request.model_dump(include=_OVERRIDES))
     return prepared(job_file_path(request.job_file), overrides, request.environment)
 
@@ -85,24 +86,33 @@ def resume(
     def change() -> dict[str, Any]:
         found = find_job(context, caller, job)
         renewal = Renewal(request.budget, request.deadline, request.max_epochs, request.output)
-        return submission_answer(resumed(context.store, found, audit=request.audit, renewal=renewal))
+        made = resumed(
+            context.store, found, audit=request.audit, renewal=renewal, study_budget_usd=request.study_budget
+        )
+        return submission_answer(made)
 
     return once.answer(change)
 
 
 def resumed(
-    store: Store, job: JobRecord, *, audit: bool = False, renewal: Renewal = UNCHANGED
+    store: Store,
+    job: JobRecord,
+    *,
+    audit: bool = False,
+    renewal: Renewal = UNCHANGED,
+    study_budget_usd: float | None = None,
 ) -> SubmittedJob:
     """Put a job into the queue again, with new limits where they are given.
 
     Raises:
         ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
+        LimitReachedError: What it may cost is not left of its study's budget.
     """
     spec = renewed(job, renewal)
     store.check_resumable(job, spec=None if spec is None else spec.written())
     rents = bool(store.jobs_with_vms([job.id]))
     new = resubmission(job, store.submission(job.id), spec, rents=rents, audit=audit)
-    return submitted(store.submit_again(job.id, new))
+    return submitted(store.submit_again(job.id, new, study_budget_usd=study_budget_usd))
 
 
 @router.delete("/queue/{job}", response_model=schemas.SubmissionAnswer, summary="Cancel a submitted job")
