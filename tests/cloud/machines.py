@@ -188,7 +188,7 @@ class Machine:
 
 
 class _Net:
-    """A bridge with this machine at one end and VMs at the others."""
+    """A bridge with this machine at one end, which can be cut off, and VMs at the others."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -204,7 +204,12 @@ class _Net:
             f"10.231.{(start + n) % 254}" for n in range(254) if f" 10.231.{(start + n) % 254}." not in taken
         )
         self.address = f"{self._net}.1"
-        _ip("address", "add", f"{self.address}/24", "dev", self.bridge)
+        self._here, self._port = f"{self.bridge}h", f"{self.bridge}p"
+        _ip("link", "add", self._here, "type", "veth", "peer", "name", self._port)
+        for end in (self._here, self._port):
+            _ip("link", "set", end, "alias", mark, "up")
+        self.mend()
+        _ip("address", "add", f"{self.address}/24", "dev", self._here)
 
     def next(self) -> str:
         """An address that no VM of this net had before."""
@@ -220,8 +225,16 @@ class _Net:
         _ip("link", "set", name, "alias", self.mark, "master", self.bridge, "up")
         return name
 
+    def cut(self) -> None:
+        """From now on nothing passes between this machine and VMs, and nobody is told; VMs still hear each other."""
+        _ip("link", "set", self._port, "nomaster")
+
+    def mend(self) -> None:
+        _ip("link", "set", self._port, "master", self.bridge)
+
     def close(self) -> None:
-        subprocess.run(["ip", "link", "delete", self.bridge], capture_output=True)
+        for name in (self._here, self.bridge):
+            subprocess.run(["ip", "link", "delete", name], capture_output=True)
 
 
 class Machines:
@@ -295,6 +308,14 @@ class Machines:
         self._threads.append((machine, thread))
         thread.start()
         return machine
+
+    def cut(self) -> None:
+        """The network between this machine and all VMs fails: what is sent is lost."""
+        self._net.cut()
+
+    def mend(self) -> None:
+        """It works again."""
+        self._net.mend()
 
     def close(self) -> None:
         """End every VM at once and remove everything."""

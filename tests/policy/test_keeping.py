@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scavenger.policy.provisioning.keeping import (
     ARRIVE_S,
+    SILENT_S,
     KeptVm,
     OpenSlot,
     TrialWants,
@@ -98,7 +99,32 @@ def test_every_vm_ends_within_its_time_and_waiting_longer_ends_no_fewer(
     assert ended.keys() <= later.keys()
     assert {vm.id for vm in kept if vm.waited_s >= idle_s} <= ended.keys()
     staying = [vm for vm in kept if vm.id not in ended]
-    assert all(vm.is_sound or vm.waited_s < ARRIVE_S for vm in staying)
+    assert all(vm.is_sound or vm.silent_s >= SILENT_S or vm.waited_s < ARRIVE_S for vm in staying)
+
+
+waiting = st.builds(
+    KeptVm,
+    id=st.uuids().map(str),
+    place=places,
+    made_of=st.just("image-1"),
+    left_s=st.just(1e6),
+    silent_s=st.floats(0.0, 400.0),
+)
+
+
+@given(st.lists(waiting, max_size=6, unique_by=lambda vm: vm.id))
+def test_vms_that_wait_end_for_silence_only_while_most_are_heard_or_after_more_than_four_minutes(
+    kept: list[KeptVm],
+) -> None:
+    ended, heard = to_end(kept, 600.0), [vm for vm in kept if vm.silent_s < 3.0]
+
+    for vm in kept:
+        if vm.silent_s >= 255.0 or (vm.silent_s >= SILENT_S and 2 * len(heard) >= len(kept)):
+            assert ended[vm.id] == "it fell silent"
+        else:
+            assert vm.id not in ended
+    if len(heard) == 0:
+        assert ended.keys() == {vm.id for vm in kept if vm.silent_s >= 255.0}
 
 
 @given(kept, trials, slots, st.integers(0, 2))

@@ -232,12 +232,14 @@ while True:
     ) -> None:
         engine = start(SLEEP)
         pid = running(engine, "w0")
+        stage.add("vm-1", vm="m5.large")  # it is heard, so that the network is not to blame
+        stage.joined("vm-1")
         agent = stage.agents["vm-0"]
         agent.send_signal(signal.SIGSTOP)
 
         (ended,) = exits(engine)
         assert "has been silent for 2 s" in ended.cause
-        engine.launch(boot("w1"))
+        engine.launch(boot("w1"), vm=SOME_TYPE)
         assert engine.poll() == []
         assert engine.pid("w1") == 0
         assert alive(pid), "nobody can have ended it yet"

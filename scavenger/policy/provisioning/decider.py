@@ -244,10 +244,13 @@ class Decider:
         return self._memory.age_s("acks", intent.id) >= self._config.vm.silence_s
 
     def _is_silence_ours(self) -> bool:
-        """Whether most VMs are silent at once, so that the fault is probably in Scavenger's own network."""
+        """Whether most VMs are silent at once, so that the fault is probably in Scavenger's own network.
+
+        Not of a VM that is alone: what ran there has ended itself by now (`VmLimits.silence_s`).
+        """
         joined = [intent for intent in self._situation.intents if intent.state == "UP" and intent.acks]
         silent = [intent.id for intent in joined if self._is_silent(intent)]
-        return are_most(silent, [intent.id for intent in joined])
+        return len(joined) > 1 and are_most(silent, [intent.id for intent in joined])
 
     def _is_driven(self, job_id: str) -> bool:
         return self._memory.age_s("pulse", job_id) < self._config.vm.pulse_s

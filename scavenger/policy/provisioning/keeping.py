@@ -7,7 +7,9 @@ seen of a VM that waits                             what becomes of it
 ==================================================  ==========================================================
 a slot that it suits is vacant                      it fills the slot, aggregators' slots first; while it is
                                                     on its way from another trial, the slot waits for it
-the cloud takes it back, or it fell silent          it ends
+the cloud takes it back                             it ends
+it fell silent, and not most of them                it ends
+most fell silent, as by the network of this side    they end once they would have ended themselves
 it did not come within `ARRIVE_S`                   it ends
 it has waited for `idle_s`                          it ends
 a trial begins, alone, that it does not suit        it ends
@@ -23,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scavenger.policy.provisioning.silence import SilenceLimits, are_most
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
 __all__ = ["ARRIVE_S", "KeptVm", "OpenSlot", "TrialWants", "idle_limit_usd", "to_end", "to_take", "unsuited"]
@@ -30,7 +33,8 @@ __all__ = ["ARRIVE_S", "KeptVm", "OpenSlot", "TrialWants", "idle_limit_usd", "to
 ARRIVE_S = 30.0
 """Time within which a VM has to have joined what keeps it; it takes a second."""
 SILENT_S = 45.0
-"""Silence after which a VM that waits has failed."""
+"""Silence after which a VM that waits has failed, unless most of them are silent."""
+_SILENCE = SilenceLimits()
 LASTS_S = 86_400.0
 """A VM lasts long enough for a trial without a deadline if the cloud lets it live for so long yet."""
 _LATE_S = 600.0
@@ -143,13 +147,16 @@ def to_end(kept: Iterable[KeptVm], idle_s: float) -> dict[str, str]:
     Args:
         idle_s: How long a VM waits for a trial.
     """
-    found: dict[str, str] = {}
-    for vm in kept:
+    vms, found = tuple(kept), dict[str, str]()
+    joined = {vm.id: vm.silent_s for vm in vms if vm.joined and not vm.is_ending}
+    doubtful = [id for id, seconds in joined.items() if seconds >= _SILENCE.doubt_s]
+    silent_s = _SILENCE.keep_s if are_most(doubtful, joined) else SILENT_S
+    for vm in vms:
         if vm.is_ending:
             found[vm.id] = "the cloud takes it back"
         elif not vm.joined and vm.waited_s >= min(ARRIVE_S, idle_s):
             found[vm.id] = "it did not come"
-        elif vm.joined and vm.silent_s >= SILENT_S:
+        elif vm.joined and vm.silent_s >= silent_s:
             found[vm.id] = "it fell silent"
         elif vm.waited_s >= idle_s:
             found[vm.id] = "no trial has taken it"

@@ -1,8 +1,9 @@
 """Whether silent VMs have failed, or the coordinator's own network has: silences in, a verdict out.
 
-One VM that falls silent has failed. Where most fall silent within moments, it is likelier this side that hears
-nothing, and what runs on them goes on without it. So a broken network is distinguished from failed VMs, and nothing is
-given up for it:
+One VM among several that falls silent has failed. Where most fall silent within moments, it is likelier this side that
+hears nothing, and what runs on them goes on without it; so does what runs on the only VM, for which no other one
+vouches. So a broken network is distinguished from failed VMs, and nothing is given up for it. That a VM has ended is
+the cloud's to say:
 
 ============================================  ======================  ==========================================
 network, as of the last look                  seen                    verdict
@@ -74,8 +75,8 @@ SOUND = Network()
 
 
 def are_most(silent: Collection[str], all_vms: Collection[str]) -> bool:
-    """Whether so many VMs are silent that the local network is the likelier cause; never if it is only one VM."""
-    return len(silent) > 1 and 2 * len(silent) > len(all_vms)
+    """Whether so many VMs are silent that the local network may be the cause; also if there is only one VM."""
+    return 2 * len(silent) > len(all_vms)
 
 
 def judge_silence(

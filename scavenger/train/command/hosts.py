@@ -90,6 +90,7 @@ class Hosts(DirectWorkers):
                 message = cm.decode(frames[0])
                 if isinstance(message, Beat):
                     self.registry.beat(name, message)
+                    self._network.heard(name)
                 else:
                     yield name, message
 

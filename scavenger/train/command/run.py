@@ -361,7 +361,10 @@ class CommandRun:
 
     def _look(self, now: float) -> None:
         attempt = self.attempt
-        if self.hosts.engine.in_doubt:  # silence is the network's, and nothing is given up for it
+        if (passed_s := self.hosts.in_doubt(self.hosts.ready, now)) is not None:
+            self._idle_since_s += passed_s
+            if attempt is not None:  # nothing is given up, and no time passes
+                attempt.heard_s, attempt.until_s = attempt.heard_s + passed_s, attempt.until_s + passed_s
             return
         for name in self.hosts.starting:
             if self.hosts.age_s(name) > self._timeouts.start_s:

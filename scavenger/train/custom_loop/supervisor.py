@@ -18,7 +18,7 @@ from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.direct_workers import DirectWorkers
 from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
-from scavenger.train.supervisor.watching import NetworkWatch, WorkWatch
+from scavenger.train.supervisor.watching import WorkWatch
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Beat, Failed
 
@@ -40,7 +40,7 @@ class LoopSupervisor(DirectWorkers):
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         super().__init__(processes, first=first, clock=clock)
-        self._work, self._network = WorkWatch(), NetworkWatch()
+        self._work = WorkWatch()
         self._exited: dict[str, str] = {}
         self._places: dict[str, int] = {}
         self.memory: GradientMemory | None = None
@@ -188,8 +188,8 @@ class LoopSupervisor(DirectWorkers):
         """Look which of the silent workers work, so that they do not count as lost.
 
         Returns:
-            Whether the network to the workers is in doubt, so that what does not arrive is no evidence against any.
+            Whether the network to the workers is in doubt; see `in_doubt`.
         """
         for worker, idle_s in self._work.look(self.engine, self.arrived, now).items():
             self.liveness.worked(worker, now - idle_s)
-        return self._network.in_doubt(self.engine, self.arrived, now)
+        return self.in_doubt(self.arrived, now) is not None

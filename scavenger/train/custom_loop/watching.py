@@ -56,7 +56,7 @@ class LoopWatch:
     ) -> None:
         self._supervisor, self._timeouts, self._ends, self._clock = supervisor, timeouts, ends, clock
         self.timer = StepTimer(clock())
-        self._looked_at = clock()
+        self._looked_at, self._in_doubt = clock(), False
 
     def due(self) -> bool:
         """Whether it is time to look again."""
@@ -64,6 +64,7 @@ class LoopWatch:
         if now - self._looked_at < HEARTBEAT_S:
             return False
         self._looked_at = now
+        self._in_doubt = self._supervisor.look_at_work(now)
         return True
 
     def starting(self) -> list[Overdue]:
@@ -79,7 +80,7 @@ class LoopWatch:
     def training(self, rounds: Rounds) -> list[Overdue]:
         """Members that are silent, or have not done their part of the step in time."""
         now = self._clock()
-        if self._supervisor.look_at_work(now):
+        if self._in_doubt:
             for worker in self._supervisor.arrived:
                 self._supervisor.liveness.heard(worker, now)
             self.timer.excuse(now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from scavenger.elastic.membership import worker_name
@@ -10,6 +10,7 @@ from scavenger.elastic.recovery import Role
 from scavenger.train.engines.base import Engine
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
+from scavenger.train.supervisor.watching import NetworkWatch
 
 __all__ = ["DirectWorkers"]
 
@@ -34,6 +35,7 @@ class DirectWorkers:
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
         self._placed_s: dict[str, float] = {}
+        self._network, self._doubted_s = NetworkWatch(), clock()
         self.registry = ProcessRegistry(processes.engine, clock)
 
     @property
@@ -67,6 +69,23 @@ class DirectWorkers:
     def age_s(self, worker: str) -> float:
         """Seconds since a worker's process was started; 0 while it waits for a machine."""
         return self._clock() - self._placed_s[worker] if self.placed(worker) else 0.0
+
+    def in_doubt(self, beating: Collection[str], now: float) -> float | None:
+        """Look whether what does not arrive may be the network's fault, so that it is no evidence against any worker.
+
+        Args:
+            beating: Workers that send heartbeats.
+            now: Monotonic seconds.
+
+        Returns:
+            Seconds since the last look, by which the time of workers does not pass; None if nothing is in doubt.
+        """
+        passed, self._doubted_s = now - self._doubted_s, now
+        if not self._network.in_doubt(self.engine, beating, now):
+            return None
+        for worker in self._placed_s:
+            self._placed_s[worker] += passed
+        return passed
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something has arrived, or the timeout has passed."""

@@ -82,7 +82,7 @@ class SilenceWatch:
             silent = sum(seconds >= self.limits.doubt_s for seconds in silent_s.values())
             alarm = (
                 f"not hearing the VMs ({silent} of {len(silent_s)} are silent): training goes on there, and nothing is "
-                f"given up for {self.limits.keep_s:.0f} s"
+                f"given up for {self.limits.keep_s:.0f} s, unless the cloud says that they are gone"
             )
         elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
             alarm = f"hearing the VMs again, after {now - before.broken_since_s:.0f} s"
