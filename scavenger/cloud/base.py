@@ -23,6 +23,7 @@ The contract of a `Provider`, which `tests/cloud` verifies for every implementat
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from scavenger.domain.configuration import Offer
@@ -119,6 +120,16 @@ class Provider(Protocol):
 
     def quotas(self) -> tuple[Quota, ...]:
         """The quotas that limit VMs; empty if the cloud does not report them.
+
+        Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """Read what spot VMs cost now, US dollars per hour by VM type and zone; empty if the cloud does not tell.
+
+        Args:
+            vms: VM types.
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeVar
@@ -77,6 +78,7 @@ class FakeProvider:
         calls: All that was asked, in order.
         faults_fired: How many calls met a fault.
         consoles: What VMs have written to their consoles, by instance id.
+        prices: Of spot VMs now, by VM type and zone.
     """
 
     name: str = "fake"
@@ -91,6 +93,7 @@ class FakeProvider:
     calls: list[Call] = field(default_factory=list)
     faults_fired: int = 0
     consoles: dict[str, str] = field(default_factory=dict)
+    prices: dict[tuple[str, str], float] = field(default_factory=dict)
     vm: str = "small"
     vm_unknown: str = "vast"
     instance_unknown: str = "fake-999999"
@@ -165,6 +168,11 @@ class FakeProvider:
         fault = self._enter("quotas")
         limit = float("inf") if self._limit is None else float(self._limit)
         return self._leave(fault, (Quota("VMS", self.region, limit, float(self._living())),))
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """See `Provider.spot_prices`: what `prices` says."""
+        fault = self._enter("spot_prices", " ".join(sorted(vms)))
+        return self._leave(fault, {key: usd for key, usd in self.prices.items() if key[0] in vms})
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: one firewall per owner."""

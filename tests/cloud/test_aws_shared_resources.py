@@ -208,6 +208,7 @@ def test_the_servers_spot_prices_differ_by_type_and_bound_bids(aws: AwsWorld) ->
     }
 
     assert len(prices) == 12
+    assert aws.provider.spot_prices(["c5.large", "c5.xlarge"]) == prices
     assert all(0 < price < ON_DEMAND_PRICES[vm] for (vm, _), price in prices.items())
     assert prices["c5.large", f"{REGION}a"] < prices["c5.xlarge", f"{REGION}a"]
 

@@ -59,6 +59,33 @@ def test_what_is_wanted_comes_to_be_joins_is_renewed_and_ends_with_its_job(tmp_p
         assert {one.ending for one in bench.store.intents("job")} == {"unwanted"}
 
 
+def test_the_prices_of_spot_vms_are_read_again_each_hour_and_what_is_read_is_metered(bench: Bench) -> None:
+    hour_s = 3600.0
+    bench.cloud.prices = {("small", "fake-1a"): 0.18, ("large", "fake-1a"): 9.0}
+    bench.pass_(hour_s - 60.0)
+    assert bench.calls("spot_prices") == []
+    first_usd = sum(one.charges.spent_usd for one in bench.living())
+    assert first_usd == pytest.approx(2 * 0.36, rel=0.03)
+
+    bench.cloud.script("spot_prices", Fault(NO_ANSWER))  # which is tried again
+    bench.pass_(180.0)
+    assert len(bench.calls("spot_prices")) == 2
+    before_usd = sum(one.charges.spent_usd for one in bench.living())
+    bench.pass_(hour_s / 2)
+    more_usd = sum(one.charges.spent_usd for one in bench.living()) - before_usd
+    assert more_usd == pytest.approx(0.18, rel=0.02)  # two VMs for half an hour
+    (alarm,) = [one for one in bench.alarms if one.kind == "spot_price"]
+    assert "small in fake-1a is $0.1800 an hour now, not $0.3600" in alarm.message
+
+    bench.cloud.prices["small", "fake-1a"] = 9.0  # more than the VMs may cost: the cloud would end them
+    bench.pass_(hour_s)
+    assert len(bench.calls("spot_prices")) == 3
+    before_usd = sum(one.charges.spent_usd for one in bench.living())
+    bench.pass_(360.0)
+    more_usd = sum(one.charges.spent_usd for one in bench.living()) - before_usd
+    assert more_usd == pytest.approx(2 * 0.36 / 10.0, rel=0.02)
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_a_launch_whose_answer_is_lost_makes_one_vm(bench: Bench, done: bool) -> None:
     bench.cloud.script("launch", Fault(NO_ANSWER, done=done))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -163,6 +163,9 @@ class SimulatedCloud:
 
     def console(self, instance_id: str, zone: str) -> str:
         return ""
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        return {}
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         return ()

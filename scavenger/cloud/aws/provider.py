@@ -14,7 +14,8 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
@@ -233,6 +234,17 @@ class AwsProvider:
     def let_in(self, request: VmRequest) -> None:
         """See `AdmittingProvider.let_in`."""
         self._network(request)
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """See `Provider.spot_prices`."""
+        pages = self._pages(
+            self._ec2.describe_spot_price_history,
+            "SpotPriceHistory",
+            InstanceTypes=sorted(vms),
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=datetime.now(UTC),
+        )
+        return {(one["InstanceType"], one["AvailabilityZone"]): float(one["SpotPrice"]) for one in pages}
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: security group, key pair, and disks whose VM is gone."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -265,6 +265,10 @@ class GcpProvider:
     def let_in(self, request: VmRequest) -> None:
         """See `AdmittingProvider.let_in`: by firewall rules for a network tag that only these VMs have."""
         self._logins.let_in(request.tags.owner, request.template.settings)
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """See `Provider.spot_prices`: they change once in thirty days at most, and only the catalogue tells them."""
+        return {}
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: firewall rules, and boot disks that VMs which failed half-way have left."""

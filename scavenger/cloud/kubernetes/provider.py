@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -398,6 +398,10 @@ class KubernetesProvider:
             for name, limit in sorted((quota.status.hard or {}).items())
             if name in _QUOTAS or name.startswith("requests.nvidia.com/")
         )
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """See `Provider.spot_prices`: pods cost what the settings say."""
+        return {}
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: once no pod lives, the pods that have ended, and the secrets of all."""

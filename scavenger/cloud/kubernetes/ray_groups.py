@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -223,6 +223,10 @@ class RayGroupProvider:
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`: the namespace's resource quotas."""
         return self._pods.quotas()
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """See `Provider.spot_prices`: pods cost what the settings say."""
+        return {}
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: once no pod is claimed by anybody, the record, and limits as they were."""

@@ -6,6 +6,7 @@ launched, so that a repeated launch is identical to the byte, and any process th
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -103,6 +104,10 @@ class BootingProvider(Provider):
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`."""
         return self._provider.quotas()
+
+    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
+        """See `Provider.spot_prices`."""
+        return self._provider.spot_prices(vms)
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`."""

@@ -55,7 +55,10 @@ class FleetNotes:
                 alarm.kind == "credentials" and alarm.about != "launch"
             ):  # launches are a shortage of their own
                 self.note(f"VMs cannot be seen or ended: {alarm.message}")
-            elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
+            elif (
+                alarm.kind in ("quota", "refused", "spot_price")
+                and set(alarm.about.split()) & self._offers.keys()
+            ):
                 self.note(alarm.message)
 
     def show_shortages(self, shortages: Mapping[str, str], wait_max: str) -> None:

@@ -51,6 +51,7 @@ from scavenger.policy.provisioning.config import THROTTLED_FOR_S, ProvisioningCo
 from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
+from scavenger.policy.provisioning.spot_prices import READ_AGAIN_S, SPOT_PRICES, price_changes, spot_types
 
 __all__ = ["Reconciler"]
 
@@ -194,6 +195,7 @@ class Reconciler:
         # List the cloud's VMs before reading the store: an intent is written before its VM can be listed.
         situation = yield from ask(lambda: self._store.situation(*here, tokens))
         situation = yield from self._charge(situation)
+        yield from self._read_prices(situation)
         self._memory.note(situation, listing)
         actions = decide(
             situation,
@@ -243,6 +245,7 @@ class Reconciler:
         if taken is None:
             raise _OvertakenError
         self._fence, self._heartbeat_at_s, self._memory = taken.fence, sent_at_s, Memory()
+        self._memory.hold(SPOT_PRICES, READ_AGAIN_S, sent_at_s)
         self._standing.clear()
 
     def _held(self) -> Fence:
@@ -262,6 +265,21 @@ class Reconciler:
             for intent in situation.intents
         )
         return replace(situation, intents=intents)
+
+    def _read_prices(self, situation: Situation) -> Steps[None]:
+        """Read what spot VMs cost now; where the cloud does not tell, they are metered as before."""
+        memory, now_s, types = self._memory, self._clock(), spot_types(situation.intents)
+        if not (types and memory.is_due(SPOT_PRICES, now_s) and memory.is_due(THROTTLE, now_s)):
+            return
+        try:
+            read = yield from self._cloud("prices", lambda: self._provider.spot_prices(types))
+        except CloudError:
+            memory.wait(SPOT_PRICES, self._config.waits.call, self._clock(), self._rng)
+            return
+        memory.hold(SPOT_PRICES, READ_AGAIN_S, now_s)
+        for alarm in price_changes(situation.intents, memory.spot_usd, read):
+            self._raise_alarm(alarm)
+        memory.spot_usd = read
 
     def _list(self) -> Steps[Listing | None]:
         memory, now_s = self._memory, self._clock()

@@ -130,6 +130,7 @@ AlarmKind = Literal[
     "sold_out",
     "quota",
     "refused",
+    "spot_price",
     "credentials",
     "undeletable",
     "unknown_vm",

@@ -7,7 +7,7 @@ of the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -43,6 +43,7 @@ class Memory:
         denied: Missing permissions: the cloud's message by action.
         charged_s: Monotonic time at which each intent was last charged.
         queued: Intents whose VMs waited in a queue when they were last listed.
+        spot_usd: US dollars per hour of spot VMs, by VM type and zone, as they were read last.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Memory:
         self.denied: dict[str, str] = {}
         self.charged_s: dict[str, float] = {}
         self.queued: frozenset[str] = frozenset()
+        self.spot_usd: Mapping[tuple[str, str], float] = {}
         self._last_s: float | None = None
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._waits: dict[tuple[Hashable, ...], _Wait] = {}

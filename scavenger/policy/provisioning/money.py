@@ -8,6 +8,7 @@ from datetime import datetime
 from scavenger.domain.intent import FleetSpec, Intent, Past, Situation
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
+from scavenger.policy.provisioning.spot_prices import metered_usd_per_hour
 
 __all__ = ["Account", "charges", "money", "reserve_usd"]
 
@@ -58,7 +59,7 @@ def charges(
 
     The time between two looks of one process is taken from the monotonic clock, the time without a process from the
     wall clock. If the latter is implausible, `life_s` is charged: a VM that was not renewed ran at most that long.
-    The price is the present one where the job names it.
+    The price is the present one where the job names it, and of spot VMs as it was read last.
     """
     prices = {
         (spec.job_id, *option.key): option.price_usd_per_hour
@@ -72,6 +73,7 @@ def charges(
             continue
         seconds = now_s - before_s if before_s is not None else _unattended_s(intent, wall, life_s)
         price = prices.get((intent.job_id, *intent.option.key), intent.charges.price_usd_per_hour)
+        price = metered_usd_per_hour(intent, price, memory.spot_usd)
         added[intent.id] = (seconds, price * seconds / 3600.0)
     return added
 
