@@ -161,6 +161,7 @@ def _of_leaders(
     from scavenger.control.leading.pod_leader import LeaderOfPods
     from scavenger.control.leading.record import Leaders
     from scavenger.control.leading.renting import LeaderVm
+    from scavenger.control.leading.spent import book_leader
     from scavenger.control.leading.starting import cluster_of
 
     leaders = Leaders.beside(store)
@@ -175,6 +176,10 @@ def _of_leaders(
                 provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
                 vm = LeaderVm(records, provider, inform=inform)
                 found = vm.leftovers(record.id, used=used, ending=record.ending)
+                living = vm.living()
+                seen = None if living is None else vm.seen(living)
+                there = seen is not None and seen.state in ("pending", "running")
+                book_leader(store, leaders, record, datetime.now(UTC), there=there)
             yield f"{record.provider}/{record.region}", [] if found is None else [found]
         except (CloudError, ConfigurationError) as error:
             left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")

@@ -69,6 +69,14 @@ class Ledger(Part):
         with self._database.writing() as session:
             book(session, job_id, item, usd, self._clock(), name=name, user=user)
 
+    def booked(self, job_id: str, item: Item) -> float:
+        """What is booked of an item of a job, over all months."""
+        with self._database.reading() as session:
+            query = select(func.coalesce(func.sum(LedgerRow.usd), 0.0)).where(
+                LedgerRow.job_id == job_id, LedgerRow.item == item
+            )
+            return float(session.scalar(query) or 0.0)
+
     def spending(self, since: datetime) -> Spending:
         """What jobs have cost from the month of `since` on, and what those that run may cost besides."""
         with self._database.reading() as session:

@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import boto3
 import pytest
 from caller_net import CallerNet
-from cloud_jobs import CloudJob, assert_nothing_left_at, eventually
+from cloud_jobs import CloudJob, assert_nothing_left_at, eventually, paid_usd
 from gcp_state import PROJECT
 from machines import AGENT, Machine, unavailable
 from rented import AwsRented, Rented, rented
@@ -220,10 +221,17 @@ def test_a_loop_is_led_by_a_vm_and_its_replica_is_fetched(cloud: Rented, laptop:
     assert code == 0, said
     with Store.open(laptop.job.store) as store:
         job = store.job(store.jobs(10)[0].id)
+        leader_usd = store.booked(job.id, "leader")
+        (spent_usd,) = store.spending(datetime(2000, 1, 1, tzinfo=UTC)).spent.values()
     assert job.state == "succeeded"
     assert (job.cost_usd or 0.0) > 0.0
     assert (laptop.job.folder / ".scavenger" / job.id / "model.safetensors").is_file()
     assert_nothing_left_at(cloud)
+    # what the leader's VM costs until it has ended is in the sums of this machine, and nothing is there twice
+    assert leader_usd > 0.0
+    assert spent_usd == pytest.approx((job.cost_usd or 0.0) + leader_usd)
+    assert spent_usd == pytest.approx(paid_usd(laptop.job), rel=0.25)  # but for disks
+    assert "not counted by the job" in laptop.ask("cost", job.id)[1]
 
 
 @pytest.mark.parametrize("cloud", ["aws"], indirect=True)

@@ -64,9 +64,14 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def leaders(url: str) -> Leaders:
+def books(url: str) -> Iterator[Store]:
     with Store.open(url) as store:
-        return Leaders.beside(store)
+        yield store
+
+
+@pytest.fixture
+def leaders(books: Store) -> Leaders:
+    return Leaders.beside(books)
 
 
 def rented(leaders: Leaders, environment: dict[str, str]) -> LeaderRecord:
@@ -103,6 +108,7 @@ def session(
 def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_ends_it(
     compute: ComputeServer,
     leaders: Leaders,
+    books: Store,
     url: str,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +118,7 @@ def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_e
     monkeypatch.setattr("scavenger.control.provisioning.clean_up.POLL_S", 0.01)
     compute.faults.denied = True
 
-    (line,) = session(leaders, record, environment, []).end()
+    (line,) = session(leaders, record, environment, []).end(books)
 
     assert "job digits in gcp/us-central1" in line
     (kept,) = leaders.all()
@@ -128,24 +134,31 @@ def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_e
     assert "its end had" in capsys.readouterr().out
     assert compute.project.alive() == []
     assert set(compute.project.firewalls) == {"default-allow-ssh"}
-    assert session(leaders, kept, environment, []).end() == ()
+    (kept,) = leaders.all()
+    assert session(leaders, kept, environment, []).end(books) == ()
     assert list(leaders.all()) == []
+    assert books.booked("ffff-1", "leader") >= 0.07 / 60.0, "a minute is the least that a VM costs"
+    assert sum(books.spending(EPOCH).spent.values()) == books.booked("ffff-1", "leader")
 
 
 def test_a_vm_that_the_cloud_does_not_list_yet_is_ended(
-    compute: ComputeServer, leaders: Leaders, environment: dict[str, str]
+    compute: ComputeServer, leaders: Leaders, books: Store, environment: dict[str, str]
 ) -> None:
     record = rented(leaders, environment)
     compute.project.hidden_s = 1e6
 
-    assert session(leaders, record, environment, []).end() == ()
+    assert session(leaders, record, environment, []).end(books) == ()
 
     assert compute.project.alive() == []
     assert list(leaders.all()) == []
 
 
 def test_a_vm_is_ended_though_its_record_cannot_be_changed(
-    compute: ComputeServer, leaders: Leaders, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    compute: ComputeServer,
+    leaders: Leaders,
+    books: Store,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     record, said = rented(leaders, environment), list[str]()
     with leaders.open_store(record) as store:
@@ -156,7 +169,7 @@ def test_a_vm_is_ended_though_its_record_cannot_be_changed(
 
     monkeypatch.setattr(Leaders, "put", no_room)
 
-    assert session(leaders, record, environment, said).end() == ()
+    assert session(leaders, record, environment, said).end(books) == ()
 
     assert compute.project.alive() == []
     assert "No space left" in said[0]

@@ -51,9 +51,10 @@ def _led(
 
     with Store.open(store_url) as store:
         leaders = _leaders(store)
-        record = start_leader(start, leaders, inform=console.note)
+        record = start_leader(start, leaders, store, inform=console.note)
         if lost is not None:  # only now: its record is what the job could go on from, had this failed
-            _ended(_session(leaders, lost))
+            _ended(_session(leaders, lost), store)
+        _session(leaders, record).book(store, there=True)
         if follow:
             return _followed(leaders, record, store, as_json=as_json)
     if as_json:
@@ -65,8 +66,12 @@ def _led(
 
 def list_leaders(*, store_url: str | None, as_json: bool) -> int:
     """Print the leaders' VMs, and whether they are there."""
-    with _opened(store_url) as (leaders, _):
-        rows = [(one, _session(leaders, one).state()) for one in leaders.all()]
+    with _opened(store_url) as (leaders, store):
+        rows = []
+        for one in leaders.all():
+            session = _session(leaders, one)
+            rows.append((one, session.state()))
+            session.book(store, there=rows[-1][1] == "there")
     if as_json:
         shown = [{**plain(one), "state": state} for one, state in rows]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "leaders": shown})
@@ -129,7 +134,7 @@ def end_leader(key: str, *, yes: bool, store_url: str | None) -> int:
         NotFoundError: There is no such job.
         ConfigurationError: There is no terminal to ask on.
     """
-    with _opened(store_url) as (leaders, _):
+    with _opened(store_url) as (leaders, store):
         record = leaders.find(key)
         if not yes and not console.is_interactive():
             raise ConfigurationError("there is no terminal to ask on: use --yes to end the VMs")
@@ -137,7 +142,7 @@ def end_leader(key: str, *, yes: bool, store_url: str | None) -> int:
             f"End the leader's VM of job {clean(record.name)}, and the job's VMs?"
         ):
             return 0
-        return _ended(_session(leaders, record))
+        return _ended(_session(leaders, record), store)
 
 
 def is_led(key: str, store: Store) -> bool:
@@ -186,8 +191,10 @@ def resume_led(
         price = f"{clean(leader.offer.vm)}, ${leader.usd_per_hour:.4f} an hour"
         if not yes and not console.ask(f"Rent another leader's VM ({price}), and the job's VMs?"):
             return 0
+        _session(leaders, record).book(store, there=False)
+        led_usd = store.booked(record.job_id, "leader")
     url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
-    start = Start(prepared, audit=audit, recover=url, job_id=record.job_id)
+    start = Start(prepared, audit=audit, recover=url, job_id=record.job_id, led_usd=led_usd)
     return _led(start, follow=follow, store_url=store_url, as_json=as_json, lost=record)
 
 
@@ -219,11 +226,11 @@ def _followed(leaders: Leaders, record: LeaderRecord, store: Store, *, as_json: 
         console.emit(Text(f"job {clean(record.name)} ({record.job_id[:8]}): {outcome.state}{error}"))
         if outcome.folder is not None:
             console.emit(Text(f"its result: {outcome.folder}", no_wrap=True))
-    return _ended(session) or outcome.exit_code
+    return _ended(session, store) or outcome.exit_code
 
 
-def _ended(session: LeaderSession) -> int:
-    left = session.end()
+def _ended(session: LeaderSession, store: Store) -> int:
+    left = session.end(store)
     for line in left:
         console.note(f"left behind: {line}")
     if left:

@@ -48,7 +48,16 @@ def cost_of(store: Store, job: JobRecord, at: datetime, intents: Sequence[Intent
     share = recorded_share(store, job.id)
     leader = recorded_leader(store, job.id) if intents else None
     prices = _disk_prices(intents)
-    cost = job_cost(job, intents, at=at, disk_prices=prices, traffic=traffic, share=share, leader=leader)
+    cost = job_cost(
+        job,
+        intents,
+        at=at,
+        disk_prices=prices,
+        traffic=traffic,
+        share=share,
+        leader=leader,
+        afterwards_usd=store.booked(job.id, "leader"),
+    )
     if job.ended:
         return cost
     return replace(cost, alive=store.is_alive(job), has_runner=store.has_runner(job.id))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn, cast
 
@@ -19,6 +20,7 @@ from scavenger.control.leading.caller import caller_networks
 from scavenger.control.leading.pod_leader import LeaderOfPods
 from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of, not_ended
 from scavenger.control.leading.renting import LeaderVm
+from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.ssh import run_there
 from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
 from scavenger.control.leading.unpacking import unpack_outputs
@@ -80,7 +82,7 @@ class LeaderSession:
     ) -> None:
         self._leaders, self.record, self._inform = leaders, record, inform
         self._environment, self._sleep = environment, sleep
-        self._told = 0
+        self._told, self._led_usd = 0, 0.0
 
     # ---- while the job runs --------------------------------------------------------------------------------
 
@@ -118,6 +120,9 @@ class LeaderSession:
             self._told = int(event["id"])
             if event["kind"] not in _QUIET:
                 show(event)
+            elif event["kind"] == "leader":
+                led = event["data"]
+                self._led_usd = float(led["seconds"]) / 3600.0 * float(led["usd_per_hour"])
         document = client.job(self.record.job_id)
         # a job whose runner died is resumed by the leader: its submission tells
         open_still = (document.get("submission") or {}).get("state") in ("queued", "running")
@@ -202,6 +207,7 @@ class LeaderSession:
         folder = self._fetched(self.record.job_id)
         record = read_record(folder)
         there = f"{self._outputs(record)}/{record.id}"
+        self.record = self._leaders.change(self.record, counted_usd=self._led_usd)
         store.recover_job(
             replace(
                 record,
@@ -258,11 +264,15 @@ class LeaderSession:
         with self._leaders.open_store(self.record) as store:
             return self._vm(store).end(self.record.id)
 
-    def end(self) -> tuple[str, ...]:
+    def end(self, store: Store) -> tuple[str, ...]:
         """End the leader's VM and what it rented; returns a line for each that may be left.
 
         What could not be ended stays on record, for `scavenger gc`.
+
+        Args:
+            store: This machine's, whose ledger gets what the VM has cost.
         """
+        self.book(store, there=self.state() == "there")
         record = self.record
         try:
             self.record = self._leaders.change(record, ending=True)
@@ -272,9 +282,17 @@ class LeaderSession:
             left = self._end_all()
         except ScavengerError as error:
             left = (not_ended(record, error),)
+        self.book(store, there=False)
         if not left:
             self._leaders.remove(self.record)
         return left
+
+    def book(self, store: Store, *, there: bool) -> None:
+        """Book what the leader's VM has cost until now; where that fails, a line says so."""
+        try:
+            self.record = book_leader(store, self._leaders, self.record, datetime.now(UTC), there=there)
+        except (ScavengerError, OSError) as error:
+            self._inform(f"what the leader's VM of job {self.record.name} costs cannot be booked: {error}")
 
     def state(self) -> Literal["there", "gone", "unknown"]:
         """Whether the leader's VM is there, as far as the cloud tells."""

@@ -44,6 +44,7 @@ from scavenger.control.leading.pod_leader import LeaderOfPods, leader_secret, po
 from scavenger.control.leading.pod_tunnel import PodTunnel, through_api_server
 from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of, not_ended
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
+from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.ssh import FailedThereError, SshTarget, Tunnel, forwarded, run_there
 from scavenger.control.provisioning.cloud_resources import CloudResources
 from scavenger.control.provisioning.leader_meter import leader_text
@@ -89,6 +90,7 @@ class Start:
         audit, priority: See `NewSubmission`.
         recover: URL of the job's checkpoints, with which it goes on; empty for a new job.
         job_id: The job that goes on; empty for a new one.
+        led_usd: What was booked of the leaders that it had before.
     """
 
     prepared: PreparedJob
@@ -96,6 +98,7 @@ class Start:
     priority: int = 0
     recover: str = ""
     job_id: str = ""
+    led_usd: float = 0.0
 
     @property
     def resources(self) -> CloudResources:
@@ -136,6 +139,7 @@ def check_start(start: Start) -> None:
 def start_leader(
     start: Start,
     leaders: Leaders,
+    books: Store,
     *,
     inform: Callable[[str], None],
     environment: Mapping[str, str] = os.environ,
@@ -145,6 +149,7 @@ def start_leader(
     Args:
         start: The job.
         leaders: Records of leaders on this machine.
+        books: This machine's store, whose ledger gets what the VM has cost.
         inform: Shows progress to the user.
         environment: Environment variables of the command.
 
@@ -176,7 +181,7 @@ def start_leader(
             return _Starting(start, leaders, store, archive, environment, inform).run(vm, spec, record)
         except BaseException:
             inform("the leader's VM is ended, as its job could not be started")
-            for line in _undone(vm, leaders, record):
+            for line in _undone(vm, leaders, record, books):
                 inform(f"left behind: {line}; `scavenger gc` ends it")
             raise
         finally:
@@ -185,7 +190,7 @@ def start_leader(
 
 def _record(start: Start, *, host_key: str = "", namespace: str = "", claim: str = "") -> LeaderRecord:
     prepared, provider = start.prepared, start.resources.provider
-    checkpoint = prepared.job.checkpoint
+    checkpoint, plan = prepared.job.checkpoint, prepared.platform.leader
     return LeaderRecord(
         id=str(uuid.uuid4()),
         name=prepared.job.name,
@@ -198,6 +203,8 @@ def _record(start: Start, *, host_key: str = "", namespace: str = "", claim: str
         host_key=host_key,
         namespace=namespace,
         claim=claim,
+        disk_usd_per_hour=0.0 if plan is None else plan.disk_usd_per_hour,
+        before_usd=start.led_usd,
     )
 
 
@@ -279,10 +286,12 @@ def _led_by_pod(leaders: Leaders, record: LeaderRecord) -> str:
             time.sleep(_LOOK_S)
 
 
-def _undone(vm: LeaderVm, leaders: Leaders, record: LeaderRecord) -> tuple[str, ...]:
+def _undone(vm: LeaderVm, leaders: Leaders, record: LeaderRecord, books: Store) -> tuple[str, ...]:
     """End what was rented, and forget it, or keep on record that it is to be ended; returns what may be left."""
     try:
+        record = book_leader(books, leaders, replace(record, ending=True), datetime.now(UTC), there=True)
         left = vm.end(record.id)
+        book_leader(books, leaders, record, datetime.now(UTC), there=False)
     except ScavengerError as error:
         left = (not_ended(record, error),)
     if left:

@@ -151,7 +151,8 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
     """Compute the cost of VMs up to a time.
 
     A VM whose start and end the cloud has reported is billed by these times, at the mean price while it ran. A running
-    VM is billed from its launch to `at` (`ledger`). For all others, the locally counted cost is used.
+    VM is billed from its launch to `at` (`ledger`), a spot VM at the mean price so far. For all others, the locally
+    counted cost is used.
 
     Args:
         intents: Intents from the store.
@@ -193,7 +194,10 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
             launched_at=times.launched_at,
             ended_at=times.ended_at,
         )
-        price = {(request.vm, request.zone, request.spot): intent.charges.price_usd_per_hour}
+        usd_per_hour = intent.charges.price_usd_per_hour
+        if request.spot and seconds >= BILLED_MIN_S:
+            usd_per_hour = usd / seconds * 3600.0  # the mean of what was read
+        price = {(request.vm, request.zone, request.spot): usd_per_hour}
         least_s = BILLED_MIN_S if times.taken_at is None else 0.0
         (billed,) = ledger([seen], price, at=at, billed_min_s=least_s).vms
         seconds, usd = billed.billed_s, billed.usd
@@ -267,6 +271,7 @@ def job_cost(
     traffic: Traffic | None = None,
     share: AggregationShare | None = None,
     leader: LeaderUse | None = None,
+    afterwards_usd: float = 0.0,
 ) -> JobCost:
     """Compute the predicted and actual cost of a job.
 
@@ -278,6 +283,8 @@ def job_cost(
         traffic: Traffic between zones; None if there was none.
         share: What the job has used of a pool of aggregators; None if it used none.
         leader: The VM on which the job was led; None if it was led where that costs nothing.
+        afterwards_usd: What leaders' VMs have cost beside what the job has counted: while they waited for its end to be
+            fetched, and before one was lost.
 
     Raises:
         ConfigurationError: As `paid_for`.
@@ -313,6 +320,10 @@ def job_cost(
         if pooled.cpu_s:
             items = (*items, _of_pool(pooled))
             not_counted = ("coordinator, which runs on this machine too", *NEVER_COUNTED)
+        if afterwards_usd:
+            items = (*items, CostItem("leader's VM, not counted by the job", afterwards_usd, _AFTERWARDS))
+            actual = (actual or 0.0) + afterwards_usd
+            not_counted = NEVER_COUNTED
     return JobCost(
         job_id=job.id,
         name=job.name,
@@ -343,6 +354,7 @@ def _of_workers(actual_usd: float | None, price: float | None) -> tuple[tuple[Co
     return (CostItem("workers", actual_usd, how),), f"{_COUNTED}; the price is that of its prediction"
 
 
+_AFTERWARDS = "from its launch until it ended, by the cloud's own times, less what the job has counted of it"
 _COUNTED = "counted by the job itself, worker-seconds x price of its offer"
 
 

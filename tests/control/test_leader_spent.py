@@ -1,0 +1,171 @@
+"""What a leader's VM costs is booked once, whoever counted which part of it, until it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.spent import book_leader, leader_usd
+from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmCharges, VmSlot, VmTimes
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmState, VmTags
+from scavenger.policy.provisioning.slots import LEADER_SLOT
+from scavenger.store import Store
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+PRICE, DISK = 3.6, 0.36
+"""US dollars per hour: a tenth of a cent a second, and a hundredth of one."""
+SECOND_USD = (PRICE + DISK) / 3600.0
+RECORD = LeaderRecord(
+    "0a1b2c3d",
+    "digits",
+    "/jobs/digits.yaml",
+    "aws",
+    "us-east-1",
+    "ssh-ed25519 AAAA",
+    "/jobs/.scavenger",
+    job_id="ffff-1",
+    disk_usd_per_hour=DISK,
+)
+
+
+def launched(at: datetime = AT, *, ended: datetime | None = None, slot: int = LEADER_SLOT) -> Intent:
+    tags = VmTags("me", "t0", "job", slot, 0)
+    request = VmRequest(tags, "c6a.large", "us-east-1a", False, LaunchTemplate(3600.0))
+    seconds = 0.0 if ended is None else (ended - at).total_seconds()
+    return Intent(
+        request,
+        "aws",
+        "us-east-1",
+        VmCharges(PRICE, 0.0, seconds, seconds * PRICE / 3600.0),
+        state="UP" if ended is None else "GONE",
+        instance_id="i-1",
+        times=VmTimes(launched_at=at, ended_at=ended),
+    )
+
+
+seconds = st.floats(60.0, 1e6)
+
+
+@given(seconds, seconds)
+def test_a_vm_costs_more_the_longer_it_is_there_and_what_the_cloud_bills_once_that_is_known(
+    a_s: float, b_s: float
+) -> None:
+    def usd(one: Intent, at_s: float, *, there: bool, seen_usd: float = 0.0) -> float:
+        return leader_usd([one], DISK, AT + timedelta(seconds=at_s), there=there, seen_usd=seen_usd)
+
+    first_s, last_s = min(a_s, b_s), max(a_s, b_s)
+    seen_usd = usd(launched(), first_s, there=True)
+    assert seen_usd == pytest.approx(first_s * SECOND_USD)
+    assert usd(launched(), last_s, there=True, seen_usd=seen_usd) == pytest.approx(last_s * SECOND_USD)
+    assert usd(launched(), last_s, there=False, seen_usd=seen_usd) == seen_usd, "nobody saw when it ended"
+    ended = launched(ended=AT + timedelta(seconds=first_s))
+    for there in (True, False):
+        assert usd(ended, last_s, there=there, seen_usd=1e9) == pytest.approx(first_s * SECOND_USD)
+    assert usd(launched(slot=1), last_s, there=True) == 0.0
+
+
+class Rented:
+    """A leader's VM, launched at `AT`, in the store of its record beside that of this machine."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.leaders, self.record = store, Leaders.beside(store), RECORD
+        self.leaders.put(RECORD)
+        with self.leaders.open_store(RECORD) as own:
+            own.create_job("digits", spec={}, job_file=RECORD.job_file, job_id=RECORD.id)
+            tags = VmTags(own.installation(), "t0", RECORD.id, LEADER_SLOT, 0)
+            template = launched().request.template
+            own.want_vms(
+                FleetSpec(
+                    job_id=RECORD.id,
+                    provider="aws",
+                    region="us-east-1",
+                    slots=(VmSlot(LEADER_SLOT),),
+                    options=(PlacementOption("c6a.large", "us-east-1a", False, PRICE),),
+                    template=template,
+                    vms_max=1,
+                    budget_usd=float("inf"),
+                )
+            )
+            one = replace(launched(), state="PLAN", instance_id="", times=VmTimes())
+            own.write_intent(self._fence(own), replace(one, request=replace(one.request, tags=tags)))
+            own.mark_up(self._fence(own), "t0", self._seen("running"))
+
+    def _fence(self, own: Store) -> Fence:
+        lease = own.lease("aws/us-east-1") or own.take_lease("aws/us-east-1", "here", None)
+        assert lease is not None
+        return lease.fence
+
+    def _seen(self, state: VmState, ended_at: datetime | None = None) -> VmSeen:
+        return VmSeen("i-1", "c6a.large", "us-east-1a", False, state, launched_at=AT, ended_at=ended_at)
+
+    def ends(self, after_s: float) -> None:
+        with self.leaders.open_store(self.record) as own:
+            gone = self._seen("gone", AT + timedelta(seconds=after_s))
+            own.mark_gone(self._fence(own), "t0", "unwanted", "its leader is ended", gone, never=False)
+
+    def changed(self, **fields: Any) -> None:
+        self.record = self.leaders.change(self.record, **fields)
+
+    def booked(self, at_s: float, *, there: bool = True) -> float:
+        """What the ledger has of the job's leaders, once they were booked after so many seconds, twice."""
+        for _ in range(2):
+            at = AT + timedelta(seconds=at_s)
+            self.record = book_leader(self.store, self.leaders, self.record, at, there=there)
+        return self.store.booked("ffff-1", "leader")
+
+
+@pytest.fixture
+def rented(tmp_path: Path) -> Iterator[Rented]:
+    with Store.open(f"sqlite:///{tmp_path / 'scavenger.db'}", clock=lambda: AT) as store:
+        yield Rented(store)
+
+
+def test_a_leaders_vm_is_in_the_sums_from_its_launch_until_it_has_ended_beside_what_its_job_has_counted(
+    rented: Rented,
+) -> None:
+    assert rented.booked(100.0) == pytest.approx(100 * SECOND_USD)
+    assert sum(rented.store.spending(AT).spent.values()) == pytest.approx(100 * SECOND_USD)
+
+    # the job has ended after 300 s, its record is fetched after 500 s, and the VM ends 20 s later
+    rented.changed(counted_usd=300 * SECOND_USD)
+    assert rented.booked(500.0) == pytest.approx(200 * SECOND_USD)
+    rented.ends(520.0)
+    assert rented.booked(9000.0, there=False) == pytest.approx(220 * SECOND_USD)
+
+
+def test_one_that_ended_unseen_is_booked_up_to_when_it_was_there_last(rented: Rented) -> None:
+    rented.booked(500.0)
+    rented.changed(counted_usd=300 * SECOND_USD)
+
+    assert rented.booked(9000.0, there=False) == pytest.approx(200 * SECOND_USD)
+
+
+def test_a_leader_in_place_of_a_lost_one_adds_to_what_that_has_cost(rented: Rented) -> None:
+    rented.ends(1000.0)
+    before_usd = rented.booked(2000.0, there=False)
+    again = replace(RECORD, id="0e4f5a6b", before_usd=before_usd)
+    rented.leaders.remove(rented.record)
+    rented.leaders.put(again)
+    assert before_usd == pytest.approx(1000 * SECOND_USD)
+
+    book_leader(rented.store, rented.leaders, again, AT, there=True)  # none is rented yet
+
+    assert rented.store.booked("ffff-1", "leader") == pytest.approx(before_usd)
+
+
+def test_one_that_has_no_job_yet_is_booked_when_it_is_to_be_ended(rented: Rented) -> None:
+    rented.changed(job_id="")
+    assert rented.booked(100.0) == 0.0
+    assert rented.store.booked(RECORD.id, "leader") == 0.0
+    rented.changed(ending=True)
+    rented.booked(100.0)
+
+    assert rented.store.booked(RECORD.id, "leader") == pytest.approx(100 * SECOND_USD)
