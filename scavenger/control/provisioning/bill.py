@@ -195,7 +195,7 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
             ended_at=times.ended_at,
         )
         usd_per_hour = intent.charges.price_usd_per_hour
-        if request.spot and seconds >= BILLED_MIN_S:
+        if request.spot and seconds >= BILLED_MIN_S and usd:
             usd_per_hour = usd / seconds * 3600.0  # the mean of what was read
         price = {(request.vm, request.zone, request.spot): usd_per_hour}
         least_s = BILLED_MIN_S if times.taken_at is None else 0.0
