@@ -195,8 +195,8 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
             ended_at=times.ended_at,
         )
         usd_per_hour = intent.charges.price_usd_per_hour
-        if request.spot and seconds >= BILLED_MIN_S and usd:
-            usd_per_hour = usd / seconds * 3600.0  # the mean of what was read
+        if request.spot and seconds >= BILLED_MIN_S:  # the mean of what was read
+            usd_per_hour = usd / seconds * 3600.0 or usd_per_hour
         price = {(request.vm, request.zone, request.spot): usd_per_hour}
         least_s = BILLED_MIN_S if times.taken_at is None else 0.0
         (billed,) = ledger([seen], price, at=at, billed_min_s=least_s).vms
