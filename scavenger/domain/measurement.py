@@ -108,11 +108,13 @@ class ConvergenceRecord:
 
     Attributes:
         global_batch_size: The B that most of its samples were trained with.
-        epochs: Epochs until the target was reached.
+        epochs: Epochs until the target was reached, had all been trained at that B.
+        every: Epochs from one evaluation to the next, at one of which the target was seen to be reached; 0 if unknown.
     """
 
     global_batch_size: int
     epochs: float
+    every: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ class Predicted:
 
     Attributes:
         spent_s, spent_usd: Part of `time_s` and `cost_usd`: spent before the choice, and due for starting workers.
+        epochs: Of the whole run, trained ones included, in epochs at the chosen batch size.
         remaining: Share of the training that is left when those workers have started, in [0, 1].
         end_s: Part of `time_s`: for saving the model and ending the processes.
     """
@@ -238,6 +239,8 @@ class Actual:
     Attributes:
         step_time_s: Median at the chosen configuration.
         end_s: Part of `time_s`: for saving the model and ending the processes.
+        first_start_s, start_s: Median time from a worker's launch until it was ready, of the first workers and of
+            further ones; 0 if there were none.
     """
 
     time_s: float
@@ -245,6 +248,8 @@ class Actual:
     step_time_s: float
     epochs: float
     end_s: float = 0.0
+    first_start_s: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

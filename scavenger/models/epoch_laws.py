@@ -33,10 +33,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import brentq
 from scipy.special import logsumexp, ndtri
 
 from scavenger.domain.curve import BoolArray, FloatArray
+from scavenger.models.even_points import even_points
 from scavenger.models.types import Finite, NotNegative, Positive
 
 __all__ = [
@@ -261,18 +261,6 @@ class _Nodes:
         return rise + _fall(x, columns[2], columns[3]) if self.name == "u-shaped" else rise
 
 
-@lru_cache(maxsize=8)
-def _even(count: int, dimensions: int) -> FloatArray:
-    """Points that fill the unit cube evenly, shape `(count, dimensions)`: multiples of powers of 1/g modulo 1, where
-    g^(dimensions + 1) = g + 1, the golden ratio in one dimension. Unlike a grid, all of them differ in every
-    coordinate, so that a law which the evidence pins down sharply is still met by some."""
-    if dimensions == 1:
-        return (np.arange(count)[:, None] + 0.5) / count
-    ratio = float(brentq(lambda g: g ** (dimensions + 1) - g - 1.0, 1.0, 2.0, xtol=1e-15))
-    steps = ratio ** -np.arange(1.0, dimensions + 1.0)
-    return np.asarray((0.5 + np.outer(np.arange(1, count + 1), steps)) % 1.0)
-
-
 def _log_scales(quantile: FloatArray, evidence: EpochEvidence) -> FloatArray:
     """ln B* at quantiles of its prior: the informed one or, with probability `MISLED`, the wide one."""
     wide, informed = math.log(evidence.batch_max), evidence.scale_log_mean
@@ -289,7 +277,7 @@ def _nodes(name: LawName, evidence: EpochEvidence) -> _Nodes:
     dimensions = {"sharp-critical-batch": 2, "u-shaped": 4}.get(name, 1)
     # Without history the noise has its part in all of the epochs: eq. 6.
     count = 1 if name == "noise-linear" and len(evidence.batch) == 1 else NODES[name]
-    even = _even(count, dimensions)
+    even = even_points(count, dimensions)
     weight = math.log(LAW_WEIGHTS[name] / sum(LAW_WEIGHTS[law] for law in evidence.laws) / count)
     if name == "noise-linear":
         return _Nodes(name, even if count > 1 else np.zeros((1, 1)), np.full(count, weight))

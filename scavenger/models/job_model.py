@@ -54,6 +54,7 @@ from scavenger.models.trial import try_out
 from scavenger.models.types import Count, NotNegative, Positive
 
 __all__ = [
+    "LOG_SD_MAX",
     "TRANSFER_MAX",
     "EvaluationLaw",
     "JobModel",

@@ -12,7 +12,7 @@ T           when the target is reached; r = T / t > 1
 Every pair of a shape and a T is one curve, `y(s) = c (φ(s) - φ(T))`, with the slope c >= 0 that fits best. It is
 weighed by how well it passes through the evaluations, whose errors are those of
 
-    evaluations that are correlated with their neighbours       AR(1), correlation `CORRELATION`
+    evaluations that are correlated with their neighbours       AR(1), `curve_fits`
     + what no shape explains, a Brownian motion in ln s that     variance η² ln(t / s) times that of evaluations;
       is 0 now: the older an evaluation, the less it tells       every η of `DRIFTS`, by evidence
 
@@ -22,6 +22,10 @@ it. Before any evaluation every ln T is equally probable, or as a hint says; tha
 another time makes T near t the more probable, by 1 / r [1]_.
 
 All curves of a shape need five inner products, so that an update takes a few milliseconds.
+
+Where the noise of an evaluation is known (of an accuracy, from the number of samples), y are the evaluations
+themselves, in units of their noise if that is more than the gap, T is where their mean is at the target, which may be
+behind, and the run ends at the first evaluation that is good enough, see `first_passage`.
 
 References:
     .. [1] Gott, "Implications of the Copernican principle for our future prospects", Nature 363, 1993.
@@ -38,7 +42,9 @@ import numpy as np
 from scipy.special import logsumexp, ndtri
 
 from scavenger.domain.curve import FloatArray
+from scavenger.models.curve_fits import FLOOR, FREEDOM, TEMPER, Products, covariance
 from scavenger.models.curve_shapes import ANNEALED, SHAPES, EarlierRun, Nodes, Schedule, join_nodes
+from scavenger.models.first_passage import evaluations_ahead, first_passage, resampled
 
 __all__ = ["EVALUATIONS_MIN", "Forecast", "Hint", "forecast", "value_by_shapes"]
 
@@ -51,14 +57,7 @@ RECENT = 0.35
 POINTS_MAX = 16
 """Evaluations are averaged to so many points, as evenly spaced in s as in ln s."""
 
-CORRELATION = 0.3
 DRIFTS = (0.3, 1.0, 3.0, 10.0)
-
-FREEDOM, FLOOR = 6.0, 0.09
-"""Degrees of freedom of the scale before any evaluation, and its value then, in units of the gap."""
-
-TEMPER = 0.6
-"""An evaluation counts for so many: shapes are wrong in ways that later evaluations share."""
 
 DOUBT = 0.03
 """Probability that the course so far tells nothing."""
@@ -83,6 +82,15 @@ MISLED, MISLED_WIDTH = 0.8, 2.0
 high still leads to 48 % at half the way with 0.5."""
 
 RATIOS = np.exp(np.concatenate(([0.002, 0.005, 0.01], np.geomspace(0.02, math.log(RATIO_MAX), 60))))
+BEHIND = np.exp(np.linspace(-0.9, -0.02, 23))
+"""T / t of means that are at their target, where no evaluation was good enough yet."""
+
+CURVES = 256
+"""Curves that a first passage is averaged over."""
+
+SAME_SAMPLES = 0.8
+"""Noise from one evaluation to the next over that of the samples' draw, as all evaluations are of the same samples."""
+
 QUANTILES = np.array((0.05, 0.5, 0.95))
 QUANTILE_Z = ndtri(QUANTILES)
 
@@ -136,6 +144,7 @@ def forecast(
     hint: Hint | None = None,
     schedule: Schedule | None = None,
     earlier: Sequence[EarlierRun] = (),
+    noise: float = 0.0,
 ) -> Forecast:
     """Forecast when the best value so far reaches the target.
 
@@ -146,6 +155,7 @@ def forecast(
         limit: Where the run ends if it has not reached the target.
         schedule: Learning rates of the whole run, over the unit of `at`; None if unknown.
         earlier: The same metric in finished runs of similar jobs.
+        noise: Standard deviation of an evaluation near the target; 0 if unknown.
 
     Raises:
         ValueError: If fewer than `EVALUATIONS_MIN` values are finite, or one has reached the target.
@@ -155,16 +165,26 @@ def forecast(
     if course.best[-1] <= goal:
         raise ValueError("the target has been reached")
     now, gap = float(course.at[-1]), float(course.best[-1] - goal)
-    x, y, counts = course.points()
+    sigma = SAME_SAMPLES * abs(float(scale(target - noise if mode == "max" else target + noise)) - goal)
+    if noise > 0.0:
+        gap = max(gap, sigma)
+    x, y, counts = course.points(raw=noise > 0.0)
     y = np.minimum((y - goal) / gap, OUTLIER)
     ratios = _ratios(now, hint)
     totals = now * (ratios + course.half_step())
+    if noise > 0.0:
+        ratios = np.concatenate((BEHIND, ratios))
     families = [(1.0, SHAPES.nodes(x, ratios))]
     if schedule is not None:
         families.append((SCHEDULED, ANNEALED.nodes(schedule, x * now, ratios * now)))
     scaled = (EarlierRun(run.at, scale(run.values)) for run in earlier)
     families.extend((1.0 / len(earlier), run.nodes(x * now, ratios * now)) for run in scaled)
     nodes = join_nodes(families)
+    if noise > 0.0:
+        curves = _Curves.of(
+            nodes, ratios, (x, y, counts), _prior_of_means(ratios, now, hint), floor=sigma / gap
+        )
+        return _passage(curves, course, totals, _prior(ratios[len(BEHIND) :], totals, hint), limit)
     log_likelihood, log_short = _evidence(nodes, x, y, counts)
     prior = _prior(ratios, totals, hint)
     log_mass = np.append(log_likelihood + np.log(prior * (1.0 - NEVER)), log_short + math.log(NEVER))
@@ -173,17 +193,34 @@ def forecast(
     return _summary(now, totals, mass, limit)
 
 
+def _passage(
+    curves: _Curves, course: _Course, totals: FloatArray, prior: FloatArray, limit: float | None
+) -> Forecast:
+    """When an evaluation reaches the target, by curves of its mean.
+
+    Args:
+        prior: Probability of each of `totals`, of a run that reaches its target.
+    """
+    now = float(course.at[-1])
+    end = float(totals[-1]) if limit is None else 1.3 * limit
+    at, counts = evaluations_ahead(now, course.every(), end)
+    mass = first_passage(*curves.ahead(at / now), counts)
+    doubted = np.diff(np.interp(at, totals, np.cumsum(prior)), prepend=0.0)
+    reached = (1.0 - DOUBT) * mass + DOUBT * (1.0 - NEVER) * doubted
+    return _summary(now, at, np.append(reached, max(0.0, 1.0 - float(reached.sum()))), limit)
+
+
 def _evidence(nodes: Nodes, x: FloatArray, y: FloatArray, counts: FloatArray) -> tuple[FloatArray, float]:
     """ln of how well the points are explained, by where the target is reached, and by curves that fall short of it."""
     weights, short = [], []
     bounded = nodes.bounded
     for drift in DRIFTS:
-        products = _Products.of(nodes.seen, y, _covariance(x, counts, drift))
-        weights.append(products.log_weight(products.residual(nodes.ahead, 0.0)) + nodes.log_prior[:, None])
-        asymptotes = [products.residual(np.zeros((len(nodes.seen), 1)), offset)[bounded] for offset in SHORT]
-        short.append(
-            products.log_weight(np.concatenate(asymptotes, axis=1)) + nodes.log_prior[bounded][:, None]
+        products = Products.of(nodes.seen, y, covariance(x, counts, drift))
+        weights.append(
+            products.log_weight(products.fitted(nodes.ahead, np.zeros(1))[0]) + nodes.log_prior[:, None]
         )
+        asymptotes, _ = products.fitted(np.zeros((len(nodes.seen), len(SHORT))), np.array(SHORT))
+        short.append(products.log_weight(asymptotes[bounded]) + nodes.log_prior[bounded][:, None])
     log_short = float(logsumexp(np.concatenate(short))) - math.log(len(SHORT))
     return np.asarray(logsumexp(np.concatenate(weights), axis=0)), log_short
 
@@ -222,7 +259,7 @@ def value_by_shapes(
         ahead = ANNEALED.values(schedule, np.array([end]))[:, 0]
     log_weights, predicted = [], []
     for drift in (DRIFTS[0] / 10.0, *DRIFTS):
-        products = _Products.of(shapes, y, _covariance(x, counts, drift))
+        products = Products.of(shapes, y, covariance(x, counts, drift))
         residual, value = products.free(ahead)
         log_weights.append(products.log_weight(residual, floor=1e-9) + log_prior)
         predicted.append(value)
@@ -235,10 +272,11 @@ def value_by_shapes(
 
 
 class _Course(NamedTuple):
-    """Evaluations with a finite value, and the best value so far; smaller ones are better."""
+    """Evaluations with a finite value, the best value so far, and each one's own; smaller ones are better."""
 
     at: FloatArray
     best: FloatArray
+    values: FloatArray
 
     @classmethod
     def of(cls, at: Sequence[float] | FloatArray, values: Sequence[float] | FloatArray) -> _Course:
@@ -246,16 +284,24 @@ class _Course(NamedTuple):
         known = np.isfinite(losses) & (where > 0.0)
         if int(known.sum()) < EVALUATIONS_MIN:
             raise ValueError(f"a forecast needs {EVALUATIONS_MIN} evaluations, not {int(known.sum())}")
-        return cls(where[known], np.minimum.accumulate(losses[known]))
+        return cls(where[known], np.minimum.accumulate(losses[known]), losses[known])
+
+    def every(self) -> float:
+        """The time between two evaluations, lately."""
+        return float(np.median(np.diff(self.at[-6:])))
 
     def half_step(self) -> float:
-        """Half the time between two evaluations, relative to now: the target is only seen to be reached at one."""
-        return 0.5 * float(np.median(np.diff(self.at[-6:]))) / float(self.at[-1])
+        """Half of it relative to now: the target is only seen to be reached at an evaluation."""
+        return 0.5 * self.every() / float(self.at[-1])
 
-    def points(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """At most `POINTS_MAX` points of the recent course: s / t, the best value so far, and evaluations averaged."""
+    def points(self, *, raw: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """At most `POINTS_MAX` points of the recent course: s / t, the best value so far, and evaluations averaged.
+
+        Args:
+            raw: Take the values themselves in place of the best so far.
+        """
         first = min(int(np.searchsorted(self.at, RECENT * self.at[-1])), len(self.at) - EVALUATIONS_MIN)
-        at, best = self.at[first:], self.best[first:]
+        at, best = self.at[first:], (self.values if raw else self.best)[first:]
         if len(at) <= POINTS_MAX:
             return at / self.at[-1], best, np.ones(len(at))
         even = (np.log(at / at[0]) / math.log(at[-1] / at[0]) + (at - at[0]) / (at[-1] - at[0])) / 2.0
@@ -286,66 +332,86 @@ def _scale(
     return lambda metric: sign * np.asarray(metric, dtype=np.float64)
 
 
-def _covariance(x: FloatArray, counts: FloatArray, drift: float) -> FloatArray:
-    """Covariance of the points, but for their scale, shape `(m, m)`."""
-    places, age = np.arange(len(x)), -np.log(x)
-    near = CORRELATION ** np.abs(places[:, None] - places) / (counts[:, None] * counts) ** 0.25
-    return np.asarray(near + drift**2 * np.minimum(age[:, None], age) + 1e-9 * np.eye(len(x)))
+class _Curves(NamedTuple):
+    """Equally probable curves of the mean of a noisy series: `y(r) = offset + c (φ(r) - φ(T))`.
 
+    Attributes:
+        ratios: Places r of `shapes`, shape `(k,)`.
+        shapes: φ of each curve, shape `(n, k)`.
+        slope, reached, offset: c, φ(T), and how far short of the target it stays, shape `(n,)` each.
+        noise: Standard deviation of an evaluation, shape `(n,)`.
+    """
 
-@dataclass(frozen=True, slots=True)
-class _Products:
-    """Inner products, under the inverse of a covariance, of each shape φ, the constant 1 and the points y."""
-
-    shape_shape: FloatArray
-    shape_one: FloatArray
-    shape_y: FloatArray
-    one_one: float
-    one_y: float
-    y_y: float
-    log_determinant: float
-    points: int
+    ratios: FloatArray
+    shapes: FloatArray
+    slope: FloatArray
+    reached: FloatArray
+    offset: FloatArray
+    noise: FloatArray
 
     @classmethod
-    def of(cls, shapes: FloatArray, y: FloatArray, covariance: FloatArray) -> _Products:
-        lower = np.linalg.cholesky(covariance)
-        # A few rows only: the library's triangular solver would start threads for them.
-        white = np.linalg.inv(lower) @ np.column_stack((shapes.T, np.ones(len(y)), y))
-        shape, one, points = white[:, :-2], white[:, -2], white[:, -1]
+    def of(
+        cls,
+        nodes: Nodes,
+        ratios: FloatArray,
+        points: tuple[FloatArray, FloatArray, FloatArray],
+        prior: FloatArray,
+        *,
+        floor: float,
+    ) -> _Curves:
+        """Draw curves by how well they explain the points.
+
+        Args:
+            points: x, y and how many evaluations each is averaged over.
+            prior: Of each T, shape `(k,)`; the rest to 1 is that of curves that stay short.
+            floor: Noise of an evaluation, which the points may correct, in units of y.
+        """
+        x, y, counts = points
+        never = np.zeros((len(nodes.seen), len(SHORT)))
+        targets = np.concatenate((nodes.ahead, never), axis=1)
+        offsets = np.concatenate((np.zeros(len(prior)), SHORT))
+        stays = np.where(nodes.bounded, math.log(NEVER / len(SHORT)), -np.inf)[:, None] + never
+        log_prior = np.concatenate(
+            (np.log(prior * (1.0 - NEVER)) + np.zeros_like(nodes.ahead), stays), axis=1
+        )
+        log_weights, slopes, variances = [], [], []
+        least = max(FLOOR, floor) ** 2 * FREEDOM
+        for drift in DRIFTS:
+            products = Products.of(nodes.seen, y, covariance(x, counts, drift))
+            residual, slope = products.fitted(targets, offsets)
+            log_weight = products.log_weight(residual, floor=least)
+            log_weights.append(log_weight + nodes.log_prior[:, None] + log_prior)
+            slopes.append(slope)
+            variances.append((residual + least) / (TEMPER * len(y) + FREEDOM))
+        log_weight = np.array(log_weights)
+        mass = np.exp(log_weight - log_weight.max())
+        # Along T, so that draws at even quantiles are even in it.
+        order = np.moveaxis(mass, 2, 0)
+        chosen = resampled(order.ravel(), CURVES)
+        of_target, of_drift, of_shape = np.unravel_index(chosen, order.shape)
+        at = (of_drift, of_shape, of_target)
         return cls(
-            np.sum(shape**2, axis=0),
-            one @ shape,
-            points @ shape,
-            float(one @ one),
-            float(one @ points),
-            float(points @ points),
-            2.0 * float(np.log(np.diag(lower)).sum()),
-            len(y),
+            ratios,
+            nodes.ahead[of_shape],
+            np.array(slopes)[at],
+            targets[of_shape, of_target],
+            offsets[of_target],
+            np.sqrt(np.array(variances)[at]),
         )
 
-    def residual(self, ahead: FloatArray, offset: float) -> FloatArray:
-        """Residual of `y = offset + c (φ - ahead)` with the best c >= 0, shape of `ahead`: `(n, k)`."""
-        square = self.shape_shape[:, None] - 2.0 * ahead * self.shape_one[:, None] + ahead**2 * self.one_one
-        cross = (self.shape_y - offset * self.shape_one)[:, None] - ahead * (
-            self.one_y - offset * self.one_one
-        )
-        whole = self.y_y - 2.0 * offset * self.one_y + offset**2 * self.one_one
-        explained = np.maximum(cross, 0.0) ** 2 / np.maximum(square, 1e-300)
-        return np.maximum(whole - explained, 0.0)
+    def ahead(self, ratios: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Means at places to come, shape `(n, j)`, and the noise of an evaluation, shape `(n,)`."""
+        places = np.interp(np.log(ratios), np.log(self.ratios), np.arange(len(self.ratios)))
+        before = np.minimum(places.astype(np.int64), len(self.ratios) - 2)
+        share = places - before
+        shapes = self.shapes[:, before] * (1.0 - share) + self.shapes[:, before + 1] * share
+        return self.offset[:, None] + self.slope[:, None] * (shapes - self.reached[:, None]), self.noise
 
-    def free(self, ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residual and value at `ahead` of `y = a + c φ` with the best a and c >= 0, both of shape `(n,)`."""
-        mean, level = self.shape_one / self.one_one, self.one_y / self.one_one
-        square = self.shape_shape - mean * self.shape_one
-        cross = np.maximum(self.shape_y - mean * self.one_y, 0.0)
-        slope = cross / np.maximum(square, 1e-300)
-        residual = self.y_y - level * self.one_y - slope * cross
-        return np.maximum(residual, 0.0), level + slope * (ahead - mean)
 
-    def log_weight(self, residual: FloatArray, *, floor: float = FLOOR**2 * FREEDOM) -> FloatArray:
-        """ln of the evidence, the scale integrated out; shape of `residual`."""
-        power = 0.5 * (TEMPER * self.points + FREEDOM)
-        return np.asarray(-power * np.log(residual + floor) - 0.5 * TEMPER * self.log_determinant)
+def _prior_of_means(ratios: FloatArray, now: float, hint: Hint | None) -> FloatArray:
+    """Probability of each place where the mean is at the target, behind or ahead, shape `(k,)`."""
+    density = np.gradient(np.log(ratios)) / np.maximum(ratios, 1.0)
+    return _hinted(density, now * ratios, hint)
 
 
 def _ratios(now: float, hint: Hint | None) -> FloatArray:
@@ -361,7 +427,11 @@ def _ratios(now: float, hint: Hint | None) -> FloatArray:
 
 def _prior(ratios: FloatArray, totals: FloatArray, hint: Hint | None) -> FloatArray:
     """Probability of each total, of a run that reaches its target, shape `(n,)`."""
-    density = np.gradient(np.log(ratios)) / ratios
+    return _hinted(np.gradient(np.log(ratios)) / ratios, totals, hint)
+
+
+def _hinted(density: FloatArray, totals: FloatArray, hint: Hint | None) -> FloatArray:
+    """A density times that of a hint, summing to 1."""
     if hint is not None:
         away = (np.log(totals) - math.log(hint.median)) / hint.log_sd
         wide = MISLED / MISLED_WIDTH * np.exp(-0.5 * (away / MISLED_WIDTH) ** 2)

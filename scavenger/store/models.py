@@ -188,12 +188,15 @@ class Models(Part):
             session.add(row)
 
     def convergence(self, fingerprint: Fingerprint) -> tuple[ConvergenceRecord, ...]:
-        """Finished runs of the same model, optimizer, data set and goal, on any hardware, oldest first."""
+        """Finished runs of the same model, optimizer, data set and goal, on any hardware, oldest first.
+
+        A job is evaluated after every epoch.
+        """
         query = select(ConvergenceRow).join(ConvergenceRow.fingerprint)
         query = query.where(*_equal(fingerprint, CONVERGES_ALIKE)).order_by(ConvergenceRow.id)
         with self._database.reading() as session:
             return tuple(
-                ConvergenceRecord(row.global_batch_size, row.epochs) for row in session.scalars(query)
+                ConvergenceRecord(row.global_batch_size, row.epochs, 1.0) for row in session.scalars(query)
             )
 
     def run_ratios(self, fingerprint: Fingerprint, *, limit: int = 30) -> tuple[float, ...]:
@@ -232,6 +235,23 @@ class Models(Part):
         with self._database.reading() as session:
             found = [(actual or {}).get("end_s") for actual in session.scalars(query)]
         return tuple(float(took_s) for took_s in found if took_s)
+
+    def starts_s(self, fingerprint: Fingerprint, *, limit: int = 10) -> tuple[tuple[float, float], ...]:
+        """Start of the first workers and of further ones, seconds, in the latest jobs on this hardware, newest first.
+
+        A job without further workers has 0 for theirs.
+        """
+        query = (
+            select(JobRow.actual)
+            .join(JobRow.fingerprint)
+            .where(*_equal(fingerprint, ("vm", "hardware")), JobRow.actual.is_not(None))
+            .order_by(JobRow.created_at.desc(), JobRow.id)
+            .limit(limit)
+        )
+        with self._database.reading() as session:
+            found = [actual or {} for actual in session.scalars(query)]
+        pairs = [(actual.get("first_start_s") or 0.0, actual.get("start_s") or 0.0) for actual in found]
+        return tuple((float(first), float(further)) for first, further in pairs if first or further)
 
 
 def _equal(fingerprint: Fingerprint, names: Collection[str]) -> list[Any]:

@@ -14,10 +14,12 @@ from scavenger.control.search.model_library import ModelLibrary, check_model
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.domain.report import Actual
 from scavenger.errors import ConfigurationError
 from scavenger.models.average import average
 from scavenger.models.course import Course
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
+from scavenger.models.starts import Starts
 from scavenger.store import Store
 
 JOB = Fingerprint("a" * 64, 1000, "Adam:1", 3200, 64, "val_loss<=0.5", "local-1", "machine")
@@ -103,13 +105,40 @@ def test_what_a_run_learned_serves_its_own_next_fit_before_it_is_written(tmp_pat
         library.converged({32: 100, 64: 3200}, 7, job.id)
         library.keep(model(), job.id, measurements=1)
 
-        assert library.convergence == (ConvergenceRecord(64, 7.0),)
+        assert library.convergence == (ConvergenceRecord(64, 7.0, 1.0),)
         assert (store.models(), store.convergence(JOB)) == ((), ())
         for write in later:
             write()
         (kept,) = store.models()
         assert kept.runs == 1
         assert store.convergence(JOB) == library.convergence
+
+
+def test_each_part_of_a_run_counts_by_the_epochs_of_its_own_batch_size(tmp_path: Path) -> None:
+    """Half of the samples were trained at a batch size that needs half of the epochs: each is worth two."""
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        job = store.create_job("tiny", spec={}, job_file="job.yaml")
+        library = ModelLibrary.read(store, JOB, write=at_once, warn=unexpected)
+        library.converged({32: 3199, 64: 3201}, 6, job.id, needed={32: 5.0, 64: 10.0})
+        (found,) = store.convergence(JOB)
+
+    assert found.global_batch_size == 64
+    assert found.epochs == pytest.approx(9.0, rel=1e-3)
+
+
+def test_starts_of_earlier_jobs_on_this_hardware_are_known(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        for fingerprint, first_s, further_s in (
+            (JOB, 5.0, 2.0),
+            (OTHER_MODEL, 6.0, 0.0),
+            (replace(JOB, hardware="another"), 90.0, 90.0),
+        ):
+            job = store.create_job("tiny", spec={}, job_file="job.yaml")
+            actual = Actual(60.0, 0.1, 0.2, 5.0, 1.0, first_s, further_s)
+            store.update_job(job.id, fingerprint=fingerprint, actual=actual)
+        library = ModelLibrary.read(store, JOB, write=at_once, warn=unexpected)
+
+    assert library.starts == Starts((6.0, 5.0), (2.0,))
 
 
 def test_a_model_that_cannot_be_read_does_not_hide_the_next_nearest(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.models.job_model import JobModel
+from scavenger.models.starts import Starts
 from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
@@ -271,19 +271,30 @@ def test_while_workers_for_the_choice_start_the_job_trains_on(tmp_path: Path) ->
     larger, here = (decision.curve.find(Configuration("local-1", workers, 32)) for workers in (2, 1))
     assert larger is not None
     assert here is not None
-    (setup_s,) = set(trainer.setup_s)
+    trainer.earlier_starts = Starts((), (20.0,) * 100)
+    start_s = trainer.further_start.median_s
     spent_s, left = trainer.elapsed_s, 1.0 - decision.progress
+    found = predict_run(trainer, decision.told, decision.curve, Choice(larger, "time", ""))
 
-    def predicted(progress: float) -> Predicted:
-        return predict_run(trainer, decision.curve, Choice(larger, "time", ""), progress)
+    assert start_s > 5.0
+    assert found.spent_s == pytest.approx(spent_s + start_s)
+    assert found.remaining == pytest.approx(left - start_s / here.time_s)
+    assert found.time_s == pytest.approx(found.spent_s + found.remaining * larger.time_s + ENDING_S)
+    # The epochs are fixed, so what is not certain is how long steps and the start take.
+    assert found.time_interval_s[0] < found.time_s < found.time_interval_s[1]
 
-    early, late = predicted(decision.progress), predicted(1.0 - 0.5 * setup_s / here.time_s)
-    assert early.spent_s == pytest.approx(spent_s + setup_s)
-    assert early.remaining == pytest.approx(left - setup_s / here.time_s)
-    assert early.time_s == pytest.approx(early.spent_s + early.remaining * larger.time_s + ENDING_S)
-    # training ends before the worker has started
-    assert late.time_s == pytest.approx(spent_s + 0.5 * setup_s + ENDING_S)
-    assert late.remaining == pytest.approx(0.0, abs=1e-9)
+
+def test_a_job_that_ends_before_another_worker_is_ready_waits_for_none(tmp_path: Path) -> None:
+    plan = SearchPlan("full", "asked for", (Configuration("local-1", 1, 32),), 5)
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
+    larger = decided(search, trainer, objective="time").choice
+    trainer.earlier_starts = Starts((), (3000.0,) * 100)
+    alone = decided(search, trainer, objective="time").choice
+
+    assert isinstance(larger, Choice)
+    assert isinstance(alone, Choice)
+    assert (larger.configuration.workers, alone.configuration.workers) == (2, 1)
+    assert "the job ends before another worker is ready" in alone.reason
 
 
 @pytest.mark.parametrize(("worth", "until"), [("$1000", "4h"), ("$0.01", "30d")])

@@ -165,17 +165,20 @@ def test_the_store_holds_the_job_its_processes_and_what_it_taught(first: First) 
         assert len(store.measurements(job.id)) == len(first.report["search"]["profiled"])
         assert {m.job_id for m in models} == {job.id}
         (run,) = store.convergence(job.fingerprint)
-        assert run.epochs == pytest.approx(first.report["actual"]["epochs"])
+        # Those of the search were trained at smaller batches, whose samples are worth more.
+        assert 0.5 < run.epochs / first.report["actual"]["epochs"] < 3.0
 
 
 def test_a_second_run_profiles_nothing_and_predicts_from_history(first: First) -> None:
-    needed = [first.report["actual"]["epochs"]]
     for _ in range(3):
+        with Store.open(first.job.store) as store:
+            fingerprint = store.job("tiny").fingerprint
+            assert fingerprint is not None
+            needed = [run.epochs for run in store.convergence(fingerprint)]
         outcome = first.job.run()
         report = outcome.report
         if "did not fit" not in report["search"]["reason"]:
             break  # else the machine is much busier or idler than before: that search's model is the one to find again
-        needed.append(report["actual"]["epochs"])
 
     assert (outcome.code, report["job"]["state"]) == (0, "succeeded")
     assert (report["search"]["strategy"], report["search"]["profiled"]) == ("none", []), report["search"][

@@ -237,7 +237,7 @@ class TestExchange:
 class TestConvergence:
     def test_runs_to_the_target_are_found_on_any_hardware(self, store: Store) -> None:
         jobs = [store.create_job("digits", spec={}, job_file="job.yaml") for _ in range(3)]
-        records = [ConvergenceRecord(64, 7.5), ConvergenceRecord(512, 13.0)]
+        records = [ConvergenceRecord(64, 7.5, 1.0), ConvergenceRecord(512, 13.0, 1.0)]
         store.add_convergence(FINGERPRINT, records[0], jobs[0].id)
         store.add_convergence(replace(ELSEWHERE, sample_bytes=1), records[1], jobs[1].id)
         store.add_convergence(replace(FINGERPRINT, goal="loss<=0.1"), ConvergenceRecord(8, 1.0), jobs[2].id)
@@ -248,12 +248,12 @@ class TestConvergence:
 
     def test_a_job_reaches_its_target_once(self, store: Store) -> None:
         job = store.create_job("digits", spec={}, job_file="job.yaml")
-        store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5), job.id)
-        store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 8.0), job.id)
+        store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5, 1.0), job.id)
+        store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 8.0, 1.0), job.id)
 
-        assert store.convergence(FINGERPRINT) == (ConvergenceRecord(64, 8.0),)
+        assert store.convergence(FINGERPRINT) == (ConvergenceRecord(64, 8.0, 1.0),)
         with pytest.raises(ConfigurationError, match="no job none"):
-            store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5), "none")
+            store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5, 1.0), "none")
 
 
 class TestRunRatios:

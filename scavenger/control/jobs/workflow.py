@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import numpy as np
 
 from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.resumption import Resumption
@@ -209,6 +212,7 @@ class JobWorkflow:
                 self._store, fingerprint, write=recorder.keep, warn=self._left_out.append
             )
         )
+        trainer.earlier_starts = library.starts
         return Known(space, manifest.dataset_size, library)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
@@ -500,9 +504,9 @@ class JobWorkflow:
         """Store the epochs to the target and the fitted model for later jobs."""
         trainer, search, library = self._trainer, self.state.search, known.library
         if trainer.reached and trainer.goal.text:
-            library.converged(
-                trainer.history.samples_by_batch, trainer.history.epochs[-1].epoch + 1, self._recorder.job_id
-            )
+            samples = trainer.history.samples_by_batch
+            epochs, needed = trainer.history.epochs[-1].epoch + 1, self._epochs_needed(tuple(samples), known)
+            library.converged(samples, epochs, self._recorder.job_id, needed=needed)
         if search is not None and search.measurements:
             try:
                 model = replace(
@@ -539,6 +543,19 @@ class JobWorkflow:
         )
         prior = known.similar if prior is None else prior
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
+
+    def _epochs_needed(self, sizes: Sequence[int], known: Known) -> dict[int, float] | None:
+        """Epochs of the whole run at each batch size, by the models at its end; None without a model."""
+        search, decision = self.state.search, self.state.decision
+        model = known.library.same if decision is None else decision.model
+        if search is not None and search.measurements:
+            # Without a fit the choice's model serves; that none is stored for later jobs is said where it would be.
+            with contextlib.suppress(ConfigurationError):
+                model = self._fit(search.measurements, known, prior=None)
+        if model is None:
+            return None
+        epochs, _ = model.statistical.predict(np.array(sizes, dtype=np.float64))
+        return dict(zip(sizes, epochs.tolist(), strict=True))
 
     def _why_enough(self, search: Search, known: Known) -> str:
         """Reason to profile no further configuration; empty if another measurement may pay off."""

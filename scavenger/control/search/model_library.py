@@ -17,6 +17,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.models.aggregation import ModelSize
 from scavenger.models.average import average
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
+from scavenger.models.starts import Starts
 from scavenger.search.plan import NO_MODEL
 from scavenger.search.reuse import SIMILAR_MAX, as_prior, distance, find_nearest
 from scavenger.store import Store
@@ -43,6 +44,7 @@ class ModelLibrary:
         convergence: Finished runs of the same job to the same goal, on any hardware, oldest first.
         run_ratios: Step time in the run over that in its profile, of the latest jobs of any kind on this hardware.
         ending_s: Usual time for saving such a model and ending the processes here.
+        starts: Starts of workers in the latest jobs of any kind on this hardware.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ModelLibrary:
         self.convergence: tuple[ConvergenceRecord, ...] = ()
         self.run_ratios: tuple[float, ...] = ()
         self.ending_s = ENDING_S
+        self.starts = Starts()
 
     @classmethod
     def read(
@@ -76,6 +79,11 @@ class ModelLibrary:
         library.convergence = store.convergence(fingerprint)
         library.run_ratios = store.run_ratios(fingerprint)
         library.ending_s = statistics.median(store.endings_s(fingerprint) or (ENDING_S,))
+        starts_s = store.starts_s(fingerprint)
+        library.starts = Starts(
+            tuple(first_s for first_s, _ in starts_s if first_s),
+            tuple(further_s for _, further_s in starts_s if further_s),
+        )
         return library
 
     def nearest(self) -> tuple[JobModel, str] | None:
@@ -184,10 +192,24 @@ class ModelLibrary:
 
         self._write(save)
 
-    def converged(self, samples_by_batch: Mapping[int, int], epochs: int, job_id: str) -> None:
-        """Store the epochs of a finished run, under the batch size of most of its samples."""
+    def converged(
+        self,
+        samples_by_batch: Mapping[int, int],
+        epochs: int,
+        job_id: str,
+        *,
+        needed: Mapping[int, float] | None = None,
+    ) -> None:
+        """Store the epochs of a finished run, under the batch size of most of its samples.
+
+        Args:
+            needed: Epochs that the whole run takes at each batch size, by its models: a sample at another batch size,
+                as while the search tried it, is worth as much more as fewer of them are needed there. None if unknown.
+        """
         main = max(samples_by_batch, key=samples_by_batch.__getitem__)
-        record = ConvergenceRecord(main, float(epochs))
+        worth = {batch: needed[main] / needed[batch] if needed else 1.0 for batch in samples_by_batch}
+        share = math.fsum(samples * worth[batch] for batch, samples in samples_by_batch.items())
+        record = ConvergenceRecord(main, epochs * share / sum(samples_by_batch.values()), 1.0)
         self.convergence += (record,)
         self._write(lambda: self._store.add_convergence(self._fingerprint, record, job_id))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,7 +15,10 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.report import Actual, Predicted, SearchOutcome
-from scavenger.models.job_model import JobModel
+from scavenger.models.job_model import LOG_SD_MAX, JobModel
+from scavenger.models.parallel import INTERVAL_Z
+from scavenger.models.run_ahead import RunAhead
+from scavenger.models.starts import Lasting
 from scavenger.models.statistical import StatisticalModel
 
 __all__ = [
@@ -30,6 +34,9 @@ __all__ = [
 ENDING_S = 2.0
 """Usual time for saving a model and ending the processes: 1.4 s on two quiet processors, 1.9 to 3 s on busy ones."""
 
+ENDING_LOG_SD, SETUP_LOG_SD = 0.3, 0.3
+"""Standard deviations of ln of that time, and of ln of the start of a VM."""
+
 NOTHING_SEARCHED = SearchOutcome("none", "nothing was searched", (), 0.0, 0.0)
 
 
@@ -38,12 +45,16 @@ def progress_of(trainer: Trainer, model: JobModel) -> float:
 
     Samples trained at batch size B count as their share of the `e(B) D` samples that the whole way takes at B.
     """
-    by_batch = trainer.history.samples_by_batch
-    if not by_batch:
-        return 0.0
+    return min(1.0, _behind(trainer, model))
+
+
+def _behind(trainer: Trainer, model: JobModel) -> float:
+    """Samples trained over those that the model expected; above 1 in a run that takes longer."""
     statistical = model.statistical
-    done = sum(samples / _epochs(statistical, batch) for batch, samples in by_batch.items())
-    return min(1.0, done / model.dataset_size)
+    by_batch = trainer.history.samples_by_batch
+    return (
+        sum(samples / _epochs(statistical, batch) for batch, samples in by_batch.items()) / model.dataset_size
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -62,62 +73,72 @@ def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
 
 
 def predict_run(
-    trainer: Trainer, curve: TradeoffCurve, choice: Choice, progress: float, *, end_s: float = ENDING_S
+    trainer: Trainer, model: JobModel, curve: TradeoffCurve, choice: Choice, *, end_s: float = ENDING_S
 ) -> Predicted:
     """Predict the whole run: time and cost so far, the start of missing workers, the rest of the way, and the end.
 
-    While workers start, the job trains on its present workers, at the chosen batch size.
+    While workers start, the job trains on its present workers, at the chosen batch size; how long they take, and what
+    is trained meanwhile, is uncertain as all the rest is, see `models.run_ahead`.
 
     Args:
+        model: The model behind the curve.
         curve: The predictions of which the choice is one.
-        progress: Completed share of the way to the target, in [0, 1].
-        end_s: Time for saving the model and ending the processes.
+        end_s: Usual time for saving the model and ending the processes.
     """
-    point = choice.point
-    there = point.configuration
-    setup_s = setup_usd = 0.0
-    left = 1.0 - progress
-    if point.setup_s:
-        due_s = point.setup_s  # the curve includes the setup and its cost
-        due_usd = due_s * point.cost_usd / point.time_s
-    else:
-        due_s = due_usd = 0.0
-        if there.workers > sum(
-            trainer.supervisor.vm_of(name) == there.vm for name in trainer.supervisor.alive
-        ):
-            # if no worker is ready yet, the first has taken all the time so far, and another takes at least that long
-            setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else trainer.elapsed_s
-            meanwhile_s = _time_meanwhile_s(trainer, curve, there)
-            setup_s = min(setup_s, left * meanwhile_s)
-            left -= setup_s / meanwhile_s
-            setup_usd = setup_s * trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
-    now_s, now_usd = trainer.elapsed_s + setup_s, trainer.cost_usd + setup_usd
-    end_usd = end_s * trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
-
-    def time_at(value: float) -> float:
-        return now_s + due_s + left * (value - due_s) + end_s
-
-    def cost_at(value: float) -> float:
-        return now_usd + due_usd + left * (value - due_usd) + end_usd
-
+    point, there = choice.point, choice.configuration
+    training_s, usd_per_s = point.time_s - point.setup_s, point.cost_usd / point.time_s
+    workers_usd_per_s = trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
+    first = trainer.first_start
+    present = sum(trainer.supervisor.vm_of(name) == there.vm for name in trainer.supervisor.alive)
+    missing = trainer.further_start if there.workers > present else None
+    meanwhile_s, start_usd_per_s = _time_meanwhile_s(trainer, curve, there, present), workers_usd_per_s
+    if point.setup_s:  # the curve includes the setup, during which nothing trains
+        missing, meanwhile_s, start_usd_per_s = Lasting(point.setup_s, SETUP_LOG_SD), math.inf, usd_per_s
+    epochs, epochs_log_sd = model.statistical.predict(np.array([there.global_batch_size], dtype=np.float64))
+    log_sd = math.log((point.time_interval_s[1] - point.setup_s) / training_s) / INTERVAL_Z
+    behind = _behind(trainer, model)
+    ahead = RunAhead(
+        whole_s=training_s,
+        meanwhile_s=meanwhile_s,
+        usd_per_s=usd_per_s,
+        start_usd_per_s=start_usd_per_s,
+        behind=behind,
+        share_max=behind + _epochs_allowed(trainer, model) / float(epochs[0]),
+        epochs_log_sd=min(float(epochs_log_sd[0]), LOG_SD_MAX),
+        step_log_sd=math.sqrt(max(0.0, log_sd**2 - float(epochs_log_sd[0]) ** 2)),
+        first=None if first is None else first[0],
+        waited_s=0.0 if first is None else first[1],
+        missing=missing,
+        end=Lasting(end_s, ENDING_LOG_SD),
+    ).predict()
+    now_s, now_usd = trainer.elapsed_s, trainer.cost_usd
+    low_s, high_s = ahead.time_interval_s
+    low_usd, high_usd = ahead.cost_interval_usd
     return Predicted(
-        time_s=time_at(point.time_s),
-        time_interval_s=(time_at(point.time_interval_s[0]), time_at(point.time_interval_s[1])),
-        cost_usd=cost_at(point.cost_usd),
-        cost_interval_usd=(cost_at(point.cost_interval_usd[0]), cost_at(point.cost_interval_usd[1])),
+        time_s=now_s + ahead.time_s,
+        time_interval_s=(now_s + low_s, now_s + high_s),
+        cost_usd=now_usd + ahead.cost_usd,
+        cost_interval_usd=(now_usd + low_usd, now_usd + high_usd),
         step_time_s=point.step_time_s,
-        epochs=point.epochs,
-        spent_s=now_s + due_s,
-        spent_usd=now_usd + due_usd,
-        remaining=left,
+        epochs=point.epochs * ahead.share,
+        spent_s=now_s + ahead.start_s,
+        spent_usd=now_usd + ahead.start_usd,
+        remaining=ahead.remaining,
         end_s=end_s,
     )
 
 
-def _time_meanwhile_s(trainer: Trainer, curve: TradeoffCurve, there: Configuration) -> float:
+def _epochs_allowed(trainer: Trainer, model: JobModel) -> float:
+    """Epochs until the run ends, whether its target is reached or not; more than 0."""
+    history = trainer.history
+    samples = history.before.epoch * model.dataset_size + history.before.consumed + history.samples
+    return max(model.max_epochs - samples / model.dataset_size, 1e-6)
+
+
+def _time_meanwhile_s(trainer: Trainer, curve: TradeoffCurve, there: Configuration, present: int) -> float:
     """Time that the whole training takes on the present workers, at another configuration's batch size."""
-    now = trainer.configuration
-    found = None if now is None else curve.find(replace(now, global_batch_size=there.global_batch_size))
+    now = trainer.configuration or replace(there, workers=max(1, min(present, there.workers)))
+    found = curve.find(replace(now, global_batch_size=there.global_batch_size))
     return math.inf if found is None else found.time_s
 
 
@@ -166,4 +187,10 @@ def actual_of(
         step_time_s=trainer.history.step_time_s(*configurations),
         epochs=trainer.history.before.epoch + samples / dataset_size,
         end_s=end_s,
+        first_start_s=_median(trainer.starts.first_s),
+        start_s=_median(trainer.starts.further_s),
     )
+
+
+def _median(times_s: Sequence[float]) -> float:
+    return statistics.median(times_s) if times_s else 0.0

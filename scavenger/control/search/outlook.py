@@ -163,11 +163,26 @@ class Outlook:
             hint=course.prior,
             schedule=course.schedule,
             earlier=[one.earlier() for one in earlier],
+            noise=self._noise(),
         )
         if not math.isfinite(found.total):
             return None  # values of such a size that their differences overflow
         self._publish(found, course, dataset_size)
         return found
+
+    def _noise(self) -> float:
+        """Standard deviation of an evaluation near the target: binomial for an accuracy; 0 if unknown."""
+        metric, target, manifest = self._goal.metric, self._goal.target, self._trainer.supervisor.manifest
+        if (
+            metric is None
+            or target is None
+            or manifest is None
+            or "acc" not in metric
+            or not 0.0 < target < 1.0
+        ):
+            return 0.0
+        samples = manifest.validation_size if metric.startswith("val_") else manifest.dataset_size
+        return math.sqrt(target * (1.0 - target) / samples) if samples else 0.0
 
     def _course(self, worth: float, dataset_size: int, known: Hint | None) -> _Course | None:
         """The course so far; None if it is too short, or has reached the target.

@@ -6,6 +6,9 @@ import statistics
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of
 from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
@@ -156,7 +159,7 @@ def decide(
         choice,
         at,
         progress,
-        predicted=predict_run(trainer, curve, choice, progress, end_s=end_s),
+        predicted=predict_run(trainer, told, curve, choice, end_s=end_s),
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )
 
@@ -182,9 +185,9 @@ def choose_now(
         too_many=trainer.history.too_many,
         too_large_model=too_large_model(trainer),
     )
-    choice = choose(
-        curve,
-        job.objective if isinstance(job.objective, str) else "utility",
+    choose_from = partial(
+        choose,
+        objective=job.objective if isinstance(job.objective, str) else "utility",
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         spent_time_s=spent_s,
@@ -193,11 +196,44 @@ def choose_now(
         worth=worth,
         global_batch_size=job.reference_batch_size if job.batch_size_unproven else None,
     )
+    choice = choose_from(curve)
+    if not isinstance(choice, Infeasible):
+        choice = _without_late_workers(trainer, curve, choice, remaining, choose_from)
     vms = trainer.aggregator_vms()
     if vms is not None and not isinstance(choice, Infeasible):
         note = vms.network_note(choice.configuration.workers, choice.point.step_time_s)
         curve = replace(curve, notes=(*curve.notes, note)) if note else curve
     return curve, choice
+
+
+def _without_late_workers(
+    trainer: Trainer,
+    curve: TradeoffCurve,
+    choice: Choice,
+    remaining: float,
+    choose_from: Callable[[TradeoffCurve], Choice | Infeasible],
+) -> Choice:
+    """The choice among the present cluster sizes, if the job would end on one before another worker is ready.
+
+    The curve of a job on this machine does not count the start of workers, in which the others train.
+    """
+    vm = choice.configuration.vm
+    present = sum(trainer.supervisor.vm_of(name) == vm for name in trainer.supervisor.alive)
+    if choice.point.setup_s or not 0 < present < choice.configuration.workers:
+        return choice
+    of, marks = curve.configurations, curve.marks
+    here = (of.workers <= present) & (of.vm_index == of.vms.index(vm))
+    start_s = trainer.further_start.median_s
+    allowed = here & (marks.excluded == 0) & (curve.rest_s(remaining) <= start_s)
+    if not np.any(allowed):
+        return choice
+    late = np.where(allowed, 0, len(marks.reasons))
+    reasons = (*marks.reasons, "ends after the start of another worker")
+    found = choose_from(replace(curve, marks=replace(marks, excluded=late, reasons=reasons)))
+    if isinstance(found, Infeasible):
+        return choice
+    words = f"the job ends before another worker is ready, which takes {rounded(start_s, 2)} s"
+    return replace(found, reason=f"{found.reason}; {words}")
 
 
 def why_measure_no_more(

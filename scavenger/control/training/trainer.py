@@ -60,6 +60,7 @@ from scavenger.errors import (
 from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
+from scavenger.models.starts import Lasting, Starts, first_start, further_start
 from scavenger.train.crash import crash_error
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.face import JobSupervisor
@@ -93,6 +94,7 @@ class Trainer:
         progress: Returns the completed share of the way to the target; None if unknown.
         terms: Returns the costs besides the workers; None if the job rents nothing.
         aggregator_vms: Returns the rented aggregator VMs; None if there are none, or the model is not known yet.
+        earlier_starts: Starts of workers in earlier jobs on this machine.
 
     `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
     be crossed, and `Interrupted` after `stop`.
@@ -127,6 +129,8 @@ class Trainer:
         self.progress: Callable[[], float | None] = lambda: None
         self.terms: Callable[[], CostTerms | None] = lambda: None
         self.aggregator_vms: Callable[[], AggregatorVms | None] = lambda: None
+        self.earlier_starts = Starts()
+        self._first_workers = 0
         self._stop_reason: str | None = None
         self._ticked_at = 0.0
 
@@ -191,6 +195,24 @@ class Trainer:
     def setup_s(self) -> list[float]:
         """Time from launch until ready of each worker that became ready, seconds."""
         return self.history.setup_s
+
+    @property
+    def starts(self) -> Starts:
+        """The starts of this attempt's workers."""
+        times_s = tuple(self.setup_s)
+        return Starts(times_s[: self._first_workers], times_s[self._first_workers :])
+
+    @property
+    def first_start(self) -> tuple[Lasting, float] | None:
+        """How long the first workers take to start, and for how long they have; None if one is ready."""
+        if self.setup_s:
+            return None
+        return first_start(self.earlier_starts), self.elapsed_s - self.history.before.elapsed_s
+
+    @property
+    def further_start(self) -> Lasting:
+        """How long another worker takes to start."""
+        return further_start(self.starts, self.earlier_starts)
 
     @property
     def step(self) -> int:
@@ -309,6 +331,7 @@ class Trainer:
     def start(self, workers: int) -> None:
         """Start the job's processes, unless that alone would cross a limit."""
         self._hold_limits({self.offer.vm: workers})
+        self._first_workers = workers
         self._handle(Begin(workers))
         self.supervisor.start(workers, self.offer.vm, threads=self.offer.cpus)
 
