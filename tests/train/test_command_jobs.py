@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -506,6 +506,34 @@ def test_a_metric_that_is_told_after_the_fifth_epoch_is_enough() -> None:
         metrics = {"acc": 0.5} if epoch % 5 == 4 else {}
         events = progress.take(Record("epoch", 1.0, epoch=epoch, metrics=metrics), 1.0)
         assert bool(watch.look(events, progress, 64)) is (epoch == 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "epochs", "warned"),
+    [
+        ([*range(7), *range(8, 12)], range(12), {7: 8}),  # told of, without the metric
+        ([*range(7), *range(8, 12)], [*range(7), *range(8, 12)], {8: 8}),  # not told of at all
+        ([4, 9, 19], range(20), {14: 15}),
+        ([4, 9, 14, 19], range(20), {}),
+        ([0, 5, 10], range(12), {}),
+        ([0, 1, 2, 6, 8], range(12), {3: 4}),  # once
+        (range(12), range(12), {}),
+    ],
+)
+def test_an_epoch_without_the_metric_among_others_that_have_it_is_warned_of_once(
+    told: Sequence[int], epochs: Sequence[int], warned: dict[int, int]
+) -> None:
+    progress = Progress()
+    progress.begin(Group(1, ("w0",), 8))
+    watch = MetricWatch("acc", judged=False, epochs=20, begun=0)
+    found = dict[int, int]()
+    for epoch in epochs:
+        metrics = {"acc": 0.5} if epoch in told else {"acc": math.nan, "loss": 1.0}
+        events = progress.take(Record("epoch", 1.0, epoch=epoch, metrics=metrics), 1.0)
+        for event in watch.look(events, progress, 64):
+            if isinstance(event, Warned) and "as it was before" in event.message:
+                found[epoch] = int(event.message.partition("of epoch ")[2].partition(",")[0])
+    assert found == warned
 
 
 def test_a_program_whose_ends_of_epochs_no_pattern_finds_is_warned_of_by_its_samples() -> None:

@@ -23,6 +23,8 @@ _EPOCHS_UNTOLD = 2
 class MetricWatch:
     """Warns when an epoch is over without the goal's metric; ends a job with a target that is never told it.
 
+    A program may evaluate after each n-th epoch alone: once it has told the metric twice, it is to go on as it did.
+
     Args:
         metric: `goal.metric`; empty if there is none.
         judged: Whether the goal has a target.
@@ -34,6 +36,7 @@ class MetricWatch:
         self._metric, self._judged, self._epochs, self._begun = metric, judged, epochs, begun
         self._seen, self._warned = not metric, False
         self._told: set[str] = set()
+        self._newest, self._every, self._skipped = -1, 0, False
 
     def look(self, events: Iterable[Event], progress: Progress, samples_per_epoch: int | None) -> list[Event]:
         """What follows from new events; a warning, or nothing.
@@ -41,12 +44,15 @@ class MetricWatch:
         Raises:
             TrainingCodeError: If the metric has not been told by the end of the first epochs.
         """
-        if self._seen:
+        if not self._metric:
             return []
+        skips = list[Event]()
         for event in events:
             if isinstance(event, m.EpochReport):
                 self._told |= event.metrics.keys()
-                self._seen = self._seen or math.isfinite(event.metrics.get(self._metric, math.nan))
+                skips += self._skip(event)
+        if self._seen:
+            return skips
         done = progress.epoch - self._begun
         unfinished = progress.samples // samples_per_epoch if samples_per_epoch else 0
         over = done >= 1 or unfinished >= _EPOCHS_UNTOLD
@@ -59,6 +65,25 @@ class MetricWatch:
             return []
         self._warned = True
         return [Warned(self._words(done, unfinished))]
+
+    def _skip(self, report: m.EpochReport) -> list[Event]:
+        """A warning, once, of an epoch whose metric was to be told and is not."""
+        finite = math.isfinite(report.metrics.get(self._metric, math.nan))
+        passed, every = report.epoch - self._newest, self._every
+        missing = every > 0 and passed > every - (not finite) and not report.stopped_by
+        if finite and passed > 0:
+            self._every, self._newest = passed if self._seen else 0, report.epoch
+        self._seen = self._seen or finite
+        if not missing or self._skipped:
+            return []
+        self._skipped = True
+        epoch = report.epoch + 1 - (passed - every if finite else 0)
+        return [
+            Warned(
+                f"goal.metric: no finite {self._metric} was told of epoch {epoch}, as it was before: what it was there "
+                "counts for nothing; see in the log whether a pattern of run.log misses its line"
+            )
+        ]
 
     def _words(self, done: int, unfinished: int) -> str:
         metric = self._metric
