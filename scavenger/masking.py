@@ -7,12 +7,14 @@ others may see, passes `mask_values`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import quote
 
-__all__ = ["MASK", "mask", "mask_values", "names_a_secret"]
+__all__ = ["MASK", "StreamMask", "keep_secret", "mask", "mask_values", "names_a_secret"]
 
 MASK = "***"
 
@@ -53,6 +55,64 @@ _SHAPES = tuple(
 )
 
 
+_kept: set[str] = set()
+"""Forms of the secrets that this process was told of."""
+
+
+def keep_secret(values: Collection[str]) -> None:
+    """Have `mask` replace these values, too, whatever they look like, as long as this process runs."""
+    _kept.update(form for value in values for form in _forms(value))
+
+
+def _forms(value: str) -> set[str]:
+    """What a secret looks like where it is shown: as it is, in JSON, in a URL, and each long line of several."""
+    written = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    lines = {line.strip() for line in value.splitlines()}
+    return written | {quote(value, safe="")} | {line for line in lines if len(line) >= _VALUE_LENGTH_MIN}
+
+
+class StreamMask:
+    """Masks secrets in what a process prints, piece by piece, whatever pieces it comes in.
+
+    Args:
+        secrets: The values; `mask` finds others by their names and shapes when a log is shown.
+    """
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        forms = {form.encode(errors="surrogateescape") for value in secrets for form in _forms(value)} - {b""}
+        self._forms = sorted(forms, key=len, reverse=True)  # one may begin another
+        self._pattern = re.compile(b"|".join(map(re.escape, self._forms)) or b"(?!)")
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be shown of the stream until now; the beginning of what may be a secret is held back."""
+        data = self._held + data
+        hold = self._held_from(data)
+        shown, at = [], 0
+        for found in self._pattern.finditer(data):
+            if found.start() >= hold:
+                break
+            shown += [data[at : found.start()], MASK.encode()]
+            at = found.end()
+        hold = max(hold, at)
+        self._held = data[hold:]
+        return b"".join([*shown, data[at:hold]])
+
+    def end(self) -> bytes:
+        """The rest of the stream."""
+        data, self._held = self._held, b""
+        return self._pattern.sub(MASK.encode(), data)
+
+    def _held_from(self, data: bytes) -> int:
+        """Where the longest end of the data begins that begins a secret."""
+        longest = len(self._forms[0]) - 1 if self._forms else 0
+        for at in range(max(0, len(data) - longest), len(data)):
+            end = data[at:]
+            if any(form.startswith(end) and form != end for form in self._forms):
+                return at
+        return len(data)
+
+
 def mask(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """Replace secrets in a text by `MASK`.
 
@@ -62,14 +122,15 @@ def mask(text: str, environ: Mapping[str, str] = os.environ) -> str:
             says so (it contains KEY, TOKEN, SECRET, PASSWORD, PASS, PWD, CREDENTIAL or the like) and it is not a path.
 
     Returns:
-        The text without these values, and without what has the usual shape of a secret: keys of clouds and services,
+        The text without these values and those of `keep_secret`, and without what has the usual shape of a secret: keys
+        of clouds and services,
         private keys, URLs with a password, assignments to a name such as `password`.
     """
     values = {
         value
         for name, value in environ.items()
         if len(value) >= _VALUE_LENGTH_MIN and _SECRET_NAME.search(name) and not _PATH.match(value)
-    }
+    } | _kept
     for value in sorted(values, key=len, reverse=True):  # one may contain another
         text = text.replace(value, MASK)
     for shape in _SHAPES:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scavenger import logs
+from scavenger import logs, masking
 from scavenger.errors import JobFileError, TrainingCodeError
-from scavenger.masking import MASK, mask, mask_values
+from scavenger.masking import MASK, StreamMask, keep_secret, mask, mask_values
 
 
 @pytest.mark.parametrize(
@@ -111,3 +115,38 @@ def test_documents_have_no_secrets_by_shape_or_by_name() -> None:
     assert shown["name"] == "digits"
     plain = {"name": "digits", "values": [1.5, "x"]}
     assert mask_values(plain) is plain
+
+
+SECRETS = ("tell-nobody", "tell-nobody-else", "two\nlines of one", "dy-tell", "quo'te \"d")
+
+
+@given(
+    parts=st.lists(st.one_of(st.sampled_from(SECRETS), st.text(st.sampled_from("tel-nobdy\n "), max_size=8))),
+    cuts=st.lists(st.integers(0, 200)),
+)
+def test_a_stream_is_masked_as_a_whole_text_is_whatever_pieces_it_comes_in(
+    parts: list[str], cuts: list[int]
+) -> None:
+    data = "".join(parts).encode()
+    whole, pieces = StreamMask(SECRETS), StreamMask(SECRETS)
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    shown = b"".join(pieces.feed(data[at:end]) for at, end in pairwise(places)) + pieces.end()
+
+    assert shown == whole.feed(data) + whole.end()
+    for secret in SECRETS:
+        assert secret.encode() not in shown
+
+
+def test_what_cannot_begin_a_secret_is_shown_at_once() -> None:
+    stream = StreamMask(["tell-nobody"])
+    assert stream.feed(b"epoch 1: tel") == b"epoch 1: "
+    assert stream.feed(b"l them") == b"tell them"
+    assert StreamMask([]).feed(b"all") == b"all"
+
+
+def test_a_secret_that_a_process_was_told_of_is_masked_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "_kept", set())
+    keep_secret(['a"b/c', "first line of a key\nsecond line"])
+    for text in ('a"b/c', json.dumps('a"b/c'), "a%22b%2Fc", "> first line of a key", "second line"):
+        assert MASK in mask(text)
+    assert "b/c" not in mask('x a"b/c y')

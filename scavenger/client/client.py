@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 Document = dict[str, Any]
 
+NO_VARIABLES: Mapping[str, str] = {}
 PATIENCE_S = 600.0
 """How long a stream of events may be out of reach before following it fails: a network or a server that is back after
 a restart is waited for."""
@@ -288,15 +289,23 @@ class Client(Connection):
         audit: bool = False,
         renewal: Renewal = UNCHANGED,
         study_budget: float | None = None,
+        environment: Mapping[str, str] = NO_VARIABLES,
         key: str | None = None,
     ) -> Document:
-        """Submit a job that ended before its goal again, to go on from its checkpoint; `key` as of `operate`.
+        """Submit a job that ended before its goal again, to go on from its checkpoint.
 
-        With `study_budget` it goes on only if what it may cost is left of that; see `SubmitOptions`.
+        Args:
+            job: The job.
+            audit: As of `SubmitOptions`.
+            renewal: What it goes on with.
+            study_budget: It goes on only if what it may cost is left of that; see `SubmitOptions`.
+            environment: Values of its secrets; those that it had, and the server's own, for others.
+            key: As of `operate`.
         """
         asked = {**asdict(renewal), "study_budget": study_budget}
         given = {name: value for name, value in asked.items() if value is not None}
-        return self.post(f"jobs/{_part(job)}/resume", {"audit": audit, **given}, key=key or str(uuid.uuid4()))
+        body = {"audit": audit, "environment": dict(environment), **given}
+        return self.post(f"jobs/{_part(job)}/resume", body, key=key or str(uuid.uuid4()))
 
 
 def _submission(job_file: str, options: SubmitOptions | None) -> Document:

@@ -1,4 +1,4 @@
-"""Environment variables that a job file gives to the training code: the forms of `env`. Pure.
+"""Environment variables that a job file gives to the training code: the forms of `env` and `secrets`. Pure.
 
 A value may name variables of who begins the job, as `${NAME}`. It is settled once, when the job begins or is submitted;
 the job keeps it for all its attempts, wherever they run.
@@ -10,11 +10,21 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from scavenger.domain.forms import fault, shown
 
-__all__ = ["NAME", "EnvironmentText", "check_name", "literal", "named", "plain", "references"]
+__all__ = [
+    "NAME",
+    "SECRET_LENGTH_MIN",
+    "EnvironmentText",
+    "SecretNames",
+    "check_name",
+    "literal",
+    "named",
+    "plain",
+    "references",
+]
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of a variable's name."""
@@ -95,6 +105,30 @@ EnvironmentText = Annotated[
     ),
 ]
 """`env:` of a job file: names with values, or names alone, whose values are taken where the job begins."""
+
+
+SECRET_LENGTH_MIN = 4
+"""Shorter values cannot be masked: they occur in other words, too."""
+
+
+def _parse_secrets(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise fault(f"must be a list of names, as [HF_TOKEN]; values stay where they are, not {_kind(value)}")
+    return tuple(dict.fromkeys(check_name(name, at) for at, name in enumerate(value)))
+
+
+def _kind(value: object) -> str:
+    """A value without showing it: it may be a secret."""
+    return "a mapping" if isinstance(value, Mapping) else "a text" if isinstance(value, str) else shown(value)
+
+
+SecretNames = Annotated[
+    tuple[str, ...],
+    PlainValidator(_parse_secrets),
+    PlainSerializer(list, return_type=list[str]),
+    WithJsonSchema({"type": "array", "items": {"type": "string", "pattern": f"^{NAME}$"}}),
+]
+"""`secrets:` of a job file: names of variables whose values are taken from who begins the job, and shown nowhere."""
 
 
 def references(value: str) -> tuple[str, ...]:

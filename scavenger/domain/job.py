@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJso
 
 from scavenger.domain.command import RunSpec, RunText
 from scavenger.domain.elastic import ElasticSpec
-from scavenger.domain.environment import EnvironmentText
+from scavenger.domain.environment import EnvironmentText, SecretNames
 from scavenger.domain.forms import (
     Duration,
     EngineText,
@@ -314,6 +314,12 @@ class JobSpec(FrozenModel):
         "who begins the job, or a list of such names.",
         examples=[{"DATA_VERSION": 2}],
     )
+    secrets: SecretNames = Field(
+        default=(),
+        description="Names of environment variables of the training code whose values are taken from who begins the "
+        "job; they are masked in logs, and stored nowhere in clear.",
+        examples=[["HF_TOKEN"]],
+    )
     infra: InfraText = Field(
         default=Infra(),
         description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT]; or a mapping "
@@ -377,6 +383,10 @@ class JobSpec(FrozenModel):
             self.run.check_names(self.params)
         elif "KERAS_BACKEND" in self.env:
             raise fault("is tensorflow for all training code but commands (run)", "env", "KERAS_BACKEND")
+        if both := [name for name in self.secrets if name in self.env]:
+            raise fault("is a secret, too: keep it in one of env and secrets", "env", both[0])
+        if "KERAS_BACKEND" in self.secrets:
+            raise fault("has KERAS_BACKEND, which is no secret", "secrets")
         if not self.worker_counts:
             asked = self.search.workers
             raise fault(

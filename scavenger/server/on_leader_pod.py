@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import json
 import logging
 import os
 import shutil
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -26,6 +28,7 @@ from scavenger.control.leading.configuration import POD_FILES, POD_VARIABLE, Pod
 from scavenger.control.service.place import sole_in
 from scavenger.control.service.server import Server, serve
 from scavenger.control.service.submitting import new_submission, resubmission
+from scavenger.domain.submission import GivenEnvironment
 from scavenger.private_files import make_private_folder
 from scavenger.server.leader_process import exit_status_of
 from scavenger.server.serving import serving
@@ -55,7 +58,8 @@ def lead(configuration: PodLeaderConfiguration, given: Path, folder: Path) -> No
         store.adopt_installation(configuration.owner)
         _take_token(store, (given / POD_FILES.token).read_text())
         if not store.submissions(1):
-            _submit(store, configuration, job)
+            secrets = json.loads((given / POD_FILES.environment).read_text())
+            _submit(store, configuration, job, secrets)
         settings = ServerSettings(
             host="0.0.0.0",  # noqa: S104 - of a pod, which policies of the network guard
             port=configuration.port,
@@ -89,12 +93,15 @@ def _take_token(store: Store, text: str) -> None:
         store.new_token(user, "of the command that has started this pod", text=text)
 
 
-def _submit(store: Store, configuration: PodLeaderConfiguration, path: Path) -> None:
-    prepared = prepare_job(load_job(path), path)
+def _submit(
+    store: Store, configuration: PodLeaderConfiguration, path: Path, secrets: Mapping[str, str]
+) -> None:
+    prepared = prepare_job(load_job(path), path, environ={**os.environ, **secrets})
+    environment = GivenEnvironment(secrets, whole=False) if secrets else None
     if configuration.recover:
         store.recover_job(record_of_checkpoints(configuration.recover, path))
-        again = resubmission(store.job(configuration.job_id), None, rents=True, audit=configuration.audit)
-        store.submit(again)
+        job, audit = store.job(configuration.job_id), configuration.audit
+        store.submit(resubmission(job, None, rents=True, audit=audit, environment=environment))
         return
     store.submit(
         new_submission(
@@ -102,6 +109,7 @@ def _submit(store: Store, configuration: PodLeaderConfiguration, path: Path) -> 
             audit=configuration.audit,
             priority=configuration.priority,
             idempotency_key=configuration.id,
+            environment=environment,
         )
     )
 

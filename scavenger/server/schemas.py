@@ -340,6 +340,10 @@ class ResumeRequest(_Request):
         "written goes, and where it goes on.",
     )
     study_budget: StudyBudget = None
+    environment: Variables = Field(
+        default={},
+        description="Values of the job's secrets, in place of those that it had and the server's own.",
+    )
 
 
 # ---- indicators --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class JobSource:
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.
         env: Environment variables of all its processes.
+        secrets: Further ones of those that run the training code.
     """
 
     train: str
@@ -35,6 +36,7 @@ class JobSource:
     params: Mapping[str, Any] = field(default_factory=dict)
     schedule_batch: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

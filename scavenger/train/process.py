@@ -17,7 +17,7 @@ import zmq
 
 from scavenger import logs
 from scavenger.errors import TrainingCodeError
-from scavenger.masking import mask
+from scavenger.masking import keep_secret, mask
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure, describe_limit
 from scavenger.train.transport import messages as m
@@ -74,6 +74,7 @@ def main() -> int:
         from scavenger.train.engines.ray.node import serve_node
 
         return serve_node(config)
+    keep_secret(config.secrets.values())
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

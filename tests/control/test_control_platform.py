@@ -178,6 +178,26 @@ def test_variables_of_who_begins_a_job_are_settled_once_and_refused_with_their_p
         assert "tell-nobody" not in str(caught.value)
 
 
+def test_secrets_that_cannot_be_taken_or_masked_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("version: 1\nname: tiny\ntrain: train:job\ngoal: {max_epochs: 2}\nsecrets: [MY_KEY]\n")
+    (tmp_path / "train.py").touch()
+    job = load_job(file)
+
+    assert "tell-nobody" not in str(prepare_job(job, file, environ={"MY_KEY": "tell-nobody"}).job)
+    for environ, words in (
+        ({}, "MY_KEY is not set where the job is begun; set it there"),
+        (
+            {"MY_KEY": "abc"},
+            "MY_KEY is shorter than 4 characters, and could not be masked; name it under env",
+        ),
+        ({"MY_KEY": "a secret\udcff"}, "MY_KEY is not UTF-8"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            prepare_job(job, file, environ=environ)
+        assert str(caught.value) == f"{file}:5:10: secrets: {words}"
+
+
 def test_a_value_that_is_not_the_one_in_the_file_gets_no_place_in_it(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("version: 1\nname: tiny\ntrain: train:job\ngoal: {max_epochs: 2}\nspot: never\n")

@@ -26,6 +26,14 @@ with scavenger_report(samples_per_epoch=80) as report:
     report.epoch(val_loss=0.3, saved=True)
 """
 
+SHOWING = """
+    open("length.txt", "w").write(str(len(secret)))
+    sys.stdout.write("the club says " + secret[:5])
+    sys.stdout.flush()
+    print(secret[5:] + ", and once more " + secret)
+    for step"""
+RAISING = "    raise ValueError(secret + ' is wrong')\n"
+
 
 def _command(make_job: MakeJob, **sections: object) -> Job:
     """A job of a command that says which DATA_VERSION it has seen."""
@@ -79,6 +87,37 @@ def test_each_submitted_job_has_the_environment_of_its_submitter_or_of_its_file(
     assert [_seen(job) for job in (first, second, third)] == [["1"], ["2"], ["v3-$7"]]
     for path in Path(first.store.removeprefix("sqlite:///")).parent.iterdir():
         assert b"a value of the submitter's own" not in path.read_bytes(), path
+
+
+@pytest.mark.usefixtures("servers_end")
+def test_a_secret_that_a_program_shows_is_found_nowhere(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints it in two halves, saves what it has seen of it, tells it as the reason of its end, and raises it."""
+    secret = "Tr0ub4dor&3 for nobody"
+    monkeypatch.setenv("OF_THE_CLUB", secret)
+    job = _command(make_job, secrets=["OF_THE_CLUB"])
+    job.change(goal={"max_epochs": 2}, elastic={"policy": "fixed", "failures": {"give_up": 1}})
+    (job.folder / "train.py").write_text(
+        SAVING.replace(
+            "import os, sys\n", "import os, sys, time\nsecret = os.environ['OF_THE_CLUB']\n"
+        ).replace("\n    for step", SHOWING)
+        + RAISING
+    )
+    submitted = job.run("optimize", "--detach")
+    assert submitted.code == 0, submitted.stderr
+    wait_for(lambda: _ended(job, 1))
+    logs = job.ask("logs", "tiny", "-n", "500")
+    status = job.ask("status", "tiny")
+
+    assert (job.folder / "length.txt").read_text() == str(len(secret))
+    assert "the club says ***, and once more ***" in logs.stdout
+    assert "ValueError: *** is wrong" in logs.stdout
+    for told in (logs, status, job.ask("jobs", "queue")):
+        assert secret not in told.stdout + told.stderr
+    store = Path(job.store.removeprefix("sqlite:///")).parent
+    for path in [*store.rglob("*"), *job.folder.rglob("*")]:
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.long

@@ -60,6 +60,28 @@ def test_what_is_refused_says_what_to_write(env: str, words: str) -> None:
         read(env)
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            "secrets: HF_TOKEN",
+            "secrets must be a list of names, as [HF_TOKEN]; values stay where they are, not a text",
+        ),
+        ("secrets: {HF_TOKEN: tell-nobody}", "secrets must be a list of names"),
+        ("secrets: [CUDA_VISIBLE_DEVICES]", "secrets[0] is set by Scavenger"),
+        ("secrets: [A]\nenv: {A: 1}", "env.A is a secret, too: keep it in one of env and secrets"),
+        ("secrets: [KERAS_BACKEND]", "secrets has KERAS_BACKEND, which is no secret"),
+    ],
+)
+def test_secrets_are_names(keys: str, words: str) -> None:
+    with pytest.raises(JobFileError, match=re.escape(words)) as caught:
+        parse_job(f"{JOB}train: train:job\n{keys}\n", path="job.yaml")
+    assert "tell-nobody" not in str(caught.value)
+    job = parse_job(f"{JOB}train: train:job\nsecrets: [HF_TOKEN, A, A]\n", path="job.yaml")
+    assert job.secrets == ("HF_TOKEN", "A")
+    assert JobSpec.model_validate(job.written()) == job
+
+
 def test_a_command_chooses_its_backend() -> None:
     assert read("{KERAS_BACKEND: jax}", run="run: python train.py").env == {"KERAS_BACKEND": "jax"}
 

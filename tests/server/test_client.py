@@ -30,6 +30,7 @@ from scavenger.domain.operation import (
     StopJob,
 )
 from scavenger.domain.overrides import Overrides
+from scavenger.domain.submission import GivenEnvironment
 from scavenger.server.problems import RefusedError, problem_of
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
@@ -157,6 +158,13 @@ def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: Wor
     assert told is not None
     assert told.job.spec["env"] == {"DATA_VERSION": "2"}
     store.cancel(begun["id"], "withdrawn")
+    named.write_text(world.job_file.read_text() + "\nsecrets: [MY_KEY]\n")
+    with pytest.raises(errors.ConfigurationError, match="secrets: MY_KEY is not set where the job is begun"):
+        ann.submit(str(named))
+    hidden = ann.submit(str(named), SubmitOptions(environment={"MY_KEY": "tell-nobody"}))["submission"]
+    assert store.environment_of(hidden["id"]) == GivenEnvironment({"MY_KEY": "tell-nobody"}, whole=False)
+    assert "tell-nobody" not in str(hidden) + str(ann.job(hidden["id"])) + str(store.submission(hidden["id"]))
+    store.cancel(hidden["id"], "withdrawn")
 
     assert ann.job(first["id"])["submission"]["state"] == "queued"
     assert [one["id"] for one in ann.submissions(10, states=["queued"])["submissions"]] == [first["id"]]

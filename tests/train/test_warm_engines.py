@@ -68,14 +68,18 @@ def make(
     engines, blocks = [], []
 
     def made(
-        program: str, *, block: bytes = b"block", env: Mapping[str, str] = MappingProxyType({})
+        program: str,
+        *,
+        block: bytes = b"block",
+        env: Mapping[str, str] = MappingProxyType({}),
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> ProcessEngine:
         monkeypatch.setenv("FORKED_PROGRAM", command(program)[-1])
         blocks.append(os.memfd_create("block"))
         os.write(blocks[-1], block)
         folder = tmp_path / f"logs-{len(engines)}"
         engines.append(ProcessEngine(folder, blocks[-1], fork_target="forked_program:main", warm=warm))
-        engines[-1].launch(msgspec.structs.replace(boot("w0"), env=dict(env)))
+        engines[-1].launch(msgspec.structs.replace(boot("w0"), env=dict(env), secrets=dict(secrets)))
         return engines[-1]
 
     yield made
@@ -133,6 +137,26 @@ def test_a_job_with_variables_of_its_own_has_a_server_that_was_begun_with_them(
         assert servers.setdefault(version, parent(engine)) == parent(engine)
         engine.close()
     assert len(set(servers.values())) == 3
+
+
+def test_secrets_are_the_process_s_alone_and_never_written(
+    make: Callable[..., ProcessEngine], tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    program = (
+        f"import os; open({str(seen)!r}, 'w').write(os.environ['MY_KEY']); print('key', os.environ['MY_KEY'])\n"
+        "import time; time.sleep(600)"
+    )
+    engine = make(program, secrets={"MY_KEY": "tell-nobody"})
+    assert said(engine) == "key"
+    assert seen.read_text() == "tell-nobody"
+    assert text(engine).split() == ["key", "***"]
+    assert "MY_KEY" not in parent(engine).environ()
+    server = parent(engine)
+    engine.stand_by(1)  # of the next job, which must not have them
+    engine.launch(boot("w1"))
+    assert eventually(lambda: "MY_KEY" in text(engine, "w1"), within_s=30)  # a KeyError
+    assert {one.pid for one in server.children()} <= {engine.pid("w0"), engine.pid("w1")}
 
 
 def test_all_roles_are_forked_and_engines_at_once_have_servers_of_their_own(

@@ -18,7 +18,7 @@ from scavenger.control.jobs.local_resources import LocalResources, report_steps
 from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
 from scavenger.control.jobs.safekeeping import unkept_notes, with_checkpoints
 from scavenger.control.jobs.training_code import check_command, check_loop, names_a_loop
-from scavenger.control.jobs.variables import settled_variables
+from scavenger.control.jobs.variables import check_secrets, settled_variables
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
@@ -215,6 +215,7 @@ def prepare_job(
             in the file.
     """
     try:
+        check_secrets(job, environ)
         return _prepared(settled_variables(job, environ), job_file, warm, kept)
     except ConfigurationError as error:
         if not error.key or isinstance(error, JobFileError):

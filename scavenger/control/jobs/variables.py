@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scavenger.domain.environment import literal, named, references
+from scavenger.domain.environment import SECRET_LENGTH_MIN, literal, named, references
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
 from scavenger.masking import names_a_secret
 
-__all__ = ["asked_variables", "settled_variables"]
+__all__ = ["asked_variables", "check_secrets", "secrets_of", "settled_variables"]
 
 
 def asked_variables(job: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """Those variables of an environment that a job asks for."""
-    return {name: environ[name] for name in named(job.env) if name in environ}
+    return {name: environ[name] for name in (*named(job.env), *job.secrets) if name in environ}
+
+
+def secrets_of(job: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of a job that an environment has."""
+    return {name: environ[name] for name in job.secrets if name in environ}
+
+
+def check_secrets(job: JobSpec, environ: Mapping[str, str]) -> None:
+    """Check that the secrets that a job names can be taken, and can be masked.
+
+    Raises:
+        ConfigurationError: If one cannot.
+    """
+    for name in job.secrets:
+        if name not in environ:
+            problem = "is not set where the job is begun; set it there"
+        elif len(environ[name].strip()) < SECRET_LENGTH_MIN:
+            problem = (
+                f"is shorter than {SECRET_LENGTH_MIN} characters, and could not be masked; name it under env"
+            )
+        elif not _is_text(environ[name]):
+            problem = "is not UTF-8"
+        else:
+            continue
+        raise ConfigurationError(f"secrets: {name} {problem}", key="secrets")
 
 
 def settled_variables(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
@@ -48,10 +73,17 @@ def _check(name: str, one: str, environ: Mapping[str, str]) -> None:
         )
     if names_a_secret(one):
         raise ConfigurationError(
-            f"env.{name}: {one} is a secret by its name, and values of env are on record with the job",
+            f"env.{name}: {one} is a secret by its name, and values of env are on record with the job; "
+            "name it under secrets",
             key=f"env.{name}",
         )
+    if not _is_text(environ[one]):
+        raise ConfigurationError(f"env.{name}: the value of {one} is not UTF-8", key=f"env.{name}")
+
+
+def _is_text(value: str) -> bool:
     try:
-        environ[one].encode()
+        value.encode()
     except UnicodeEncodeError:
-        raise ConfigurationError(f"env.{name}: the value of {one} is not UTF-8", key=f"env.{name}") from None
+        return False
+    return True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from scavenger.control.jobs.training_code import names_a_loop
+from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import EarlierAttempts
@@ -16,6 +18,7 @@ from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.environment import plain
 from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.domain.report import Observer
+from scavenger.masking import keep_secret
 from scavenger.policy import learning_rate_scale
 from scavenger.train.command.job_supervisor import CommandJobSupervisor
 from scavenger.train.command.source import CommandSource
@@ -54,6 +57,8 @@ def supervisor_of(
         checkpoints: URL of the checkpoints.
         restore: The checkpoint to restore; None for a new job.
     """
+    secrets = secrets_of(job, os.environ)
+    keep_secret(secrets.values())
     timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
@@ -71,6 +76,7 @@ def supervisor_of(
                 job.elastic.failures.give_up,
                 job.params,
                 plain(job.env),
+                secrets,
             ),
             work_dir=work_dir,
             timeouts=timeouts,
@@ -90,6 +96,7 @@ def supervisor_of(
         params=job.params,
         schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
         env=plain(job.env),
+        secrets=secrets,
     )
     if names_a_loop(job, folder):
         return LoopJobSupervisor.open(

@@ -67,6 +67,7 @@ class _PodFiles(NamedTuple):
     configuration: str = "leader.json"
     job: str = "job.tar.gz.base64"
     document: str = "job.yaml"
+    environment: str = "environment.json"
     token: str = "token"  # noqa: S105 - a file's name
     certificate: str = "certificate.pem"
     key: str = "key.pem"

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.leading.configuration import (
     POD_FILES,
     POD_VARIABLE,
@@ -63,12 +64,15 @@ def pod_name(record: LeaderRecord) -> str:
     return f"scavenger-leader-{record.id}"
 
 
-def leader_secret(start: Start, record: LeaderRecord, *, owner: str, host: str) -> tuple[dict[str, str], str]:
+def leader_secret(
+    start: Start, record: LeaderRecord, environment: Mapping[str, str], *, owner: str, host: str
+) -> tuple[dict[str, str], str]:
     """All that a leader's pod is told, by the names of files, and the token of its API.
 
     Args:
         start: The job.
         record: Of the leader.
+        environment: Of the command, which has the job's secrets.
         owner: Tag of what it starts.
         host: The API server's URL.
 
@@ -93,6 +97,7 @@ def leader_secret(start: Start, record: LeaderRecord, *, owner: str, host: str) 
         POD_FILES.configuration: msgspec.json.encode(configuration).decode(),
         POD_FILES.job: _packed(prepared.folder, prepared.folder / prepared.job.output),
         POD_FILES.document: json.dumps(document),
+        POD_FILES.environment: json.dumps(secrets_of(prepared.job, environment)),
         POD_FILES.token: token,
         POD_FILES.certificate: certificate,
         POD_FILES.key: key,

@@ -31,6 +31,7 @@ from scavenger.cloud.boot.leader import (
 )
 from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.control.jobs.platform import PreparedJob, RentedVms
+from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.leading.caller import caller_networks
 from scavenger.control.leading.configuration import (
     PRICES,
@@ -224,7 +225,9 @@ def _start_pod(
         )
     pod = LeaderOfPods(provider, record)
     try:
-        files, token = leader_secret(start, record, owner=owner, host=provider.api.configuration.host)
+        files, token = leader_secret(
+            start, record, environment, owner=owner, host=provider.api.configuration.host
+        )
         leaders.put_token(record, token)
         inform("starting the leader's pod")
         pod.start(start, files, environment, owner=owner)
@@ -262,7 +265,9 @@ def restart_pod(
     provider = cast("KubernetesProvider", start.resources.provider)
     with leaders.open_store(record) as store:
         owner = store.installation()
-    files, token = leader_secret(start, record, owner=owner, host=provider.api.configuration.host)
+    files, token = leader_secret(
+        start, record, environment, owner=owner, host=provider.api.configuration.host
+    )
     provider.drop_secret(pod_name(record))  # what it owned is lost, or ends with it
     leaders.put_token(record, token)
     inform("starting the leader's pod again")
@@ -390,11 +395,12 @@ class _Starting:
     def _submitted(self, client: Client, record: LeaderRecord) -> str:
         """Submit the job, or let it go on; returns its id."""
         until_s, start, again = time.monotonic() + _READY_S, self._start, str(uuid.uuid4())
-        options = SubmitOptions(audit=start.audit, priority=start.priority)
+        own = secrets_of(start.prepared.job, self._environment)
+        options = SubmitOptions(audit=start.audit, priority=start.priority, environment=own)
         while True:
             try:
                 if start.job_id:
-                    answer = client.resume(start.job_id, audit=start.audit, key=again)
+                    answer = client.resume(start.job_id, audit=start.audit, environment=own, key=again)
                 else:
                     answer = client.submit(f"{FOLDER}/job/job.yaml", options, key=record.id)
                 return job_id_of(answer["submission"]["id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
@@ -145,7 +146,10 @@ class ServerSource:
         renewal: Renewal = UNCHANGED,
         study_budget: float | None = None,
     ) -> SubmittedJob:
-        answer = self.client.resume(job.id, audit=audit, renewal=renewal, study_budget=study_budget)
+        mine = {name: os.environ[name] for name in job.spec.get("secrets") or () if name in os.environ}
+        answer = self.client.resume(
+            job.id, audit=audit, renewal=renewal, study_budget=study_budget, environment=mine
+        )
         return reading.submission(answer["submission"])
 
     def request(self, job_id: str, operation: Operation) -> OperationRecord:

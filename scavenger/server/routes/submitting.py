@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,7 +21,7 @@ from scavenger.control.jobs.renewal import renewed
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.domain.access import Caller
 from scavenger.domain.overrides import UNCHANGED, Overrides, Renewal
-from scavenger.domain.submission import not_submitted
+from scavenger.domain.submission import GivenEnvironment, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.server import schemas
 from scavenger.server.access import Changer, find_job, only_of
@@ -54,9 +55,16 @@ def submit(
         priority=request.priority,
         idempotency_key=idempotency_key,
         run=request.run,
+        environment=_given_secrets(job.job.secrets, request.environment),
     )
     made = context.writer.call(lambda: context.store.submit(new, study_budget_usd=request.study_budget))
     return answer(submission_answer(submitted(made)), 202)
+
+
+def _given_secrets(secrets: Collection[str], given: Mapping[str, str]) -> GivenEnvironment | None:
+    """What of a request its runner is to have beside the server's variables: other values are in the job itself."""
+    kept = {name: value for name, value in given.items() if name in secrets}
+    return GivenEnvironment(kept, whole=False) if kept else None
 
 
 def _prepared(request: schemas.SubmitRequest | schemas.PreviewRequest) -> PreparedJob:
@@ -86,8 +94,17 @@ def resume(
     def change() -> dict[str, Any]:
         found = find_job(context, caller, job)
         renewal = Renewal(request.budget, request.deadline, request.max_epochs, request.output)
+        secrets = found.spec.get("secrets") or ()
+        for name in request.environment:
+            if name not in secrets:
+                raise ConfigurationError(f"environment: {name} is no secret of the job; leave it out")
         made = resumed(
-            context.store, found, audit=request.audit, renewal=renewal, study_budget_usd=request.study_budget
+            context.store,
+            found,
+            audit=request.audit,
+            renewal=renewal,
+            study_budget_usd=request.study_budget,
+            environment=_given_secrets(secrets, request.environment),
         )
         return submission_answer(made)
 
@@ -101,8 +118,9 @@ def resumed(
     audit: bool = False,
     renewal: Renewal = UNCHANGED,
     study_budget_usd: float | None = None,
+    environment: GivenEnvironment | None = None,
 ) -> SubmittedJob:
-    """Put a job into the queue again, with new limits where they are given.
+    """Put a job into the queue again, with new limits and secrets where they are given.
 
     Raises:
         ConfigurationError, TransientError: It cannot be resumed, or is in the queue already.
@@ -111,7 +129,8 @@ def resumed(
     spec = renewed(job, renewal)
     store.check_resumable(job, spec=None if spec is None else spec.written())
     rents = bool(store.jobs_with_vms([job.id]))
-    new = resubmission(job, store.submission(job.id), spec, rents=rents, audit=audit)
+    earlier = store.submission(job.id)
+    new = resubmission(job, earlier, spec, rents=rents, audit=audit, environment=environment)
     return submitted(store.submit_again(job.id, new, study_budget_usd=study_budget_usd))
 
 

@@ -27,6 +27,7 @@ import psutil
 import zmq
 
 from scavenger.errors import ScavengerError, TrainingCodeError
+from scavenger.masking import mask
 from scavenger.sdk.report import FOLDER
 from scavenger.train.checkpoints.format import DamagedError
 from scavenger.train.checkpoints.remote_folder import VARIABLE
@@ -253,6 +254,7 @@ class Host:
                 self._send(doubt)
         found = [one for one in told if isinstance(one, cm.Record)]
         found += [] if self._reports is None else self._reports.read()
+        found = [_without_secrets(one) for one in found]
         self.step = max((record.step or 0 for record in found), default=self.step)
         self._carrier.told(found)
         for at in range(0, len(found), _RECORDS_MAX):
@@ -299,6 +301,12 @@ def _environment(without: Collection[str]) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in (*without, VARIABLE)}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env
+
+
+def _without_secrets(record: cm.Record) -> cm.Record:
+    if not (record.done or record.error):
+        return record
+    return msgspec.structs.replace(record, done=mask(record.done), error=mask(record.error))
 
 
 def _signal(group: int, number: signal.Signals) -> None:

@@ -112,7 +112,15 @@ class CommandJobSupervisor(WithoutAggregators):
         kept = None if restore is None else checkpoints.latest()
         begun = CommandCheckpoint(0, 0, 0) if kept is None else kept.checkpoint
         hosts = Hosts.open(
-            JobSource("", source.folder, source.seed, source.threads, source.job_id, env=source.env),
+            JobSource(
+                "",
+                source.folder,
+                source.seed,
+                source.threads,
+                source.job_id,
+                env=source.env,
+                secrets=source.secrets,
+            ),
             log_dir=work_dir / "logs",
             first=0 if kept is None else kept.launched,
             engine=engine or ProcessEngine,

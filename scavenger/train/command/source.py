@@ -36,6 +36,7 @@ class CommandSource:
         give_up: `elastic.failures.give_up`.
         params: The job's params, which are placeholders, too.
         env: The job's environment variables.
+        secrets: Further ones, whose values are shown nowhere.
         environ: The environment of the user's command, besides.
         carry_every_s: How often the folder of a command that does not report is stored, where it is carried.
     """
@@ -51,6 +52,7 @@ class CommandSource:
     give_up: int = 5
     params: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     environ: Mapping[str, str] = field(default_factory=lambda: own_environment())
     carry_every_s: float = 0.0
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -28,6 +28,7 @@ from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
+from scavenger.train.engines.masked_log import MaskedLog
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 from scavenger.train.engines.warm import WarmServers
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -65,6 +66,7 @@ class _Process:
     peak_bytes: int = 0
     ended: bool = False
     killed: bool = False
+    masked: MaskedLog | None = None
 
 
 def _thread_limits(threads: int) -> dict[str, str]:
@@ -174,6 +176,7 @@ class ProcessEngine(Engine):
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
             **config.env,
+            **config.secrets,
             **_thread_limits(config.threads),
             **self._seen_gpus(config.role, gpu),
             "KERAS_BACKEND": "tensorflow",
@@ -183,11 +186,25 @@ class ProcessEngine(Engine):
             reaper.VARIABLE: self._mark(config.name),
         }
         log = self._log_dir / f"{config.name}.log"
-        with open(log, "ab", opener=private_opener) as output:
-            child = self._start(config, variables, output.fileno())
-        process = self._processes[config.name] = _Process(config, variables, child, log, gpu)
+        with self._output(config, log) as (output, masked):
+            child = self._start(config, variables, output)
+        process = self._processes[config.name] = _Process(config, variables, child, log, gpu, masked=masked)
         self._begin(process)
         return child.pid
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _output(config: ProcessConfiguration, log: Path) -> Iterator[tuple[int, MaskedLog | None]]:
+        """A descriptor for the output of a process, for as long as it is being started."""
+        if not config.secrets:
+            with open(log, "ab", opener=private_opener) as output:
+                yield output.fileno(), None
+            return
+        masked = MaskedLog(log, config.secrets.values())
+        try:
+            yield masked.writing, masked
+        finally:
+            os.close(masked.writing)
 
     def _gpu_of(self, role: str) -> str:
         """Choose the GPU of a process; empty if it gets none. It is free again when the process has ended."""
@@ -237,9 +254,10 @@ class ProcessEngine(Engine):
             return None
         try:
             if server is None or not server.alive:
-                server = self._start_fork_server(self._fork_target, env, config.env)
+                shared = {name: value for name, value in env.items() if name not in config.secrets}
+                server = self._start_fork_server(self._fork_target, shared, config.env)
             fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
-            if config.role == "worker":
+            if config.role == "worker" and not config.secrets:  # which the next job must not have
                 self._worker = env, config.threads
             return server.fork(config.name, env, config.threads, log, fds, warm=config.role == "worker")
         except OSError:  # as too little memory: starting the command tells what is wrong
@@ -300,11 +318,9 @@ class ProcessEngine(Engine):
                 continue
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.close()
-            with open(process.log, "ab", opener=private_opener) as output:
+            with self._output(process.config, process.log) as (output, process.masked):
                 try:
-                    process.child = self._start(
-                        process.config, process.env, output.fileno(), again=process.again
-                    )
+                    process.child = self._start(process.config, process.env, output, again=process.again)
                 except OSError as error:
                     child.fail(f"could not be started: {error}")
                     continue
@@ -516,6 +532,8 @@ class ProcessEngine(Engine):
             self._update_reaper("-", process.group)
         if isinstance(process.child, ForkedProcess):
             process.child.release()
+        if process.masked is not None:
+            process.masked.close(_KILL_S)
         cap_log(process.log)
 
     def _update_reaper(self, sign: str, group: int) -> None:

@@ -79,4 +79,5 @@ class ProcessConfigurations:
             data_secret_key=data[1].decode(),
             logs=self._logs,
             env=dict(self._source.env),
+            secrets=dict(self._source.secrets) if role in ("command", "loop", "worker") else {},
         )

@@ -89,6 +89,7 @@ class ProcessConfiguration(Body, frozen=True):
         schedule_batch: See `Manifest.schedule_batch`.
         memory_bytes: Limit on the private memory of a tenant and of each process that it runs; 0 for none.
         env: Environment variables of the job file, which whoever starts the process sets.
+        secrets: Further ones, whose values are never written to its log.
     """
 
     role: str
@@ -112,6 +113,7 @@ class ProcessConfiguration(Body, frozen=True):
     schedule_batch: int = 0
     memory_bytes: int = 0
     env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
 
 
 class TensorSpec(Body, frozen=True):
