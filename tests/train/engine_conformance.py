@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from processes import alive, eventually
 
@@ -132,15 +133,21 @@ class EngineConformance:
         assert engine.running == ()
 
     def test_a_process_knows_its_bootstrap_its_variables_and_writes_to_its_log(self, start: Start) -> None:
-        engine = start("import os; print(boot, os.environ.get('GREETING'), file=sys.stderr)")
+        engine = start(
+            "import os; print(boot, *map(os.environ.get, ('GREETING', 'VERSION')), len(os.environ.get('MY_KEY', '')), "
+            "file=sys.stderr)"
+        )
         exits(engine)
-        engine.launch(boot("w1"), env={"GREETING": "hello"})
+        of_the_job = {"env": {"VERSION": "v2"}, "secrets": {"MY_KEY": "tell-nobody"}}
+        engine.launch(msgspec.structs.replace(boot("w1"), **of_the_job), env={"GREETING": "hello"})
         exits(engine)
 
         assert '"name":"w0"' in text(engine)
-        assert "None" in text(engine)
+        assert "None None 0" in text(engine)
         assert '"name":"w1"' in text(engine, "w1")
-        assert "hello" in text(engine, "w1")
+        assert "hello v2 11" in text(engine, "w1")
+        assert '"MY_KEY":"***"' in text(engine, "w1")
+        assert "tell-nobody" not in text(engine, "w1")
 
     def test_a_process_is_somewhere(self, start: Start) -> None:
         engine = start(SLEEP)
