@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scavenger.client import Client
+from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.spent import book_leader, leader_usd
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmCharges, VmSlot, VmTimes
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmState, VmTags
+from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 
@@ -169,3 +172,28 @@ def test_one_that_has_no_job_yet_is_booked_when_it_is_to_be_ended(rented: Rented
     rented.booked(100.0)
 
     assert rented.store.booked(RECORD.id, "leader") == pytest.approx(100 * SECOND_USD)
+
+
+class Led:
+    """The API of a leader whose job has ended, as far as a session asks it."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._event = {"id": 7, "kind": "leader", "data": told}
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return {"job": {"id": job_id}, "submission": {"state": "ended"}}
+
+    def follow_events(self, job_id: str, after: int, *, patience_s: float) -> list[dict[str, Any]]:
+        return [self._event]
+
+
+def test_what_the_job_has_counted_of_its_leader_is_what_the_leader_tells_last(rented: Rented) -> None:
+    session = LeaderSession(rented.leaders, rented.record, inform=lambda line: None)
+    shown: list[Any] = []
+    told = {"vm": "c6a.large", "seconds": 1800.0, "usd_per_hour": 0.1}
+
+    assert session._followed(cast(Client, Led(told)), shown.append) is not None
+    assert (shown, session._led_usd) == ([], pytest.approx(0.05))
+    for nothing in ({}, {**told, "seconds": "soon"}, {**told, "usd_per_hour": -1.0}):
+        with pytest.raises(ConfigurationError, match="cost of a leader's VM"):
+            session._followed(cast(Client, Led(nothing)), shown.append)

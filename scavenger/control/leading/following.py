@@ -24,6 +24,7 @@ from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.ssh import run_there
 from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
 from scavenger.control.leading.unpacking import unpack_outputs
+from scavenger.control.provisioning.leader_meter import leader_use
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
 from scavenger.policy.leaders import what_is_lost
@@ -121,8 +122,7 @@ class LeaderSession:
             if event["kind"] not in _QUIET:
                 show(event)
             elif event["kind"] == "leader":
-                led = event["data"]
-                self._led_usd = float(led["seconds"]) / 3600.0 * float(led["usd_per_hour"])
+                self._led_usd = leader_use(event["data"]).usd
         document = client.job(self.record.job_id)
         # a job whose runner died is resumed by the leader: its submission tells
         open_still = (document.get("submission") or {}).get("state") in ("queued", "running")

@@ -6,12 +6,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from scavenger.domain.cost import LeaderUse
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 
-__all__ = ["LEADER_VARIABLE", "LeaderMeter", "leader_of", "leader_text", "leader_zone", "recorded_leader"]
+__all__ = [
+    "LEADER_VARIABLE",
+    "LeaderMeter",
+    "leader_of",
+    "leader_text",
+    "leader_use",
+    "leader_zone",
+    "recorded_leader",
+]
 
 LEADER_VARIABLE = "SCAVENGER_LEADER"
 """Environment variable of a leader's VM: its type, its price, when it was launched, and its zone; see `leader_text`."""
@@ -64,8 +73,19 @@ def recorded_leader(store: Store, job_id: str) -> LeaderUse | None:
     found = store.events(job_id, limit=1, kind=_KIND)
     if not found:
         return None
-    data = found[0].data
-    return LeaderUse(str(data["vm"]), float(data["seconds"]), float(data["usd_per_hour"]))
+    return leader_use(found[0].data)
+
+
+def leader_use(data: Mapping[str, Any]) -> LeaderUse:
+    """What the event tells of a leader's VM.
+
+    Raises:
+        ConfigurationError: It tells no cost: a leader that is not ours may say anything.
+    """
+    try:
+        return LeaderUse(str(data["vm"]), float(data["seconds"]), float(data["usd_per_hour"]))
+    except (KeyError, TypeError, ValueError):
+        raise ConfigurationError(f"the cost of a leader's VM cannot be read: {str(data)[:80]}") from None
 
 
 class LeaderMeter:
