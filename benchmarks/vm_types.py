@@ -17,8 +17,8 @@ from benchmarks.public_steps import read_step_times
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.models.backtest import PlacementRow
-from scavenger.models.backtest_steps import step_times_of
-from scavenger.models.design import Candidate, propose
+from scavenger.models.backtest_steps import START_S, STEPS, step_times_of
+from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.job_model import TRANSFER_MAX, JobModel
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.step_laws import StepTimes
@@ -68,7 +68,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
         figures={"mean_ape": means, "coverage90": float(np.mean(held))},
         remarks=(
             f"{PROBES - TRANSFER_MAX * (len(TYPES) - 1)} probes of the first type and {TRANSFER_MAX} of each other, "
-            "chosen as a search chooses them; errors at all placements that were not probed",
+            "chosen as a search chooses them with its costs; errors at all placements that were not probed",
             "the last type is no measurement: the first's step times, with computing and synchronisation times "
             f"{SHORTENED[0]:g} and {SHORTENED[1]:g}",
         ),
@@ -142,7 +142,8 @@ def _probed(times: _Times, points: int) -> list[tuple[int, int]]:
     candidates = [Candidate(*place, times[place].workers_per_node) for place in places]
     chosen: list[tuple[int, int]] = []
     while len(chosen) < points:
-        index = propose(candidates, [times[place] for place in chosen])
+        cost = ProfilingCost(STEPS, START_S, ready=max((workers for workers, _ in chosen), default=0))
+        index = propose(candidates, [times[place] for place in chosen], cost=cost)
         if index is None:
             break
         chosen.append(places[index])

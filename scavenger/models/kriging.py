@@ -5,12 +5,13 @@ q          ∂ ln τ / ∂ ln(synchronisation) at a configuration: 0 where compu
 J          ∂ ln τ / ∂ coefficient, one row per configuration
 σc, σs     scatter of a configuration's computing, and of its synchronisation, around anything smooth
 γc, γs     smooth deviation of computing from its law, by x; of synchronisation, by x and the number of machines
+γk         deviation of synchronisation that all x of one n share (on one machine, of one K), and no other does
 S          covariance of the coefficients
 =========  ======================================================================================================
 
-ln τ = law + J δ + (1 - q) gc(ln x) + q gs(ln x, ln n) + scatter: universal kriging with the law as its trend [1]_, that
-is a model with a discrepancy [2]_. Because computing scatters far less than a network does, whatever is wrong with the
-law of one says little of the other, and a point in which synchronisation decides is believed less.
+ln τ = law + J δ + (1 - q) gc(ln x) + q (gs(ln x, ln n) + gk[n]) + scatter: universal kriging with the law as its
+trend [1]_, that is a model with a discrepancy [2]_. Because computing scatters far less than a network does, whatever
+is wrong with the law of one says little of the other, and a point in which synchronisation decides is believed less.
 
 References:
     .. [1] Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, §2.7.
@@ -94,19 +95,20 @@ class Law(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """σs, γc and γs relative to σc."""
+    """σs, γc, γs and γk relative to σc."""
 
     sync: NotNegative = 0.0
     smooth_compute: NotNegative = 0.0
     smooth_sync: NotNegative = 0.0
+    cluster_sync: NotNegative = 0.0
 
 
 NO_SCATTER = Scatter()
 """Scatter of an averaged model, which has one deviation for everything."""
 
-SCATTER = Scatter(sync=4.5, smooth_compute=2.5, smooth_sync=5.0)
-"""With a scatter of 2 % in computing: 9 % of what goes over a shared network, smooth deviations 5 and 10 %. Set by the
-likelihood of public step times (`python -m benchmarks priors`). The intervals rest on them."""
+SCATTER = Scatter(sync=4.0, smooth_compute=2.5, smooth_sync=3.0, cluster_sync=6.0)
+"""With a scatter of 2 % in computing: 8 % of what goes over a shared network, smooth deviations 5 and 6 %, and 12 % of
+each number of machines. Set by the likelihood of public step times. The intervals rest on them."""
 
 
 class Kriging:
@@ -127,11 +129,11 @@ class Kriging:
         self.law, self.scatter_log_sd, self.scatter = law, scatter_log_sd, scatter
         self.places = places_of(measured)
         step_time_s, self.features, self.sync = _relative(law, self.places)
-        self.log_work, self.log_nodes = _coordinates(self.places, law.load)
+        self.at = _coordinates(self.places, law.load)
         observed = np.array([m.step_time_s for m in measured], dtype=np.float64)
         self.residual = np.log(observed) - np.log(step_time_s)
         own = np.array([m.log_sd for m in measured], dtype=np.float64) ** 2
-        smooth = self._smooth(self.sync, self.log_work, self.log_nodes)
+        smooth = self._smooth(self.sync, self.at)
         # The matrix can be factored, since the scatter of every point is positive.
         self.kernel = smooth + np.diag(own + self._scatter_variance(self.sync))
         self.factor = cho_factor(self.kernel, lower=True)
@@ -163,7 +165,7 @@ class Kriging:
         for start in range(0, count, CHUNK):
             part = places.part(start, start + CHUNK)
             step_time_s, features, sync = _relative(law, part)
-            cross = self._smooth(sync, *_coordinates(part, law.load))
+            cross = self._smooth(sync, _coordinates(part, law.load))
             explained = cross @ whiten
             spread = features @ root - cross @ trend
             prior = self._smooth_variance(sync) + self._scatter_variance(sync)
@@ -178,14 +180,11 @@ class Kriging:
         """Posterior covariance of ln τ without its scatter, shape `(len(some), len(others))`."""
         _, features, sync = _relative(self.law, some)
         _, features2, sync2 = _relative(self.law, others)
-        here, there = (
-            (sync, *_coordinates(some, self.law.load)),
-            (sync2, *_coordinates(others, self.law.load)),
-        )
-        cross, cross2 = self._smooth(*here), self._smooth(*there)
+        here, there = _coordinates(some, self.law.load), _coordinates(others, self.law.load)
+        cross, cross2 = self._smooth(sync, here), self._smooth(sync2, there)
         trend = features - cross @ cho_solve(self.factor, self.features)
         trend2 = features2 - cross2 @ cho_solve(self.factor, self.features)
-        left = _correlated(here, there, self.scatter_log_sd, self.scatter)
+        left = _correlated((sync, here), (sync2, there), self.scatter_log_sd, self.scatter)
         left -= cross @ cho_solve(self.factor, cross2.T)
         return np.asarray(trend @ covariance @ trend2.T + left)
 
@@ -194,30 +193,43 @@ class Kriging:
 
     def _smooth_variance(self, sync: FloatArray) -> FloatArray:
         compute, network = self.scatter.smooth_compute * (1.0 - sync), self.scatter.smooth_sync * sync
-        return np.asarray(self.scatter_log_sd**2 * (compute**2 + network**2))
-
-    def _smooth(self, sync: FloatArray, log_work: FloatArray, log_nodes: FloatArray) -> FloatArray:
-        """Prior covariance of the smooth part with the measured points, shape `(n, measured)`."""
-        return _correlated(
-            (sync, log_work, log_nodes),
-            (self.sync, self.log_work, self.log_nodes),
-            self.scatter_log_sd,
-            self.scatter,
+        return np.asarray(
+            self.scatter_log_sd**2 * (compute**2 + network**2 + (self.scatter.cluster_sync * sync) ** 2)
         )
 
+    def _smooth(self, sync: FloatArray, at: _Coordinates) -> FloatArray:
+        """Prior covariance of the parts that points share with the measured ones, shape `(n, measured)`."""
+        return _correlated((sync, at), (self.sync, self.at), self.scatter_log_sd, self.scatter)
 
-_Coordinates = tuple[FloatArray, FloatArray, FloatArray]
+
+class _Coordinates(NamedTuple):
+    """ln x, ln n of the machines that are waited for, and K where they share one machine, else 0."""
+
+    log_work: FloatArray
+    log_nodes: FloatArray
+    together: FloatArray
 
 
-def _correlated(some: _Coordinates, others: _Coordinates, unit: float, scatter: Scatter) -> FloatArray:
-    """(1 - q)(1 - q') γc² k(x, x') + q q' γs² k(x, x') k(n, n') with k the squared exponential."""
-    (sync, work, nodes), (sync2, work2, nodes2) = some, others
-    by_work = (work[:, None] - work2) ** 2
+_Point = tuple[FloatArray, _Coordinates]
+
+
+def _correlated(some: _Point, others: _Point, unit: float, scatter: Scatter) -> FloatArray:
+    """(1 - q)(1 - q') γc² k(x, x') + q q' (γs² k(x, x') k(n, n') + γk² [n = n']), k the squared exponential."""
+    (sync, at), (sync2, at2) = some, others
+    by_work = (at.log_work[:, None] - at2.log_work) ** 2
+    by_nodes = (at.log_nodes[:, None] - at2.log_nodes) ** 2
     alike = np.exp(by_work * (-0.5 / CORRELATION_LOG_LENGTH**2))
-    near = np.exp((nodes[:, None] - nodes2) ** 2 * (-0.5 / CORRELATION_LOG_LENGTH**2))
+    near = np.exp(by_nodes * (-0.5 / CORRELATION_LOG_LENGTH**2))
     compute = (unit * scatter.smooth_compute) ** 2 * (1.0 - sync2)
     network = (unit * scatter.smooth_sync) ** 2 * sync2
-    return np.asarray(alike * ((1.0 - sync)[:, None] * compute + sync[:, None] * network * near))
+    own = (
+        (unit * scatter.cluster_sync) ** 2
+        * sync2
+        * ((at.together[:, None] == at2.together) & (by_nodes == 0.0))
+    )
+    return np.asarray(
+        alike * ((1.0 - sync)[:, None] * compute + sync[:, None] * network * near) + sync[:, None] * own
+    )
 
 
 def _relative(law: Law, places: Places) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -228,10 +240,10 @@ def _relative(law: Law, places: Places) -> tuple[FloatArray, FloatArray, FloatAr
     return step_time_s, features, sync
 
 
-def _coordinates(places: Places, load: Load) -> tuple[FloatArray, FloatArray]:
-    """ln x, and ln of the machines that are waited for."""
+def _coordinates(places: Places, load: Load) -> _Coordinates:
     nodes = np.ceil(places.workers / np.minimum(places.workers_per_node, places.workers))
-    return np.log(places.work), np.log(load.served(nodes))
+    together = np.where(nodes > 1.0, 0.0, places.workers)
+    return _Coordinates(np.log(places.work), np.log(load.served(nodes)), together)
 
 
 def _root(covariance: FloatArray) -> FloatArray:
