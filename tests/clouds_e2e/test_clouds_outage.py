@@ -30,7 +30,7 @@ KINDS = ["keras", "loop", "command"]
 
 def made(make_job: MakeJob, kind: str, vms: int) -> CloudJob:
     """A job of a kind whose workers are on so many VMs."""
-    epochs = {"keras": 25, "loop": 60, "command": EPOCHS}[kind]
+    epochs = {"keras": 6, "loop": 60, "command": EPOCHS}[kind]
     job = make_job(
         search={"workers": vms, "batch_size": [32], "strategy": "full"},
         goal={"max_epochs": epochs, "epochs_hint": epochs},
