@@ -268,8 +268,15 @@ def test_the_gradient_of_a_small_table_is_a_whole_tensor() -> None:
     assert_equal(in_shares(program, [5, 15], 20), whole(program, 20).gradients)
 
 
-@pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(
+    ("halves", "twice"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.long),
+        pytest.param(True, False, marks=pytest.mark.long),
+    ],
+)
 def test_the_gradient_of_a_large_table_is_that_of_its_rows_bit_for_bit(
     halves: bool, twice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -745,31 +752,29 @@ def test_a_metric_that_is_no_sum_is_computed_by_one_worker_over_the_validation_d
         assert got["val_accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize(
-    "metric",
-    [
-        lambda y, predicted: keras.ops.max(predicted) - keras.ops.min(predicted),
-        lambda y, p: keras.ops.mean(p),
-    ],
-    ids=["range", "mean"],
-)
-def test_a_metric_of_the_batch_is_that_of_fit_with_batches_of_the_job(metric: Any, workers: int) -> None:
-    metric.__name__ = "of_batch"
-    model = classifier(metrics=[metric])
+def test_metrics_of_the_batch_are_those_of_fit_with_batches_of_the_job() -> None:
+    def range_of_batch(y: Any, predicted: Any) -> Any:
+        return keras.ops.max(predicted) - keras.ops.min(predicted)
+
+    def mean_of_batch(y: Any, predicted: Any) -> Any:
+        return keras.ops.mean(predicted)
+
+    model = classifier(metrics=[range_of_batch, mean_of_batch])
     program = Program(KerasJob(model, (X, Y), (X, Y)))
-    weights, ends = program.initial_state(), np.linspace(0, len(X), workers + 1).astype(int)
-
-    parts = [
-        program.evaluate(weights, a, b, 14 // workers, whole_batch_size=14)
-        for a, b in pairwise(ends.tolist())
-    ]
-    sums = [sum(values) for values in zip(*parts, strict=True)]
-    got = program.summarise(sums, sums)
+    weights = program.initial_state()
     expected = model.evaluate(X, Y, batch_size=14, verbose=0, return_dict=True)
+    for workers in (1, 2, 3):
+        ends = np.linspace(0, len(X), workers + 1).astype(int)
+        parts = [
+            program.evaluate(weights, a, b, 14 // workers, whole_batch_size=14)
+            for a, b in pairwise(ends.tolist())
+        ]
+        sums = [sum(values) for values in zip(*parts, strict=True)]
+        got = program.summarise(sums, sums)
 
-    assert got["val_of_batch"] == pytest.approx(expected["of_batch"], rel=1e-6)
-    assert got["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        for name in ("range_of_batch", "mean_of_batch"):
+            assert got[f"val_{name}"] == pytest.approx(expected[name], rel=1e-6), (name, workers)
+        assert got["val_loss"] == pytest.approx(expected["loss"], rel=1e-5), workers
 
 
 def test_trying_a_model_leaves_it_as_it_was() -> None:
