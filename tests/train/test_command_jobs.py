@@ -585,3 +585,36 @@ def test_the_reason_of_a_program_for_ending_training_is_in_the_report_of_its_epo
     (told,) = [event for event in events if isinstance(event, m.EpochReport)]
     assert told.stopped_by.startswith("the program (no?better...")
     assert len(told.stopped_by) < 600
+
+
+# ---- stored models of a command ----------------------------------------------------------------------------
+
+
+def test_another_code_of_a_module_that_the_command_does_not_name_is_another_command(tmp_path: Path) -> None:
+    def architecture() -> str:
+        run = RunSpec(command="python -m pkg.train")
+        return CommandSource(run, tmp_path, "job", 0, 1, 3, "val_accuracy").manifest(100).architecture
+
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "train.py").write_text("from pkg import model\n")
+    (package / "model.py").write_text("UNITS = 8\n")
+    before = architecture()
+    for unseen in ("runs/1/copy.py", "__pycache__/model.py", ".git/hook.py", "notes.txt"):
+        (tmp_path / unseen).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / unseen).write_text("whatever\n")
+    (tmp_path / "env" / "lib").mkdir(parents=True)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (tmp_path / "env" / "lib" / "library.py").write_text("1\n")
+
+    assert architecture() == before
+    (package / "model.py").write_text("UNITS = 9\n")
+    assert architecture() != before
+
+
+def test_a_manifest_says_what_of_a_command_was_compared(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "model.py").write_text("")
+    told = CommandSource(RunSpec(command="python train.py"), tmp_path, "job", 0, 1, 3).manifest(100).compared
+
+    assert told == "compared were the command, its params and 2 files of its folder, and not its data"

@@ -238,6 +238,9 @@ class JobWorkflow:
             steps=self._job.profile.steps,
             points=self._job.profile.points,
         )
+        manifest = self._trainer.supervisor.manifest
+        if plan.strategy == "none" and manifest is not None and manifest.compared:
+            plan = replace(plan, reason=f"{plan.reason}; {manifest.compared}")
         alike = self._ask(library.similar) if plan.strategy == "partial" else None
         if alike is not None:
             similar, differing = alike

@@ -12,6 +12,7 @@ from typing import Any
 from scavenger.domain.command import RunSpec, fill
 from scavenger.train.command import messages as cm
 from scavenger.train.command.checkpoints import CommandCheckpoint
+from scavenger.train.command.code_files import python_files
 from scavenger.train.command.progress import Group
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.custom_loop.job_reports import LOSS
@@ -120,14 +121,19 @@ class CommandSource:
         return fill(self.run.setup or "", self.params)
 
     def manifest(self, samples: int, *, checkpoint_bytes: int = 0) -> Manifest:
-        """Describe the command as a model is described; stored models are of the same command and the same files."""
+        """Describe the command as a model is described; stored models are of the same command and the same files.
+
+        These are the files that it names, and all Python files of its folder, from which it may import.
+        """
         digest = hashlib.sha256(
             repr((self.run.command, sorted(self.params.items()), sorted(self.env.items()))).encode()
         )
-        for word in self.run.command.split():
-            path = self.folder / word
-            if path.is_file():
-                digest.update(path.read_bytes())
+        named = [path for word in self.run.command.split() if (path := self.folder / word).is_file()]
+        files = dict.fromkeys((*named, *python_files(self.folder)))
+        for path in files:
+            data = path.read_bytes()
+            digest.update(f"{os.path.relpath(path, self.folder)}:{len(data)}:".encode())
+            digest.update(data)
         return Manifest(
             tensors=(TensorSpec("checkpoint", (checkpoint_bytes,), "uint8", "first"),),
             metrics=(),
@@ -138,6 +144,7 @@ class CommandSource:
             validation_size=0,
             sample_bytes=0,
             metric_names=tuple(dict.fromkeys((LOSS, *([self.metric] if self.metric else [])))),
+            compared=f"compared were the command, its params and {len(files)} files of its folder, and not its data",
         )
 
 

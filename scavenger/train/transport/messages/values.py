@@ -176,6 +176,7 @@ class Manifest(Body, frozen=True, omit_defaults=True):
         batch_hooks: Whether some of them run at every step, too.
         schedule_batch: Batch size at which the schedule of the learning rate counts one step, samples; 0 if each step
             of the job counts, or the rate has no schedule.
+        compared: What tells a command from others, for the user; empty for a Keras model.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -196,6 +197,7 @@ class Manifest(Body, frozen=True, omit_defaults=True):
     epochs_per_pass: int = 1
     shuffle: bool = True
     schedule_batch: int = 0
+    compared: str = ""
 
     def schedule_step(self, step: int, epoch: int, start: int) -> int:
         """Steps that the schedule of the learning rate has behind it when a step begins.
