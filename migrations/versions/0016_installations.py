@@ -16,4 +16,7 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("owner_installation", sa.Text(), nullable=True))
     op.add_column("servers", sa.Column("installation", sa.Text(), nullable=True))
     op.add_column("submissions", sa.Column("installation", sa.Text(), nullable=True))
-    op.add_column("submissions", sa.Column("faults", sa.Integer(), nullable=True))
+    op.add_column(
+        "submissions",
+        sa.Column("faults", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+    )
