@@ -39,10 +39,10 @@ SLOW = {"sleep_s": 0.0005}
 
 def test_a_budget_that_is_reached_stops_the_run_below_it_with_the_model_saved(make_job: MakeJob) -> None:
     """A worker second costs a tenth of a cent; the hint is far too low, so the choice looks feasible. The budget is for
-    several starts of a worker as this machine is now, so that the choice is made well below it."""
+    two starts of a worker as this machine is now, so that the choice is made well below it."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import tensorflow"], check=True)
-    budget_usd = round(0.02 + 0.005 * (time.monotonic() - began), 3)
+    budget_usd = round(0.025 + 0.0025 * (time.monotonic() - began), 3)
     one = {"workers": 1, "batch_size": [64]}
     outcome = make_job(goal=NEVER, search=one, constraints={"budget": budget_usd}, code=SLOW).run()
     report = outcome.report
