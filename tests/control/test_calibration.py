@@ -1,7 +1,7 @@
 """Whether 90 % intervals of time and cost hold nine in ten: seeded runs of made-up jobs through the real search.
 
-The aim is 85 to 95 %. Short jobs meet it; long ones, which choose before much of their course was seen, do not yet, and
-the bounds here hold what is reached. Jobs, machines, starts, noise and drift are drawn in virtual time.
+The aim is 85 to 95 %. Short jobs were within it; long ones, which choose before much of their course was seen, are not
+yet, and the bounds here hold what is reached. Jobs, machines, starts, noise and drift are drawn in virtual time.
 """
 
 from __future__ import annotations
