@@ -35,6 +35,7 @@ from scavenger.errors import (
     StoreError,
     TransientError,
 )
+from scavenger.pipelines.arguments import named
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
@@ -89,6 +90,7 @@ class Client:
         ConfigurationError: If both a store and a server are given, or no token is known for the server.
     """
 
+    @named
     def __init__(
         self,
         *,
@@ -266,6 +268,7 @@ class Client:
             handing.job_id = made.id
         return self._awaited(handing.job_id, observer)
 
+    @named
     def study(
         self,
         name: str,

@@ -15,6 +15,7 @@ from typing import Any
 from scavenger.control.job_file.load import job_of, load_job, override_job
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
+from scavenger.pipelines.arguments import named
 
 __all__ = ["Job"]
 
@@ -42,6 +43,7 @@ class Job:
     path: Path
     is_file: bool
 
+    @named
     def __init__(
         self,
         train: Code | None = None,

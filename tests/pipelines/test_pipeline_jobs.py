@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger import Job
+from scavenger import Client, Job
 from scavenger.control.job_file.load import load_job, parse_job
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
@@ -53,6 +55,25 @@ def test_a_job_in_python_is_the_one_that_its_file_says(tmp_path: Path) -> None:
     ) == made.spec  # fmt: skip
     assert made.path.parent == HERE
     assert not made.is_file
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: job(worker=2), "Job has no argument worker; did you mean workers?"),
+        (lambda: job(infra="aws"), "and other keys of a job file go into settings"),
+        (lambda: Client(budgt="$20"), "Client has no argument budgt; did you mean budget?"),
+        (
+            lambda: Client().study("a", budgets=4),
+            "Client.study has no argument budgets; did you mean budget?",
+        ),
+    ],
+)
+def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(
+    call: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        call()
 
 
 def test_a_job_of_a_file_is_that_file(tmp_path: Path) -> None:

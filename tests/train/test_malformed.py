@@ -208,7 +208,9 @@ def test_a_dealer_hands_on_messages_and_counts_the_rest(
 
 
 @pytest.mark.parametrize(
-    "route", [new_route("w0").replace(b"w", b"\xff", 1), new_route("w0")[2:], b"w0", b"w\xff"]
+    "route",
+    [new_route("w0").replace(b"w", b"\xff", 1), new_route("w0")[2:], b"w0", b"w\xff"],
+    ids=["no text", "no name", "no random part", "no text, no random part"],
 )
 def test_a_connection_whose_route_has_no_name_is_not_heard(context: Any, route: bytes) -> None:
     keys = new_keys()
