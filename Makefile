@@ -10,7 +10,7 @@ AGAIN := --reruns 1 --reruns-delay 5 --rerun-show-tracebacks -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-kubernetes demo-kubernetes quick install install-dev check format bench backtest chaos soak proofs simulate docs clean
+.PHONY: help demo test test-kubernetes demo-kubernetes quick install install-dev check format bench backtest chaos soak proofs simulate docs release clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,6 +82,11 @@ simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of p
 
 docs: install-dev  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+release: check docs  ## wheel and sdist in dist/, with the public prices of today
+	$(BIN)/python -m scavenger.cloud.catalog.public scavenger/cloud/catalog/prices.json
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build; status=$$?; rm -f scavenger/cloud/catalog/prices.json; exit $$status
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -187,7 +187,9 @@ def test_a_cloud_that_does_not_answer_does_not_keep_the_other_from_it(
 
     assert "aws: 1 machine type" in out
     hint, error = err.splitlines()
-    assert error == "scavenger: error: no credentials: log in"
+    assert error == (
+        "scavenger: error: no credentials: log in; the public price table cannot be reached: http://127.0.0.1:9"
+    )
     assert "`aws configure`" in hint
     assert "`gcloud auth application-default login`" in hint
     assert "prices.yaml" in hint

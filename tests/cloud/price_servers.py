@@ -63,6 +63,7 @@ class PriceServer:
         products: Of Amazon's price list, page by page.
         spot: (type, zone, dollars) of the spot price history.
         advisor: The spot advisor's document.
+        public: The table that needs no account.
         skus: Of Google, page by page.
         refuse: Status of refusals; 0 for none.
         refused: What is refused then: `pricing`, `ec2`, `advisor`, `billing`.
@@ -71,6 +72,7 @@ class PriceServer:
     products: list[list[str]] = field(default_factory=list)
     spot: list[tuple[str, str, str]] = field(default_factory=list)
     advisor: dict[str, Any] = field(default_factory=dict)
+    public: bytes = b""
     skus: list[list[dict[str, Any]]] = field(default_factory=list)
     refuse: int = 0
     refused: tuple[str, ...] = ("pricing", "ec2", "advisor", "billing")
@@ -98,7 +100,9 @@ class PriceServer:
         return "text/xml", f"{xml}</DescribeSpotPriceHistoryResponse>".encode()
 
     def get(self, path: str, query: dict[str, list[str]]) -> tuple[str, bytes]:
-        """Answer to Google's SKUs or the spot advisor."""
+        """Answer to Google's SKUs, the public table or the spot advisor."""
+        if path.endswith("/pricing.json"):
+            return "application/json", self.public
         if path.endswith("/skus"):
             self.asked.append({"path": path, **{key: values[0] for key, values in query.items()}})
             page = int(query.get("pageToken", ["0"])[0])

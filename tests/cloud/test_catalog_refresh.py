@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from price_servers import PriceServer, product, serve, sku
 
+from scavenger.cloud.catalog import snapshot
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.public import PUBLIC_VARIABLE, fetch_public
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp, parse_skus
+from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.catalog.types import Fetched, Listing, MachineType, Stock
+from scavenger.control.provisioning.price_refresh import refresh_catalog
+from scavenger.control.provisioning.prices import cache_path, open_catalog
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
 
@@ -247,6 +253,83 @@ def test_without_credentials_google_is_not_asked(
     with pytest.raises(CredentialsError, match="no valid credentials of Google Cloud; `gcloud auth"):
         fetch_gcp(now=NOW, environment={})
     assert server.asked == []
+
+
+def public_table(dated: datetime) -> bytes:
+    """The table of apache-libcloud's package, renewed: all of EC2's prices of m5 cost a tenth less."""
+    spec = find_spec("libcloud")
+    assert spec is not None
+    assert spec.origin is not None
+    table = json.loads((Path(spec.origin).parent / "data" / "pricing.json").read_text("utf-8"))
+    ec2 = table["compute"]["ec2_linux"]
+    for name in [name for name in ec2 if name.startswith("m5.")]:
+        ec2[name] = {region: 0.9 * usd for region, usd in ec2[name].items()}
+    return json.dumps({**table, "updated": dated.timestamp()}).encode()
+
+
+@pytest.fixture
+def without_account(server: PriceServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PriceServer:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(PUBLIC_VARIABLE, f"{server.url}/pricing.json")
+    return server
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp"])
+def test_without_an_account_newer_prices_are_those_of_the_public_table(
+    without_account: PriceServer, provider: str
+) -> None:
+    before = open_catalog(today=DAY)
+    without_account.public = public_table(NOW)
+    fetched = refresh_catalog(provider, ["us-east-1"], now=NOW)
+
+    (error,) = fetched.errors
+    assert "list prices are those of the public table of 2026-03-01" in str(error)
+    after = open_catalog(today=DAY)
+    place = {"aws": ("us-east-1", "m5.xlarge", 0.9), "gcp": ("us-central1", "n2-standard-4", 1.0)}
+    region, vm, ratio = place[provider]
+    old, new = (found.price(provider, region, vm, spot=False) for found in (before, after))
+    assert new.usd_per_hour == pytest.approx(ratio * old.usd_per_hour)
+    assert (new.dated, new.source.partition(",")[0]) == (DAY, "libcloud's public table")
+    assert without_account.asked == []
+
+
+@pytest.mark.parametrize(
+    ("public", "words"),
+    [
+        (lambda: public_table(datetime(2025, 1, 1, tzinfo=UTC)), "the public price table has nothing newer"),
+        (lambda: b'{"updated": 1790000000}', "cannot be read"),
+        (lambda: b"<html>", "cannot be read"),
+    ],
+    ids=["older", "another table", "no table"],
+)
+@pytest.mark.parametrize("provider", ["aws", "gcp"])
+def test_a_public_table_that_is_of_no_use_changes_nothing(
+    without_account: PriceServer, provider: str, public: Callable[[], bytes], words: str
+) -> None:
+    without_account.public = public()
+    with pytest.raises(CredentialsError, match=words):
+        refresh_catalog(provider, ["us-east-1"], now=NOW)
+    assert not cache_path().exists()
+
+
+def test_a_release_carries_the_public_table(
+    without_account: PriceServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_account.public = public_table(NOW)
+    released = tmp_path / "prices.json"
+    write_cache(released, fetch_public())
+    monkeypatch.setattr(snapshot, "RELEASED", released)
+    read_snapshot.cache_clear()
+    try:
+        price = read_snapshot().ec2["us-east-1"]["m5.xlarge"].on_demand
+        assert price is not None
+        assert price.usd_per_hour == pytest.approx(0.9 * 0.192)
+        assert (price.source.partition(",")[0], price.dated) == ("libcloud's public table", DAY)
+    finally:
+        read_snapshot.cache_clear()
 
 
 NOWHERE = "http://127.0.0.1:9"

@@ -21,6 +21,7 @@ __all__ = [
     "ADVISOR_URL",
     "ADVISOR_VARIABLE",
     "fetch_aws",
+    "merged",
     "parse_price_list",
     "price_history",
     "price_list",
@@ -87,7 +88,7 @@ def fetch_aws(
         listings = tried(partial(_listings, session, config, region, now))
         spot = tried(partial(_spot_prices, session, config, region, now))
         if listings is not None or spot is not None:
-            ec2[region] = _merged(known.ec2.get(region, {}), listings, spot)
+            ec2[region] = merged(known.ec2.get(region, {}), listings, spot)
     if not ec2:
         raise errors[0]
     advisor = tried(lambda: _read_advisor(environment.get(ADVISOR_VARIABLE) or ADVISOR_URL))
@@ -116,7 +117,7 @@ def _spot_prices(session: Any, config: Any, region: str, now: datetime) -> dict[
         return price_history(session.client("ec2", region_name=region, config=config), now)
 
 
-def _merged(
+def merged(
     known: Mapping[str, Listing], listings: Mapping[str, Listing] | None, spot: Mapping[str, Price] | None
 ) -> dict[str, Listing]:
     """The types of the new price list, or those that are known if there is none; with what is known of the rest."""

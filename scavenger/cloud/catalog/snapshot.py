@@ -1,4 +1,4 @@
-"""Prices without a network: what apache-libcloud carries in its package.
+"""Prices without a network: what a release carries, or else apache-libcloud in its package.
 
 libcloud's own modules are not imported (they load an HTTP client): its two data files are read.
 """
@@ -14,13 +14,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scavenger.cloud.catalog.cache import read_cache
 from scavenger.cloud.catalog.ec2 import ec2_machine, mend
 from scavenger.cloud.catalog.types import Listing, RateKey, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError
 
-__all__ = ["read_snapshot"]
+__all__ = ["RELEASED", "read_snapshot", "stock_of"]
 
+RELEASED = Path(__file__).with_name("prices.json")
+"""The public table of the day of a release (`make release`); not in the repository."""
 _RESOURCES = ("cpu", "ram")
 _USAGES = {"on_demand": False, "preemptible": True}
 _BALANCED_OVER_STANDARD = 2.5
@@ -40,22 +43,41 @@ def read_snapshot() -> Stock:
     Raises:
         ConfigurationError: If the package is not there or holds something else.
     """
+    if RELEASED.is_file():
+        return read_cache(RELEASED)
     folder = _folder()
     try:
         document = json.loads((folder / "data" / "pricing.json").read_text("utf-8"))
-        dated = datetime.fromtimestamp(document["updated"], UTC).date()
-        source = f"libcloud {version('apache-libcloud')}"
-        compute = document["compute"]
-        return Stock(
-            ec2=_ec2(compute["ec2_linux"], _ec2_types(folder), source, dated),
-            rates=_gce_rates(compute["gce_instances"], source, dated),
-            disks=_gce_disks(compute["gce_disks"], source, dated),
-        )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return stock_of(document, f"libcloud {version('apache-libcloud')}")
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{folder}: the price tables of apache-libcloud cannot be read ({type(error).__name__}: {error}); "
             "install apache-libcloud 3.9"
         ) from error
+
+
+def stock_of(document: Any, source: str) -> Stock:
+    """The prices of a table of libcloud's form, mended.
+
+    Args:
+        document: The table, as JSON has it.
+        source: Its name, for the sources of prices.
+
+    Raises:
+        ConfigurationError: If the package is not there.
+        ValueError: If it is no such table.
+    """
+    types = _ec2_types(_folder())
+    try:
+        dated = datetime.fromtimestamp(document["updated"], UTC).date()
+        compute = document["compute"]
+        return Stock(
+            ec2=_ec2(compute["ec2_linux"], types, source, dated),
+            rates=_gce_rates(compute["gce_instances"], source, dated),
+            disks=_gce_disks(compute["gce_disks"], source, dated),
+        )
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _folder() -> Path:
