@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 TRAINED = 1437
 """Samples of the example's training data."""
-NOTICE_S = 5.0
+NOTICE_S = 20.0
+"""Before a spot VM ends; clouds give 30 s or more, and a busy machine takes some of them."""
 CLOCKS_S = 2.5
 """AWS tells when a VM began and ended in whole seconds."""
 SEEN_S = 25.0
@@ -34,6 +35,8 @@ DIGITS: dict[str, Any] = {
 }
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cloud", ["aws", pytest.param("gcp", marks=pytest.mark.long)], indirect=True)
 def test_a_job_searches_trains_through_a_spot_interruption_and_leaves_nothing_but_its_bill(
     cloud: Rented, make_job: MakeJob
 ) -> None:
@@ -43,7 +46,7 @@ def test_a_job_searches_trains_through_a_spot_interruption_and_leaves_nothing_bu
         vms = eventually(lambda: job.phase() == "running" and job.workers_vms(), driver)
         taken = vms[0]
         cloud.interrupt(taken.id, in_s=NOTICE_S)
-        outcome = job.ended(driver)
+        outcome = job.ended(driver, within_s=450.0)
     finally:
         driver.kill()
 
