@@ -6,6 +6,7 @@ not log: they return the reasons of their decisions instead.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ __all__ = [
     "read_settings",
     "set_job",
     "set_up",
+    "write_utf8",
 ]
 
 LEVEL_VARIABLE = "SCAVENGER_LOG_LEVEL"
@@ -91,6 +93,13 @@ def set_up(
     logger.handlers = [handler]
     logger.setLevel(settings.level or level)
     logger.propagate = False  # the training code may have a root logger of its own
+
+
+def write_utf8() -> None:
+    """Have this process's own output in UTF-8 whatever the locale is: it is a log, which is read as UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def set_job(job_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -183,3 +184,12 @@ def test_a_warning_that_lasts_is_logged_when_it_begins_and_once_a_minute() -> No
 
     said = [line.rpartition("store is ")[2] for line in stream.getvalue().splitlines()]
     assert said == ["away", "away", "read-only", "read-only"]
+
+
+def test_what_a_process_prints_is_utf8_whatever_the_locale_is() -> None:
+    code = "from scavenger import logs; logs.write_utf8(); print('\\u2501 \\u00e9 \\udc80')"
+    ascii_locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=ascii_locale, stdout=subprocess.PIPE, check=True
+    ).stdout
+    assert out == "\u2501 \u00e9 \\udc80\n".encode()

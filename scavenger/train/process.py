@@ -66,6 +66,7 @@ def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.Process
 def main() -> int:
     """Run the role in the process configuration until it ends; returns the exit status."""
     config = _read_configuration()
+    logs.write_utf8()
     if config.role == "tenant":
         from scavenger.train.pool.tenant import serve_tenant
 
