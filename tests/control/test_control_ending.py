@@ -40,8 +40,8 @@ MEASURED = Measurement(Configuration("local-1", 1, 32), 20, 0.1, 0.0, 0.05, 0.05
             Ending("stopped", "the deadline", LimitReachedError.exit_code, in_haste=True),
         ),
         (TrainingError("no data"), Ending("failed", "no data", TrainingError.exit_code)),
-        (OSError(28, "No space left on device"), Ending("failed", "No space left on device: out", 1)),
-        (OSError(28, "No space left", "out/a"), Ending("failed", "No space left: out/a", 1)),
+        (OSError(28, "No space left on device"), Ending("failed", "No space left on device: out", 9)),
+        (OSError(28, "No space left", "out/a"), Ending("failed", "No space left: out/a", 9)),
     ],
 )
 def test_what_ends_a_job_says_how_it_ended(error: Any, ending: Ending) -> None:
