@@ -35,7 +35,7 @@ DIGITS: dict[str, Any] = {
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cloud", ["aws", pytest.param("gcp", marks=pytest.mark.long)], indirect=True)
 def test_a_job_searches_trains_through_a_spot_interruption_and_leaves_nothing_but_its_bill(
     cloud: Rented, make_job: MakeJob
@@ -43,7 +43,7 @@ def test_a_job_searches_trains_through_a_spot_interruption_and_leaves_nothing_bu
     job = make_job(**DIGITS)
     driver = job.start("--audit")
     try:
-        vms = eventually(lambda: job.phase() == "running" and job.workers_vms(), driver)
+        vms = eventually(lambda: job.phase() == "running" and job.workers_vms(), driver, within_s=300.0)
         taken = vms[0]
         cloud.interrupt(taken.id, in_s=NOTICE_S)
         outcome = job.ended(driver, within_s=450.0)
