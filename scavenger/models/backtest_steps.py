@@ -36,7 +36,8 @@ SEARCH_POINTS = 6
 """Points of a search that is not told otherwise."""
 
 START_S = 5.8
-"""Time until a worker that has to be started can join, as measured on this project's own machines (`benchmarks`)."""
+"""Time until a worker can join, seconds: what one that is started takes (`python -m benchmarks starting`, 5.1 to 5.8).
+One that is forked takes 1.9, so that a search there pays less for further workers than a back-test counts."""
 
 STEPS = 20
 """Assumed number of steps of a mean in a file; without a known spread it has no influence."""

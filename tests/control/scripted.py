@@ -19,7 +19,7 @@ from scavenger.domain.configuration import Offer
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Event, Observer
 from scavenger.elastic.membership import Membership, WorkerState, worker_name
-from scavenger.elastic.view import split
+from scavenger.elastic.view import View, split
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import Leaving, Lost, ProcessState, Started
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -224,25 +224,29 @@ class Scripted:
         cause = f"was killed by {'SIGSEGV' if crashed else 'SIGKILL'}"
         return [Lost(worker, cause, crashed=crashed, ready=ready)]
 
+    def install(self, view: View) -> list[m.ViewInstalled]:
+        """Install the view that was announced, with its event, unless it is installed already."""
+        if self.settled:
+            return []
+        self.membership.installed(view.number, [member.worker for member in view.members])
+        members = tuple(m.MemberBody(member.worker, member.slot) for member in view.members)
+        body = m.ViewBody(
+            number=view.number,
+            first_step=self.step + 1,
+            global_batch_size=view.global_batch_size,
+            members=members,
+            epoch=self.epoch,
+            consumed=self.consumed,
+            lr_scale=view.lr_scale,
+            reason=view.reason,
+        )
+        return [m.ViewInstalled(body)]
+
     def _train(self) -> list[Any]:
         view = self.membership.announced
         if view is None:
             return []
-        events: list[Any] = []
-        if not self.settled:
-            self.membership.installed(view.number, [member.worker for member in view.members])
-            members = tuple(m.MemberBody(member.worker, member.slot) for member in view.members)
-            body = m.ViewBody(
-                number=view.number,
-                first_step=self.step + 1,
-                global_batch_size=view.global_batch_size,
-                members=members,
-                epoch=self.epoch,
-                consumed=self.consumed,
-                lr_scale=view.lr_scale,
-                reason=view.reason,
-            )
-            events.append(m.ViewInstalled(body))
+        events: list[Any] = [*self.install(view)]
         self.step += 1
         each = -(-view.global_batch_size // len(view.members))
         if self.too_many is not None and each >= self.too_many:

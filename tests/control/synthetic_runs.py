@@ -153,24 +153,7 @@ class Run(Scripted):
     def _train(self) -> list[Any]:
         view = self.membership.announced
         assert view is not None
-        events: list[Any] = []
-        if not self.settled:
-            self.membership.installed(view.number, [member.worker for member in view.members])
-            members = tuple(m.MemberBody(member.worker, member.slot) for member in view.members)
-            events.append(
-                m.ViewInstalled(
-                    m.ViewBody(
-                        number=view.number,
-                        first_step=self.step + 1,
-                        global_batch_size=view.global_batch_size,
-                        members=members,
-                        epoch=self.epoch,
-                        consumed=self.consumed,
-                        lr_scale=view.lr_scale,
-                        reason=view.reason,
-                    )
-                )
-            )
+        events: list[Any] = [*self.install(view)]
         self.step += 1
         report = self.report()
         self.now_s += report.step_time_s

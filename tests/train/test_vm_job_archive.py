@@ -30,6 +30,8 @@ def job(tmp_path: Path) -> Path:
         ".env",
         "__pycache__/train.pyc",
         "runs/1/log",
+        "env/pyvenv.cfg",
+        "env/bin/python",
         "out/model",
     ):
         path = folder / name

@@ -7,6 +7,7 @@ from pathlib import Path
 from scavenger.control.settings import settings_of
 from scavenger.domain.command import RunSpec
 from scavenger.domain.job import CheckpointSpec, JobSpec
+from scavenger.train.training_folder import programs
 
 __all__ = ["unkept_notes", "with_checkpoints"]
 
@@ -33,9 +34,9 @@ def unkept_notes(run: RunSpec, folder: Path) -> tuple[str, ...]:
 
     Args:
         run: The command.
-        folder: The job's folder, with the programs that are sent to VMs; hidden ones are not read.
+        folder: The job's folder, with the programs that are sent to VMs.
     """
-    if "checkpoint_dir" in run.names or any("scavenger" in text.lower() for text in _programs(folder)):
+    if "checkpoint_dir" in run.names or any(map(_names_scavenger, programs(folder, _PROGRAMS))):
         return ()
     return (
         "run: neither names {checkpoint_dir} nor starts a program of this folder that reports by scavenger.sdk: what "
@@ -43,12 +44,8 @@ def unkept_notes(run: RunSpec, folder: Path) -> tuple[str, ...]:
     )
 
 
-def _programs(folder: Path) -> list[str]:
-    return [
-        path.read_text(errors="replace")
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in _PROGRAMS
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-        and path.stat().st_size <= _PROGRAM_BYTES_MAX
-    ]
+def _names_scavenger(program: Path) -> bool:
+    return (
+        program.stat().st_size <= _PROGRAM_BYTES_MAX
+        and "scavenger" in program.read_text(errors="replace").lower()
+    )

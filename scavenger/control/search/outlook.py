@@ -178,6 +178,7 @@ class Outlook:
             or target is None
             or manifest is None
             or "acc" not in metric
+            or self._goal.direction != "max"  # such a name may also be of a loss
             or not 0.0 < target < 1.0
         ):
             return 0.0

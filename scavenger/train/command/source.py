@@ -12,10 +12,10 @@ from typing import Any
 from scavenger.domain.command import RunSpec, fill
 from scavenger.train.command import messages as cm
 from scavenger.train.command.checkpoints import CommandCheckpoint
-from scavenger.train.command.code_files import python_files
 from scavenger.train.command.progress import Group
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.custom_loop.job_reports import LOSS
+from scavenger.train.training_folder import programs
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 __all__ = ["CommandSource"]
@@ -129,7 +129,7 @@ class CommandSource:
             repr((self.run.command, sorted(self.params.items()), sorted(self.env.items()))).encode()
         )
         named = [path for word in self.run.command.split() if (path := self.folder / word).is_file()]
-        files = dict.fromkeys((*named, *python_files(self.folder)))
+        files = dict.fromkeys((*named, *programs(self.folder)))
         for path in files:
             data = path.read_bytes()
             digest.update(f"{os.path.relpath(path, self.folder)}:{len(data)}:".encode())

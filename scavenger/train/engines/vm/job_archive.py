@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from scavenger.errors import ConfigurationError
+from scavenger.train.training_folder import entries
 
 __all__ = ["BYTES_MAX", "Archive", "unpack"]
 
@@ -20,15 +21,13 @@ BYTES_MAX = 512 << 20
 """Largest total size of the files: every VM fetches them before it trains, so large data belongs elsewhere."""
 _NAMED_MAX = 3
 _OPEN = Path("/proc/self/fd")
-_LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
-"""Folders that Python and jobs write next to the training code."""
 
 
 class Archive:
     """Archive of a job's folder.
 
-    Left out are hidden files, folders named `__pycache__`, `runs` and `checkpoints`, links that lead out of the
-    folder, which `left_out` lists, and files that this process has open. The archive stores neither times nor owners.
+    Left out are what `training_folder.entries` leaves out, links that lead out of the folder, which `left_out` lists,
+    and files that this process has open. The archive stores neither times nor owners.
 
     Args:
         folder: The folder to pack.
@@ -48,7 +47,7 @@ class Archive:
         self._folder = folder.resolve()
         self._out = {path.resolve() for path in leave_out} - {self._folder} | _open_files()
         left_out: list[str] = []
-        paths = list(self._walk(self._folder, left_out))
+        paths = list(self._paths(left_out))
         self.left_out = tuple(left_out)
         self._check_size(paths, bytes_max)
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="scavenger-")  # noqa: SIM115 - closed with this
@@ -72,19 +71,11 @@ class Archive:
         """Delete the archive."""
         self._file.close()
 
-    def _walk(self, folder: Path, left_out: list[str]) -> Iterator[Path]:
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith(".") or path.name in _LEFT_OUT or path in self._out:
-                continue
-            if path.is_symlink():
-                if self._inside(path):
-                    yield path
-                else:
-                    left_out.append(str(path.relative_to(self._folder)))
-            elif path.is_dir():
-                yield path
-                yield from self._walk(path, left_out)
-            elif path.is_file():
+    def _paths(self, left_out: list[str]) -> Iterator[Path]:
+        for path in entries(self._folder, self._out):
+            if path.is_symlink() and not self._inside(path):
+                left_out.append(str(path.relative_to(self._folder)))
+            elif path.is_symlink() or path.is_dir() or path.is_file():
                 yield path
 
     def _inside(self, link: Path) -> bool:
