@@ -1,0 +1,90 @@
+"""Coverage of 90 % intervals over many made-up runs: `python -m tests.control.calibrate [JOBS] [FIRST]`.
+
+Each job is drawn by its seed and runs twice in virtual time, through the real search. Prints, for short and long jobs,
+first and second runs, how many actual times and costs are inside, the median half-width, and the error.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from synthetic_runs import Outcome, Truth, run_job
+
+from scavenger.store import Store
+
+JOBS = 40
+
+
+def runs_of(folder: Path, jobs: int, *, long: bool, seed: int = 0) -> tuple[list[Outcome], list[Outcome]]:
+    """The first and the second run of each job; without those that ended before a choice."""
+    pairs: list[tuple[Outcome, Outcome]] = []
+    for number in range(seed, seed + jobs):
+        random = np.random.default_rng((long, number))
+        truth, at = Truth.drawn(random, long=long), folder / f"{long}-{number}"
+        at.mkdir()
+        with Store.open(f"sqlite:///{at / 's.db'}") as store:
+            pairs.append((run_job(truth, store, at, random), run_job(truth, store, at, random)))
+    return [one for one, _ in pairs if one.predicted], [two for _, two in pairs if two.predicted]
+
+
+def shares_inside(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """The shares of actual times and costs in their intervals."""
+    inside = [
+        (
+            one.predicted.time_interval_s[0] <= one.actual.time_s <= one.predicted.time_interval_s[1],
+            one.predicted.cost_interval_usd[0] <= one.actual.cost_usd <= one.predicted.cost_interval_usd[1],
+        )
+        for one in outcomes
+        if one.predicted is not None
+    ]
+    times, costs = np.mean(np.array(inside, dtype=np.float64), axis=0)
+    return float(times), float(costs)
+
+
+def error(outcomes: Sequence[Outcome]) -> float:
+    """Root mean square of ln of predicted over actual time."""
+    return math.sqrt(
+        float(
+            np.mean(
+                [
+                    math.log(one.predicted.time_s / one.actual.time_s) ** 2
+                    for one in outcomes
+                    if one.predicted is not None
+                ]
+            )
+        )
+    )
+
+
+def half_width(outcomes: Sequence[Outcome]) -> float:
+    """The median half-width of the interval of the time, as a share of the prediction."""
+    predicted = [one.predicted for one in outcomes if one.predicted is not None]
+    widths = [0.5 * (one.time_interval_s[1] - one.time_interval_s[0]) / one.time_s for one in predicted]
+    return float(np.median(widths))
+
+
+def main(jobs: int = JOBS, first: int = 0) -> None:
+    """Print the table."""
+    print("jobs   run      n  time  cost  half-width  rms of ln")
+    for long in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = runs_of(Path(folder), jobs, long=long, seed=first)
+        for which, outcomes in zip(("first", "second"), runs, strict=True):
+            times, costs = shares_inside(outcomes)
+            print(
+                f"{'long' if long else 'short':<6} {which:<6} {len(outcomes):>3} {times:>5.0%} {costs:>5.0%} "
+                f"{half_width(outcomes):>11.0%} {error(outcomes):>10.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
