@@ -260,7 +260,8 @@ def test_training_code_that_crashes_while_it_is_built_is_started_no_oftener_than
 def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job: MakeJob) -> None:
     """Also: batch sizes above the data set are left out, a missed target is told, and how data is read."""
     goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 5}
-    job = make_job(goal=goal, search={"workers": [1, 2], "batch_size": [32, 6400], "strategy": "full"})
+    search = {"workers": [1, 2], "batch_size": [32, 6400], "strategy": "full"}
+    job = make_job(goal=goal, search=search, profile={"steps": 200, "max_time": "10m"})
     module = job.folder / "train.py"
     held_out = "tf.data.Dataset.from_tensor_slices((x[1600:], y[1600:])).batch(64)"
     code = module.read_text().replace("(x[1600:], y[1600:])", held_out)
