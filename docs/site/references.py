@@ -1,4 +1,7 @@
-"""Generated pages: the commands from Typer, the REST routes from the OpenAPI document, the list of decisions."""
+"""Generated pages: commands from Typer, REST routes from OpenAPI, decisions, and what runs where from needs and lacks.
+
+`python docs/site/references.py` writes docs/what-runs-where.md, the one that is read in the repository, too.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-__all__ = ["commands", "decisions", "rest"]
 
 Document = dict[str, Any]
 
@@ -60,6 +61,67 @@ def rest() -> str:
     for name, schema in sorted(document["components"]["schemas"].items()):
         lines += [f"### {name}", "", *_schema(schema), ""]
     return "\n".join(lines)
+
+
+_EXAMPLE = """\
+# What runs where
+
+```yaml
+run: torchrun train.py
+engine: ray   # job.yaml:2:9: engine: ray: a command runs on this machine or on VMs; leave engine out
+```
+
+A job that asks for something which its kind of training code or its place lacks is refused before anything starts, with
+the place in the job file and what to write instead. This page is made from the table by which jobs are compared
+(`scavenger/control/jobs/needs.py`).
+"""
+
+
+def what_runs_where() -> str:
+    """Each kind of job at each place, what else a job file may ask for, and all refusals."""
+    from scavenger.control.jobs.needs import NEEDS, Kind, Place, lacks
+    from scavenger.domain.job import JobSpec
+
+    places: dict[Place, Document] = {
+        Place.HERE: {},
+        Place.RAY: {"engine": "ray"},
+        Place.VMS: {"infra": "aws/us-east-1"},
+        Place.PODS: {"infra": "kubernetes"},
+        Place.RAY_PODS: {"infra": "kubernetes", "engine": "ray/train"},
+        Place.POOL: {"aggregation": "shared"},
+    }
+    lines = [_EXAMPLE, "## Kinds and places", "", *_header(["", *places])]
+    for kind in Kind:
+        trained = {"run": "x"} if kind is Kind.COMMAND else {"train": "train:job"}
+        jobs = (
+            JobSpec.model_validate(
+                {"version": 1, "name": "x", "goal": {"max_epochs": 1}, **trained, **sections}
+            )
+            for sections in places.values()
+        )
+        lines.append(_row([kind, *("no" if any(lacks(job, kind)) else "yes" for job in jobs)]))
+    lines += ["", "## Keys of the job file", "", "`no`: it is refused there.", ""]
+    parts = [*Kind, *Place]
+    lines += _header(["", *parts])
+    for need in NEEDS:
+        lines.append(_row([need.name, *("no" if part in need.lacked else "" for part in parts)]))
+    lines += ["", "## Refusals", ""]
+    for need in NEEDS:
+        lines += [f"{need.name}:", ""]
+        for refusal in dict.fromkeys(need.lacked.values()):
+            by = ", ".join(part for part in parts if need.lacked.get(part) == refusal)
+            shown = re.sub(r"\{job\.(?:\w+\.)*(\w+)\}", lambda found: found[1].upper(), refusal)
+            lines.append(f"- {by}: `{shown.replace('{{', '{').replace('}}', '}')}`")
+        lines.append("")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _header(cells: list[str]) -> list[str]:
+    return [_row(cells), "|" + "---|" * len(cells)]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _route(method: str, path: str, operation: Document) -> Iterator[str]:
@@ -119,3 +181,7 @@ def _form(schema: Document) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[1] / "what-runs-where.md").write_text(what_runs_where())

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, ValidationError, WithJsonSchema
 
+from scavenger.domain.capabilities import LOCAL, Capabilities, capabilities_of
 from scavenger.domain.forms import did_you_mean, fault, shown
 from scavenger.domain.vm_settings import CLOUD_SETTINGS, CloudSettings, faults_of
-
-__all__ = ["CURRENT", "Infra", "InfraText"]
 
 CURRENT = "cluster"
 """Stands for the kubeconfig's current context, or the cluster that a process runs in."""
@@ -22,6 +21,8 @@ _LOCATIONS = {
     "aws": (r"[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]?", "aws/us-east-1 or aws/us-east-1a"),
     "kubernetes": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,252}", "kubernetes or kubernetes/CONTEXT"),
 }
+_ANYWHERE = (LOCAL, "kubernetes")
+"""Providers that need no location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +35,26 @@ class Infra:
         settings: Settings of this job's VMs, which replace those of the settings file; None if there are none.
     """
 
-    provider: str = "local"
+    provider: str = LOCAL
     location: str = ""
     settings: CloudSettings | None = None
 
     @property
+    def capabilities(self) -> Capabilities:
+        """What the provider has."""
+        return capabilities_of(self.provider)
+
+    @property
     def region(self) -> str:
         """The region, for Google Cloud or AWS; of Kubernetes, the context, or `cluster`; else empty."""
-        if self.provider == "kubernetes":
-            return self.location or CURRENT
-        return self.location.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
+        if not self.capabilities.zones:
+            return self.location or (CURRENT if self.capabilities.pods else "")
+        return self.location.removesuffix(self._zone_letter).removesuffix("-")
 
     @property
     def zone(self) -> str:
         """The zone; empty if any zone of the region may be used."""
-        return self.location if self._is_cloud and self._zone_letter else ""
-
-    @property
-    def _is_cloud(self) -> bool:
-        return self.provider in ("gcp", "aws")
+        return self.location if self.capabilities.zones and self._zone_letter else ""
 
     @property
     def _zone_letter(self) -> str:
@@ -76,16 +78,14 @@ class Infra:
         if not isinstance(value, str):
             raise fault(f"{words}, not {shown(value)}")
         provider, slash, location = value.partition("/")
-        if provider == "local" and not slash:
-            return cls()
-        if provider == "kubernetes" and not slash:
+        if provider in _ANYWHERE and not slash:
             return cls(provider)
         if provider in _LOCATIONS:
             pattern, example = _LOCATIONS[provider]
             if re.fullmatch(pattern, location):
                 return cls(provider, location)
             raise fault(f"must say where, as {example}, not {shown(value)}")
-        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, ('local', *_LOCATIONS))}")
+        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, (LOCAL, *_LOCATIONS))}")
 
     @classmethod
     def _with_settings(cls, value: Mapping[str, Any]) -> Infra:

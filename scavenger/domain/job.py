@@ -400,10 +400,6 @@ class JobSpec(FrozenModel):
                 "elastic",
                 "policy",
             )
-        if self.elastic.known_aggregator_vms > 1 and self.infra.provider == "local":
-            raise fault(
-                "is for VMs of a cloud; on this machine, set aggregators alone", "elastic", "aggregator_vms"
-            )
         count = self.configuration_count
         if count == 0:
             raise fault(

@@ -13,7 +13,6 @@ from scripted import offer
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.search.space import (
     check_keras_backend,
-    check_supported,
     check_training_module,
     fit_to_data,
     search_space,
@@ -29,50 +28,6 @@ def job(**sections: Any) -> JobSpec:
     )
 
 
-@pytest.mark.parametrize(
-    ("sections", "word"),
-    [
-        ({"infra": "kubernetes", "aggregation": "shared"}, "aggregation"),
-        ({"infra": "gcp/us-central1", "engine": "ray"}, "engine"),
-        ({"infra": "gcp/us-central1", "engine": "ray/train"}, "engine"),
-        ({"infra": "kubernetes", "engine": "ray"}, "name the RayCluster .* as ray/NAME"),
-        ({"infra": "kubernetes", "engine": "ray/head:6379"}, "name the RayCluster"),
-        ({"engine": "ray/train"}, "needs infra: kubernetes"),
-        ({"infra": "kubernetes", "engine": "ray/train", "leader": "vm"}, "a node of the Ray cluster leads"),
-        ({"infra": "kubernetes", "engine": "ray/train", "aggregation": "shared"}, "aggregation: shared"),
-        (
-            {
-                "infra": "kubernetes",
-                "engine": "ray/train",
-                "elastic": {"aggregators": 2, "aggregator_vms": 2},
-            },
-            "aggregators are where the job is led",
-        ),
-        ({"spot": "auto"}, "spot"),
-        ({"resources": {"cpus": 1, "disk": 50}}, "disk"),
-        ({"objective": {"utility": "time * 2"}}, "objective"),
-        (
-            {
-                "aggregation": "shared",
-                "infra": "aws/us-east-1",
-                "elastic": {"aggregators": 2, "aggregator_vms": 2},
-            },
-            "none is rented",
-        ),
-        (
-            {"aggregation": "shared", "infra": "aws/us-east-1", "leader": "vm"},
-            "leader: vm cannot reach the pool",
-        ),
-        ({"aggregation": "shared", "engine": "ray"}, "aggregation: shared .* engine: ray"),
-    ],
-)
-def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
-    sections: dict[str, Any], word: str
-) -> None:
-    with pytest.raises(NotSupportedError, match=word):
-        check_supported(job(**sections))
-
-
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_another_backend_of_keras_is_refused_by_the_place_that_sets_it(backend: str, tmp_path: Path) -> None:
     home = {"KERAS_HOME": str(tmp_path)}
@@ -86,26 +41,6 @@ def test_another_backend_of_keras_is_refused_by_the_place_that_sets_it(backend: 
     check_keras_backend({**home, "KERAS_BACKEND": "tensorflow"})
     (tmp_path / "keras.json").write_text("no JSON")
     check_keras_backend(home)
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"elastic": {"min": 1, "max": 2, "policy": "throughput", "batch": "weak", "batch_max": 512}},
-        {"elastic": {"straggler": {"rule": "edl"}, "lr_scaling": "adascale", "aggregators": 2}},
-        {"checkpoint": {"path": "./c", "every_steps": 10}},
-        {"aggregation": "shared"},
-        {"infra": "gcp/us-central1", "spot": "auto"},
-        {"infra": "aws/us-east-1a", "spot": "always", "resources": {"any_of": ["c5.large", "c5.xlarge"]}},
-        {
-            "objective": {"utility": {"linear": {"worth": "$50", "until": "8h"}}},
-            "elastic": {"policy": "utility"},
-        },
-    ],
-)
-def test_what_this_version_does_is_not_refused(sections: dict[str, Any]) -> None:
-    check_supported(job(**sections))
 
 
 def test_a_training_module_is_found_beside_the_job_file_and_a_misspelt_one_is_offered(tmp_path: Path) -> None:

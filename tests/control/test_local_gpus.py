@@ -81,11 +81,6 @@ def test_what_keeps_tensorflow_from_answering_is_said() -> None:
         gpus_of(job(), {}, driver=lambda: True, look=look)
 
 
-def test_on_ray_gpus_are_refused_since_ray_places_the_workers() -> None:
-    with pytest.raises(ConfigurationError, match="engine: ray"):
-        found(job(engine="ray"), L4, L4)
-
-
 def test_clusters_and_elasticity_end_at_one_worker_for_each_gpu() -> None:
     wide = job(search={"workers": "1..8"}, elastic={"max": 6})
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scavenger.control.jobs.training_code import check_loop, names_a_loop
+from scavenger.control.jobs.needs import Kind
+from scavenger.control.jobs.training_code import kind_of
 from scavenger.domain.job import JobSpec
 from scavenger.elastic.leases import Attempt, Part
 from scavenger.elastic.ledger import Ledger
-from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.errors import TrainingCodeError
 from scavenger.models.noise import noise_scale_parts
 from scavenger.sdk import LoopJob
 from scavenger.train.custom_loop import messages as lm
@@ -50,21 +51,7 @@ def test_a_loop_is_known_from_its_module_without_importing_it(
 ) -> None:
     (tmp_path / "train.py").write_text(text)
 
-    assert names_a_loop(_spec(), tmp_path) is is_loop
-
-
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"engine": "ray"}, "engine: ray"),
-        ({"aggregation": "shared"}, "aggregation: shared"),
-        ({"elastic": {"aggregators": 2}}, "elastic.aggregators: 2"),
-    ],
-)
-def test_what_a_loop_cannot_run_on_is_refused(sections: dict[str, object], words: str) -> None:
-    check_loop(_spec())
-    with pytest.raises(NotSupportedError, match=words):
-        check_loop(_spec(**sections))
+    assert (kind_of(_spec(), tmp_path) is Kind.LOOP) is is_loop
 
 
 def test_a_loop_job_takes_a_function_and_names() -> None:

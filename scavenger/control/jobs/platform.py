@@ -15,9 +15,10 @@ from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.local_resources import LocalResources, report_steps
+from scavenger.control.jobs.needs import Kind, check_needs
 from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
 from scavenger.control.jobs.safekeeping import unkept_notes, with_checkpoints
-from scavenger.control.jobs.training_code import check_command, check_loop, names_a_loop
+from scavenger.control.jobs.training_code import check_command, kind_of
 from scavenger.control.jobs.variables import check_secrets, settled_variables
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
@@ -28,7 +29,6 @@ from scavenger.control.provisioning.ray_pods import PodAddresses, on_group
 from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
 from scavenger.control.search.space import (
     check_keras_backend,
-    check_supported,
     check_training_module,
     check_worker_counts,
     search_space,
@@ -224,15 +224,14 @@ def prepare_job(
 
 
 def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: KeptVms | None) -> PreparedJob:
-    check_supported(job)
+    kind = kind_of(job, job_file.resolve().parent)
+    check_needs(job, kind)
     Goal(job.goal).check_direction()
     folder = check_training_module(job, job_file)
-    loop = names_a_loop(job, folder)
+    loop = kind is Kind.LOOP
     if job.run is not None:
         check_command(job, job.run, folder)
-    elif loop:
-        check_loop(job)
-    else:
+    elif not loop:
         check_keras_backend(os.environ)
     check_writable(folder / job.output, "output")
     job = with_checkpoints(job)
@@ -242,12 +241,11 @@ def _prepared(job: JobSpec, job_file: Path, warm: WarmServers | None, kept: Kept
         at = local_path(path if "://" in path else str(folder / Path(path).expanduser()))
         if at is not None:
             check_writable(Path(at), "checkpoint.path")
-        elif job.infra.provider == "local":  # VMs have identities of their own
+        elif not job.infra.capabilities.rents:  # VMs have identities of their own
             check_storage(path)
-    if job.infra.provider != "local":
+    if job.infra.capabilities.rents:
         refreshed = refresh_if_old(job)
-        alone = loop or job.run is not None
-        resources = CloudResources(job, aggregators=not alone, meets_at_leader=loop)
+        resources = CloudResources(job, aggregators=kind is Kind.KERAS, meets_at_leader=loop)
         if job.run is not None:
             refreshed = (*refreshed, _AMONG_THEMSELVES, *unkept_notes(job.run, folder))
         rented = RentedVms(job, resources, refreshed, meets_at_leader=loop, kept=kept)

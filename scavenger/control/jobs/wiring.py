@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from scavenger.control.jobs.training_code import names_a_loop
+from scavenger.control.jobs.needs import Kind
+from scavenger.control.jobs.training_code import kind_of
 from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
@@ -98,7 +99,7 @@ def supervisor_of(
         env=plain(job.env),
         secrets=secrets,
     )
-    if names_a_loop(job, folder):
+    if kind_of(job, folder) is Kind.LOOP:
         return LoopJobSupervisor.open(
             source,
             work_dir=work_dir,

@@ -50,17 +50,13 @@ def sized_as(job: JobSpec, provider: RayGroupProvider) -> JobSpec:
     """The job with the size of the group's pods; the group says also on which nodes they are.
 
     Raises:
-        NotSupportedError: If the job asks for a size, or for nodes.
+        NotSupportedError: If the job asks for a size.
     """
     group = provider.group
     if job.resources is not None and job.resources != ResourcesSpec(vm=str(group.shape)):
         raise NotSupportedError(
             f"resources: with engine: {job.engine}, pods are as {group} has them, {group.shape}; leave it out",
             key="resources",
-        )
-    if job.spot != "never":
-        raise NotSupportedError(
-            f"spot: with engine: {job.engine}, {group} says on which nodes pods are; leave it out", key="spot"
         )
     return job.model_copy(update={"resources": ResourcesSpec(vm=str(group.shape))})
 

@@ -54,13 +54,8 @@ def gpus_of(
         ConfigurationError: If TensorFlow sees no such GPUs here, or too few; the message tells what it sees.
     """
     wanted = None if job.resources is None else job.resources.accelerators
-    if wanted is None or job.infra.provider != "local":
+    if wanted is None or job.infra.capabilities.rents:
         return None
-    if job.engine != "process":
-        raise ConfigurationError(
-            f"resources: accelerators: {wanted} cannot be had with engine: {job.engine}; use process",
-            key="resources",
-        )
     if not driver():
         raise ConfigurationError(
             f"resources: accelerators: {wanted} asks for GPUs, and this machine has none (no NVIDIA driver); leave "

@@ -1,4 +1,4 @@
-"""Derives the search space from a job file, and refuses what this version does not support."""
+"""Derives the search space from a job file, and checks what it needs of this machine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ from pathlib import Path
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.forms import worker_group_of
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
-from scavenger.policy.leaders import LED_AWAY
 
-__all__ = [
-    "check_keras_backend",
-    "check_supported",
-    "check_training_module",
-    "check_worker_counts",
-    "fit_to_data",
-    "search_space",
-]
-
-_VM_CLOUDS = ("aws", "gcp", "kubernetes")
 _OWN = "scavenger."
 """Begin of the names of modules that are there wherever workers run, as `scavenger.integrations.hypermodel`."""
 
@@ -32,97 +20,6 @@ WORKER_BYTES_MIN = 256 * 2**20
 """Least memory of a worker process that it shares with no other: TensorFlow and Keras, only imported, take 277 MiB."""
 CROWDED = 4
 """Workers per processor above which a step only takes longer with every further worker."""
-
-
-def check_supported(job: JobSpec) -> None:
-    """Check that this version supports everything in the job file; nothing is ignored silently.
-
-    Raises:
-        NotSupportedError: If a value is not supported; the message names the key and what to write instead.
-    """
-    group = worker_group_of(job.engine)
-    refused: list[tuple[bool, str, str]] = [
-        (
-            job.infra.provider not in ("local", *_VM_CLOUDS),
-            "infra",
-            f"infra: {job.infra} cannot be provisioned by this version; use local, gcp/REGION, aws/REGION or "
-            "kubernetes",
-        ),
-        (
-            job.infra.provider not in ("local", "kubernetes") and job.engine != "process",
-            "engine",
-            f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
-        ),
-        (
-            job.infra.provider == "kubernetes" and job.engine != "process" and group is None,
-            "engine",
-            f"engine: {job.engine}: with infra: {job.infra}, name the RayCluster whose pods are sized, as ray/NAME; or "
-            "leave infra out, for the nodes that a Ray cluster has",
-        ),
-        (
-            job.infra.provider == "local" and group is not None,
-            "engine",
-            f"engine: {job.engine}: a RayCluster of KubeRay needs infra: kubernetes; a Ray cluster by its address is "
-            "ray/HOST:PORT",
-        ),
-        (
-            group is not None and job.elastic.known_aggregator_vms > 1,
-            "elastic",
-            f"elastic.aggregator_vms: with engine: {job.engine}, aggregators are where the job is led; leave it out",
-        ),
-        (
-            group is not None and job.leader == "vm",
-            "leader",
-            f"leader: vm: with engine: {job.engine}, a node of the Ray cluster leads the job; leave it out",
-        ),
-        (
-            job.leader == "vm" and job.infra.provider not in LED_AWAY,
-            "leader",
-            f"leader: vm is for jobs on VMs of aws/ and gcp/, and on pods; with infra: {job.infra}, write here",
-        ),
-        (
-            job.aggregation == "shared" and job.engine != "process",
-            "aggregation",
-            "aggregation: shared is for jobs whose workers are on this machine or on VMs, not with engine: "
-            f"{job.engine}; write own",
-        ),
-        (
-            job.aggregation == "shared" and job.elastic.known_aggregator_vms > 1,
-            "elastic",
-            "elastic.aggregator_vms: shared aggregators are on nodes of the pool, and none is rented; leave it out, or "
-            "write aggregation: own",
-        ),
-        (
-            job.aggregation == "shared" and job.infra.provider == "kubernetes",
-            "aggregation",
-            "aggregation: shared is for jobs on this machine or on VMs of a cloud, not on Kubernetes; write own",
-        ),
-        (
-            job.aggregation == "shared" and job.leader == "vm",
-            "leader",
-            "leader: vm cannot reach the pool of aggregators, whose manager is on this machine; write here, or "
-            "aggregation: own",
-        ),
-        (
-            not isinstance(job.objective, str) and job.utility is None,
-            "objective",
-            "objective: a utility as an expression is not evaluated by this version; give its worth by time, as "
-            "{utility: {linear: {worth: $50, until: 8h}}}",
-        ),
-        (
-            job.spot != "never" and job.infra.provider not in _VM_CLOUDS,
-            "spot",
-            f"spot: {job.spot} needs a cloud that has spot VMs; use never",
-        ),
-        (
-            job.infra.provider == "local" and job.resources is not None and job.resources.disk is not None,
-            "resources",
-            "resources.disk: this machine's disk is what it is; leave it out",
-        ),
-    ]
-    for wrong, key, message in refused:
-        if wrong:
-            raise NotSupportedError(message, key=key)
 
 
 def check_worker_counts(workers: int, cpus: int, memory_bytes: int) -> tuple[str, ...]:
