@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["SCAVENGER_PRICE_REFRESH"] = "never"  # no test asks a real cloud
 os.environ["SCAVENGER_PUBLIC_PRICES"] = "http://127.0.0.1:9"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).with_name("lean")), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # Machines are shared and busy, so no example has a time limit of its own; pytest-timeout ends what hangs. In CI
 # a failure prints what reproduces it, and no database of earlier failures decides what is tried.

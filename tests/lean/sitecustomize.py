@@ -1,0 +1,31 @@
+"""Keras without scikit-learn and matplotlib in processes of tests: importing both is a third of its import.
+
+Keras imports them for `keras.wrappers` and `keras.visualization` if it finds them, which no test uses. What imports
+them itself has them. `tests/conftest.py` puts this folder on the path that processes inherit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_LEFT_OUT = {"sklearn", "matplotlib"}
+
+
+class _LeanKeras:
+    """Finds nothing, and refuses the modules that Keras can do without while Keras is imported."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name in _LEFT_OUT and getattr(
+            getattr(sys.modules.get("keras"), "__spec__", None), "_initializing", False
+        ):
+            raise ImportError(f"{name} is left out while Keras is imported")
+        return None
+
+
+sys.meta_path.insert(0, _LeanKeras)
