@@ -80,7 +80,7 @@ simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of p
 	$(BIN)/python -m tests.elastic.simulate
 	$(BIN)/python -m tests.provisioning.simulate
 
-docs: install-dev  ## the documentation as a site, in build/site
+docs: install-dev  ## the documentation as a site, in build/site; dead links and code that does not parse fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 release: check docs  ## wheel and sdist in dist/, with the public prices of today

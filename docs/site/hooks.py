@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the repository's other pages, generated references, and links between all of them.
+"""Hooks of MkDocs: the repository's other pages, generated references, links between all of them, and checks.
 
 Pages are written for the repository, where links lead to files. Here a link to a page leads to that page, a link to a
 folder to its index, and other files of the repository are copied into the site.
@@ -6,6 +6,7 @@ folder to its index, and other files of the repository are copied into the site.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import checks
 import references
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,7 @@ PAGES = {
     "benchmarks/README.md": "project/benchmarks.md",
 }
 """Pages of the repository outside its folder `docs`, and where they are in the site."""
+_LOG = logging.getLogger("mkdocs.hooks.checks")
 _SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
@@ -38,11 +41,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {page: (ROOT / source).read_text() for source, page in PAGES.items()}
     made["adr/README.md"] = references.decisions(ROOT / "docs" / "adr")
     made["reference/commands.md"] = references.commands()
+    made["reference/job-file.md"] = references.job_file()
     made["reference/rest.md"] = references.rest()
     for uri, text in made.items():
         files.append(File.generated(config, uri, content=text))
     for target in _linked_files(files):
         files.append(File.generated(config, f"files/{target}", abs_src_path=str(ROOT / target)))
+    for page in checks.pages(ROOT):
+        for fault in checks.faults(page, str(page.relative_to(ROOT))):
+            _LOG.warning("%s", fault)  # with --strict, a warning fails the build
     return files
 
 

@@ -1,4 +1,4 @@
-"""Generated pages: commands from Typer, REST routes from OpenAPI, decisions, and what runs where from needs and lacks.
+"""Generated pages: commands, keys of the job file, REST routes, decisions, and what runs where from needs and lacks.
 
 `python docs/site/references.py` writes docs/what-runs-where.md, the one that is read in the repository, too.
 """
@@ -33,6 +33,75 @@ def decisions(folder: Path) -> str:
         number, title = re.match(r"# (\d+)\. (.+)", path.read_text()).groups()  # type: ignore[union-attr]
         lines.append(f"- {number}. [{title}]({path.name})")
     return "\n".join(lines) + "\n"
+
+
+def job_file() -> str:
+    """Every key of the job file with its form, default and meaning, from the schema that editors use."""
+    from scavenger.control.job_file.load import job_schema
+
+    schema = job_schema()
+    lines = [
+        "# Keys of the job file",
+        "",
+        "```yaml",
+        "version: 1",
+        "name: digits-cnn",
+        "train: train:job",
+        "goal: {max_epochs: 60}",
+        "```",
+        "",
+        "Generated from the schema that `scavenger schema job` prints. What the keys are for, with examples: "
+        "[job-file.md](../job-file.md).",
+        "",
+        *_keys(schema),
+    ]
+    for name, section in schema["$defs"].items():
+        lines += ["", f"## {_section(name)}", "", section.get("description", ""), "", *_keys(section)]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(section: Document, indent: str = "") -> Iterator[str]:
+    required = section.get("required", ())
+    for key, one in section["properties"].items():
+        default = one.get("default")
+        form = _key_form(one)
+        words = [one.get("description", ""), f"Form: {form}." if form else ""]
+        if key in required:
+            words.append("Required.")
+        elif default not in (None, []):
+            words.append(f"Default: {_default(default, form)}.")
+        yield f"{indent}- **`{key}`**: {' '.join(word for word in words if word)}"
+        mappings = [part for part in (one, *one.get("anyOf", ())) if "properties" in part]
+        for part in mappings:
+            if len(mappings) > 1:  # settings of several clouds: named by an example of the place
+                yield f"{indent}    - as `{{at: {part['properties']['at']['examples'][0]}, ...}}`"
+            yield from _keys(part, indent + "    " * min(2, len(mappings)))
+
+
+def _key_form(schema: Document) -> str:
+    """The form of a value in the words of the job file, where its pattern is that of a duration, money or an amount."""
+    if "$ref" in schema:
+        name = _section(schema["$ref"].rpartition("/")[2])
+        return f"the keys of [{name}](#{name})"
+    forms = dict.fromkeys(_key_form(one) for one in schema["anyOf"]) if "anyOf" in schema else {}
+    if forms:
+        named = [form for form in forms if form in ("duration", "money")]
+        return " or ".join(named or [form for form in forms if form])
+    if "properties" in schema:
+        return "a mapping with the keys below"
+    pattern = schema.get("pattern", "")
+    for mark, form in ((")ms)?)$", "duration"), (r"^\$", "money"), ("module", "module:object")):
+        if mark in pattern:
+            return form
+    return _form(schema) if "type" in schema or "enum" in schema or "const" in schema else ""
+
+
+def _section(definition: str) -> str:
+    return definition.removesuffix("Spec").lower()
+
+
+def _default(value: Any, form: str) -> str:
+    return f"{value:g} s" if form == "duration" else f"`{value}`"
 
 
 def rest() -> str:

@@ -4,50 +4,31 @@ from __future__ import annotations
 
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "TUTORIALS", "commands_of", "console_commands", "python_blocks"]
+from docs.site import checks
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "benchmarks").glob("*.md"),
-        *ROOT.glob("examples/**/*.md"),
-    ]
-)
-_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+PAGES = checks.pages(ROOT)
 _INLINE = re.compile(r"`(scavenger [^`]+)`")
 _LINE = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(scavenger .*)$")
-_ENDS = frozenset({"|", ">", ">>", "&", "&&", "||", ";", "#"})
+_ENDS = frozenset({"|", ">", ">>", "2>>", "&", "&&", "||", ";", "#"})
 
 
 def console_commands(page: Path) -> list[str]:
     """The commands of a page's `console` blocks: lines after `$ `, with the lines that a backslash continues."""
-    found: list[str] = []
-    for _, language, block in _FENCE.findall(page.read_text()):
-        if language != "console":
-            continue
-        continued = False
-        for line in block.splitlines():
-            if continued:
-                found[-1] += "\n" + line
-            elif line.startswith("$ "):
-                found.append(line.removeprefix("$ "))
-            continued = bool(found) and found[-1].endswith("\\")
-    return found
+    text = "\n".join(block.text for block in checks.blocks(page.read_text()) if block.language == "console")
+    return list(checks.commands(text))
 
 
 def python_blocks(page: Path) -> list[str]:
     """The Python programs of a page, without the commands that only a notebook understands."""
     return [
-        "\n".join(line for line in textwrap.dedent(block).splitlines() if not line.startswith(("!", "%")))
-        for _, language, block in _FENCE.findall(page.read_text())
-        if language == "python"
+        re.sub(r"^[!%].*$", "", block.text, flags=re.MULTILINE)
+        for block in checks.blocks(page.read_text())
+        if block.language == "python"
     ]
 
 
@@ -56,12 +37,12 @@ def commands_of(page: Path) -> Iterator[list[str]]:
     text = page.read_text()
     lines = [
         line
-        for _, language, block in _FENCE.findall(text)
-        if language in ("", "console", "sh", "bash")
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines()
+        for block in checks.blocks(text)
+        if block.language in ("", "console", "sh", "bash")
+        for line in re.sub(r"\\\n\s*", " ", block.text).splitlines()
     ]
     found = [match[1] for line in lines if (match := _LINE.match(line.strip()))]
-    inline = [match[1].replace("\n", " ") for match in _INLINE.finditer(_FENCE.sub("", text))]
+    inline = [match[1].replace("\n", " ") for match in _INLINE.finditer(checks.FENCE.sub("", text))]
     # `scavenger curves --from` only names an option: a value stands for the one that is left out
     found += [f"{one} VALUE" if one.split()[-1].startswith("--") else one for one in inline]
     for command in found:

@@ -1,4 +1,4 @@
-"""What the documentation shows is there: each command parses, tutorials run, and the site builds without a warning."""
+"""What the documentation shows is there: code parses, pages keep their form, tutorials run, the site builds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from pages import PAGES, ROOT, TUTORIALS, commands_of, console_commands, python_blocks
 from scavenger_cli.main import app
+
+from docs.site import checks, references
+from scavenger.control.job_file.load import job_schema
 
 PROGRAM = typer.main.get_command(app)
 EXTRAS = re.compile(r"scavenger-ml\[([\w,-]+)\]")
@@ -59,6 +63,92 @@ def test_every_command_on_any_page_is_there_with_its_options() -> None:
 def test_a_command_or_option_that_is_not_there_is_found(words: list[str]) -> None:
     with pytest.raises(Exception, match=r"no command|[Nn]o such option"):
         parse(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_on_a_page_parses_and_the_page_keeps_its_form(page: Path) -> None:
+    assert checks.faults(page, str(page.relative_to(ROOT))) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("```python\nif True\n```", "expected ':'"),
+        ("```yaml\nsearch: {worker: 1}\n```", "did you mean 'workers'"),
+        ("```yaml\nname: [\n```", "flow"),
+        ("```json\n{'a': 1}\n```", "double quotes"),
+        ("```toml\na = \n```", "Invalid value"),
+        ("```sh\nif true; done\n```", "syntax error"),
+        ("```console\n$ echo 'a\n```", "unexpected EOF"),
+        ("```\nscavenger status\n```", "name the language"),
+    ],
+)
+def test_code_that_does_not_parse_is_found(block: str, words: str) -> None:
+    (fault,) = checks.faults_of_code(f"# A page\n\n{block}\n")
+    assert fault.startswith("3: ")
+    assert words in fault
+
+
+def test_tables_and_paragraphs_that_are_too_long_are_found() -> None:
+    row = f"| {'a' * 160} |"
+    assert [*checks.faults_of_form(f"# A\n\n{row}\n")] == [
+        "3: a line of a table has 164 characters, more than 160"
+    ]
+    text = "word " * 200
+    assert [*checks.faults_of_form(f"# A\n\n{text}\n")] == ["3: a paragraph has 9 lines, more than 8"]
+    assert [*checks.faults_of_form(f"# A\n\n```text\n{row}\n{text}\n```\n")] == []
+    assert not checks.begins_with_example("# A\n\nOnly words.\n")
+
+
+def test_the_first_page_is_one() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    assert all(
+        words in text for words in ("make demo", "make test", "pip install", "What has not been proven")
+    )
+    assert all(len(block.text.splitlines()) <= 12 for block in checks.blocks(text))
+    assert (
+        max(map(len, next(one for one in checks.blocks(text) if one.language == "text").text.splitlines()))
+        <= 80
+    )
+
+
+def test_every_page_has_its_kind_in_the_index_and_in_the_site() -> None:
+    """Tutorials, how-to, reference, explanation: the same pages under the same names."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    named = {
+        kind: set(re.findall(r"\]\((?!\.\.)([\w/-]+\.md)\)", section))
+        for kind, section in re.findall(r"^## ([\w ]+)\n(.*?)(?=^## |\Z)", index, re.MULTILINE | re.DOTALL)
+    }
+    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
+    site = {
+        kind: {page for entry in pages for page in entry.values()}
+        for section in yaml.safe_load(text)["nav"]
+        for kind, pages in section.items()
+        if isinstance(pages, list)
+    }
+    for kind in ("Tutorials", "How to", "Reference", "Explanation"):
+        made = {page for page in site[kind] if page.startswith(("reference/", "project/", "adr/"))}
+        assert named[kind] == site[kind] - made, kind
+    pages = {str(one.relative_to(ROOT / "docs")) for one in PAGES if one.is_relative_to(ROOT / "docs")}
+    assert {one for one in pages if not one.startswith(("adr/", "reference/"))} == {
+        "README.md", *(page for kind in named.values() for page in kind)
+    }  # fmt: skip
+
+
+def test_the_reference_of_the_job_file_has_every_key() -> None:
+    text = references.job_file()
+    for definition in (job_schema(), *job_schema()["$defs"].values()):
+        for key, one in definition["properties"].items():
+            assert f"**`{key}`**: {one.get('description', '')}" in text
+
+
+def test_decisions_that_were_replaced_say_so_first() -> None:
+    for page in (ROOT / "docs" / "adr").glob("0*.md"):
+        first = page.read_text().split("\n\n", 2)[1]
+        for target in re.findall(r"\]\((\d{4}[\w-]+\.md)\)", first if first.startswith("Replaced") else ""):
+            assert (page.parent / target).is_file(), page
+            assert target > page.name
 
 
 def test_every_extra_that_is_to_be_installed_is_there() -> None:
@@ -116,15 +206,30 @@ def test_every_command_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_job_of_the_first_page_trains(tmp_path: Path) -> None:
+    blocks = {one.language: one.text for one in checks.blocks((ROOT / "README.md").read_text())}
+    (tmp_path / "train.py").write_text(blocks["python"])
+    (tmp_path / "job.yaml").write_text(blocks["yaml"])
+    command = [sys.executable, "-m", "scavenger_cli", "optimize", "job.yaml", "--yes"]
+    ran = subprocess.run(
+        [*command, "--store", f"sqlite:///{tmp_path}/jobs.db"],
+        cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert ran.returncode == 0, f"{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+    assert "target 0.9 reached" in " ".join(ran.stdout.split())
+
+
+@pytest.mark.long
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    # without --quiet, which takes the warnings away before --strict counts them
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
-    assert (built.returncode, built.stderr) == (0, "")
+    assert (built.returncode, "WARNING" in built.stderr) == (0, False), built.stderr
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?(https?:[^\s\">]+)", page.read_text()
         )
         assert loaded == [], page
-    for name in ("commands", "rest", "python"):
-        assert len((tmp_path / "reference" / f"{name}.html").read_text()) > 50_000
+    for name in ("commands", "job-file", "rest", "python"):
+        assert len((tmp_path / "reference" / f"{name}.html").read_text()) > 40_000

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 4 << 20
-"""The measured best compromise between latency and the number of calls; see benchmarks/README.md."""
+"""The measured best compromise between latency and the number of calls; see ADR 35."""
 
 Send = Callable[[Any, Any], None]
 """Sends one message to one receiver, with its payload or None."""
