@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Fingerprint", "hardware_of_vms", "place_of_hardware"]
+__all__ = ["Fingerprint", "hardware_of_vms", "place_of_hardware", "settings_of", "with_sources"]
 
 _SEVERAL = re.compile(r"(?P<place>.*) with (?P<vms>\d+) aggregator VMs")
 
@@ -18,7 +19,8 @@ class Fingerprint:
         architecture: SHA-256, hex, of what is trained: the model's layers and loss in canonical JSON, without
             names, and some of the data's targets, which tell one data set from another of its size.
         parameters: Trainable parameters.
-        optimizer: Class name and a digest of its configuration, as `Adam:1f0c...`.
+        optimizer: Class name and a digest of its configuration, as `Adam:1f0c...`, and digests of what else decides
+            how it learns; see `with_sources`.
         dataset_size: Training samples per epoch.
         sample_bytes: Bytes of one sample (inputs and targets).
         goal: Metric and target as `val_accuracy>=0.97`; empty without a target. Epochs compare only at the same.
@@ -45,3 +47,20 @@ def place_of_hardware(hardware: str) -> tuple[str, int]:
     """Place and number of aggregator VMs, of what `hardware_of_vms` returned."""
     found = _SEVERAL.fullmatch(hardware)
     return (hardware, 1) if found is None else (found["place"], int(found["vms"]))
+
+
+def with_sources(optimizer: str, sources: Mapping[str, str]) -> str:
+    """Text for `Fingerprint.optimizer`, as `Adam:1f0c; training code 9b2e; params 07aa`.
+
+    Args:
+        optimizer: Class name and digest of its configuration.
+        sources: Digests by what they are of, in words.
+    """
+    return "; ".join((optimizer, *(f"{name} {digest}" for name, digest in sources.items())))
+
+
+def settings_of(optimizer: str) -> dict[str, str]:
+    """The digests in what `with_sources` returned, by name; the optimizer's own is named `optimizer`."""
+    own, *sources = optimizer.split("; ")
+    pairs = (one.rpartition(" ") for one in sources)
+    return {"optimizer": own, **{name: digest for name, _, digest in pairs}}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from scavenger.domain.configuration import Configuration, Offer
-from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.fingerprint import Fingerprint, settings_of
 from scavenger.models.job_model import JobModel
 
 __all__ = ["DRIFT_MAX", "SIMILAR_MAX", "as_prior", "distance", "find_nearest", "step_time_drift"]
@@ -29,13 +29,18 @@ DISTANCE_LOG_SD = 0.35
 DIFFERENCES = {
     "architecture": 4.0,
     "optimizer": 1.0,
+    "training code": 2.0,
+    "data": 2.0,
+    "params": 1.0,
     "goal": 1.0,
     "vm": 2.0,
     "hardware": 2.0,
 }
 """What a difference that has no size counts for, in factors of e of a difference that has one: another
 architecture outweighs a fifty times larger one of the same kind, and other hardware changes only the step
-time."""
+time. Other training code or data may change anything, so that two of these are no help at all."""
+
+_WORDS = ("architecture", "goal", "vm", "hardware")
 
 
 def distance(one: Fingerprint, other: Fingerprint) -> float:
@@ -50,11 +55,17 @@ def distance(one: Fingerprint, other: Fingerprint) -> float:
         (one.sample_bytes, other.sample_bytes),
     )
     total = math.fsum(abs(math.log((a + 1) / (b + 1))) for a, b in sizes)
-    for word, weight in DIFFERENCES.items():
-        if getattr(one, word) != getattr(other, word):
-            total += weight
-    alike = one.optimizer != other.optimizer and _class_name(one.optimizer) == _class_name(other.optimizer)
-    return total - DIFFERENCES["optimizer"] / 2.0 if alike else total
+    total += math.fsum(DIFFERENCES[word] for word in _WORDS if getattr(one, word) != getattr(other, word))
+    ours, theirs = settings_of(one.optimizer), settings_of(other.optimizer)
+    for name in {**ours, **theirs}:
+        if ours.get(name) != theirs.get(name):
+            total += DIFFERENCES.get(name, DIFFERENCES["optimizer"])
+    own, its = ours["optimizer"], theirs["optimizer"]
+    return (
+        total - DIFFERENCES["optimizer"] / 2.0
+        if own != its and _class_name(own) == _class_name(its)
+        else total
+    )
 
 
 def as_prior(model: JobModel, away: float) -> JobModel:

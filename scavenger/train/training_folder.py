@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["entries", "programs"]
+__all__ = ["digest_of", "entries", "programs"]
 
 _LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
 """Folders that Python and jobs write next to the training code."""
@@ -45,3 +46,13 @@ def programs(folder: Path, endings: Collection[str] = (".py",)) -> Iterator[Path
         for path in entries(folder)
         if path.suffix in endings and path.is_file() and os.access(path, os.R_OK)
     )
+
+
+def digest_of(files: Iterable[Path], folder: Path) -> bytes:
+    """Digest of files and of their paths in the folder."""
+    digest = hashlib.sha256()
+    for path in files:
+        data = path.read_bytes()
+        digest.update(f"{os.path.relpath(path, folder)}:{len(data)}:".encode())
+        digest.update(data)
+    return digest.digest()

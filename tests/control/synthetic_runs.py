@@ -305,6 +305,7 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
         store=store,
         recorder=cast(Any, _Recorder(store, job_id)),
         cloud=cast(Any, SimpleNamespace(hardware=lambda: "machine")),
+        folder=folder,
         run=True,
         confirm=None,
         at_end=lambda error: None,

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scripted import offer
 
 from scavenger.control.search.model_library import ModelLibrary, check_model
 from scavenger.domain.configuration import Configuration, SearchSpace
-from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.fingerprint import Fingerprint, with_sources
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.domain.report import Actual
 from scavenger.errors import ConfigurationError
@@ -20,6 +21,7 @@ from scavenger.models.average import average
 from scavenger.models.course import Course
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.models.starts import Starts
+from scavenger.search.reuse import as_prior
 from scavenger.store import Store
 
 JOB = Fingerprint("a" * 64, 1000, "Adam:1", 3200, 64, "val_loss<=0.5", "local-1", "machine")
@@ -65,9 +67,35 @@ def test_a_job_finds_its_own_model_and_one_with_other_settings_the_nearest(tmp_p
         )
 
         assert (own.same, alike.same, new.same) == (model(), None, model(0.2))
-        assert alike.nearest() == (model(), "optimizer")
+        assert alike.nearest() == (as_prior(model(), 0.5), "optimizer")
         assert (strange.same, strange.nearest(), strange.universal()) == (None, None, None)
         assert alike.universal() == average([model(0.2), model()])
+
+
+def test_a_job_with_other_training_code_is_searched_again_with_the_stored_model_as_a_prior(
+    tmp_path: Path,
+) -> None:
+    before, same, code, both = (
+        replace(JOB, optimizer=with_sources("Adam:1", {"training code": code, "data": data}))
+        for code, data in (("1", "1"), ("1", "1"), ("2", "1"), ("2", "2"))
+    )
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, before, model())
+        store.add_convergence(
+            before, ConvergenceRecord(32, 7.0, 1.0), store.create_job("a", spec={}, job_file="").id
+        )
+        unchanged, changed, other = (
+            ModelLibrary.read(store, one, write=at_once, warn=unexpected) for one in (same, code, both)
+        )
+
+        assert (unchanged.same, len(unchanged.convergence), unchanged.changed()) == (model(), 1, "")
+        assert (changed.same, changed.convergence, changed.changed()) == (None, (), "training code")
+        assert changed.similar() == (as_prior(model(), 2.0), "training code")
+        assert (other.same, other.similar(), other.changed()) == (None, None, "training code and data")
+        narrow, wide = (
+            one.statistical.predict(np.array([32.0]))[1] for one in (model(), changed.similar()[0])
+        )
+        assert wide > narrow + 0.3
 
 
 def test_the_course_of_a_similar_job_comes_with_its_model_and_into_the_next_fit(tmp_path: Path) -> None:
@@ -152,7 +180,7 @@ def test_a_model_that_cannot_be_read_does_not_hide_the_next_nearest(tmp_path: Pa
         mine = ModelLibrary.read(store, replace(JOB, optimizer="Adam:3"), write=at_once, warn=unexpected)
 
         assert mine.same is None
-        assert mine.nearest() == (model(), "optimizer")
+        assert mine.nearest() == (as_prior(model(), 0.5), "optimizer")
         found = mine.similar()
         assert found is not None
         assert found[1] == "optimizer"

@@ -307,6 +307,7 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
         store=nothing,
         recorder=recorder,
         cloud=nothing,
+        folder=folder,
         run=True,
         confirm=None,
         at_end=lambda error: None,

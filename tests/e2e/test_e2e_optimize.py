@@ -184,6 +184,7 @@ def test_a_second_run_profiles_nothing_and_predicts_from_history(first: First) -
     assert (report["search"]["strategy"], report["search"]["profiled"]) == ("none", []), report["search"][
         "reason"
     ]
+    assert "compared were 1 Python file of its folder" in report["search"]["reason"]
     assert report["search"]["time_s"] < first.report["search"]["time_s"] / 2
     same = [
         p for p in report["curve"] if p["global_batch_size"] == first.report["choice"]["global_batch_size"]
@@ -191,6 +192,19 @@ def test_a_second_run_profiles_nothing_and_predicts_from_history(first: First) -
     assert same
     assert all(0.75 * min(needed) <= p["epochs"] <= 1.25 * max(needed) for p in same), needed
     assert not report["curve_info"]["relative_only"]
+
+
+def test_a_changed_module_beside_the_training_code_is_said_and_the_job_searched_again(first: First) -> None:
+    beside = first.job.folder / "preprocessing.py"
+    beside.write_text("SCALE = 2.0\n")
+    try:
+        report = first.job.run("plan").report
+    finally:
+        beside.unlink()
+
+    assert report["search"]["strategy"] == "partial"
+    assert "only one with another training code; compared were 2 Python files" in report["search"]["reason"]
+    assert report["search"]["profiled"] != []
 
 
 def test_a_stored_model_of_another_machine_is_noticed_said_and_replaced_by_a_search(first: First) -> None:

@@ -187,6 +187,7 @@ def _build(
         store=attempt.store,
         recorder=recorder,
         cloud=prepared.platform.cloud,
+        folder=prepared.folder,
         run=options.run,
         confirm=options.confirm,
         at_end=lambda error: running.end_at_once(error),

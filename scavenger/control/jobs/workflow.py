@@ -6,6 +6,7 @@ import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from scavenger.control.search.select import (
     profile_of,
     why_measure_no_more,
 )
+from scavenger.control.search.sources import Sources
 from scavenger.control.search.space import fit_to_data
 from scavenger.control.training.balancing import Balancing
 from scavenger.control.training.operations import OperationHandler
@@ -65,12 +67,14 @@ class Known:
         dataset_size: Training samples of an epoch.
         library: Stored models and convergence records of finished runs.
         similar: A stored model of a similar job, which shortens the search; None if there is none.
+        compared: What of the job was compared with those of stored models, for the user.
     """
 
     space: SearchSpace
     dataset_size: int
     library: ModelLibrary
     similar: JobModel | None = None
+    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class JobWorkflow:
         trainer: Must be started before `run` is called.
         space: The search space of the job file; configurations that the data cannot fill are removed later.
         cloud: The cloud on which the workers run.
+        folder: Folder of the training code.
         run: False if the job ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
         at_end: Called with the error that ends training while `confirm` is asked.
@@ -120,13 +125,14 @@ class JobWorkflow:
         store: Store,
         recorder: Recorder,
         cloud: Cloud,
+        folder: Path,
         run: bool,
         confirm: Confirm | None,
         at_end: Callable[[BaseException], None],
         resumed: Resumption | None,
     ) -> None:
         self._trainer, self._job = trainer, job
-        self._store, self._recorder, self._cloud = store, recorder, cloud
+        self._store, self._recorder, self._cloud, self._folder = store, recorder, cloud, folder
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
@@ -200,8 +206,13 @@ class JobWorkflow:
                 "gives a worse model; name goal.metric and goal.target, or one search.batch_size, to have another"
             )
         trainer.goal.check(manifest.metric_names)
+        sources = self._ask(lambda: Sources.of(self._job, self._folder, manifest))
         fingerprint = fingerprint_of(
-            manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
+            manifest,
+            trainer.goal.text,
+            vm=space.offers[0].vm,
+            hardware=self._cloud.hardware(),
+            sources=sources,
         )
         recorder.update(fingerprint=fingerprint)
         if trainer.supervisor.aggregators:  # loops and commands have none
@@ -213,7 +224,7 @@ class JobWorkflow:
             )
         )
         trainer.earlier_starts = library.starts
-        return Known(space, manifest.dataset_size, library)
+        return Known(space, manifest.dataset_size, library, compared=sources.compared)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
         """Plan the profiling; returns the plan, a stored model to use instead (or None), and the known information."""
@@ -238,9 +249,14 @@ class JobWorkflow:
             steps=self._job.profile.steps,
             points=self._job.profile.points,
         )
-        manifest = self._trainer.supervisor.manifest
-        if plan.strategy == "none" and manifest is not None and manifest.compared:
-            plan = replace(plan, reason=f"{plan.reason}; {manifest.compared}")
+        if nearest is not None:
+            of = f"of a job with another {nearest[1]}, so its epochs are less certain"
+            plan = replace(plan, reason=f"{plan.reason}: {of}")
+        changed = self._ask(library.changed) if plan.strategy == "partial" else ""
+        if changed:
+            plan = replace(plan, reason=f"{plan.reason}, only one with another {changed}")
+        if plan.strategy == "none" or changed:
+            plan = replace(plan, reason=f"{plan.reason}; {known.compared}")
         alike = self._ask(library.similar) if plan.strategy == "partial" else None
         if alike is not None:
             similar, differing = alike

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from scavenger.control.search.outcome import ENDING_S
+from scavenger.control.search.sources import Sources
 from scavenger.domain.configuration import SearchSpace
-from scavenger.domain.fingerprint import Fingerprint, place_of_hardware
+from scavenger.domain.fingerprint import Fingerprint, place_of_hardware, settings_of, with_sources
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.errors import ConfigurationError
 from scavenger.models.aggregation import ModelSize
@@ -90,10 +91,20 @@ class ModelLibrary:
         """Find the nearest model of a job that differs only in settings, as in a search over hyperparameters.
 
         Returns:
-            The model and the names of the differing fields; None if there is no such model.
+            The model, whose epochs are the less certain the further that job is away, and the names of what differs;
+            None if there is no such model.
         """
         found = self._nearest(self._store.find_models(self._fingerprint, ignoring=_SETTINGS))
-        return None if found is None else (found[1], self._differing(found[0]))
+        if found is None:
+            return None
+        record, model = found
+        return as_prior(model, distance(self._fingerprint, record.fingerprint)), self._differing(record)
+
+    def changed(self) -> str:
+        """The names of what differs in the nearest job of the same model, data set and goal; empty if there is none."""
+        records = self._store.find_models(self._fingerprint, ignoring=("optimizer",))
+        nearest = find_nearest(self._fingerprint, [record.fingerprint for record in records])
+        return "" if nearest is None else self._differing(records[nearest])
 
     def of_other_vms(self, model: ModelSize) -> tuple[JobModel, int, int] | None:
         """Find the same job's model of this place with another number of aggregator VMs, and tell it of ours.
@@ -161,9 +172,15 @@ class ModelLibrary:
                     )
 
     def _differing(self, record: ModelRecord) -> str:
-        mine = self._fingerprint
-        names = (f.name for f in fields(mine) if getattr(mine, f.name) != getattr(record.fingerprint, f.name))
-        return " and ".join(name.replace("_", " ") for name in names)
+        mine, names = self._fingerprint, []
+        for one in fields(mine):
+            ours, theirs = getattr(mine, one.name), getattr(record.fingerprint, one.name)
+            if one.name == "optimizer":
+                now, before = settings_of(ours), settings_of(theirs)
+                names += [name for name in {**now, **before} if now.get(name) != before.get(name)]
+            elif ours != theirs:
+                names.append(one.name.replace("_", " "))
+        return " and ".join(names)
 
     def universal(self) -> JobModel | None:
         """The universal model: the average of all stored models on this VM type; None if there is none."""
@@ -275,7 +292,7 @@ def check_models_exist(store: Store, strategy: str, space: SearchSpace, *, hardw
     raise ConfigurationError(NO_MODEL[strategy], key="search.strategy")
 
 
-def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> Fingerprint:
+def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str, sources: Sources) -> Fingerprint:
     """Compute a job's fingerprint, which determines which stored models apply to it.
 
     Args:
@@ -283,11 +300,12 @@ def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> 
         goal: `Goal.text`.
         vm: The VM type.
         hardware: Description of its hardware.
+        sources: Its training code, params and data.
     """
     return Fingerprint(
         architecture=manifest.architecture,
         parameters=manifest.parameters,
-        optimizer=_optimizer_id(manifest.optimizer),
+        optimizer=with_sources(_optimizer_id(manifest.optimizer), sources.digests),
         dataset_size=manifest.dataset_size,
         sample_bytes=manifest.sample_bytes,
         goal=goal,

@@ -15,7 +15,7 @@ from scavenger.train.command.checkpoints import CommandCheckpoint
 from scavenger.train.command.progress import Group
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.custom_loop.job_reports import LOSS
-from scavenger.train.training_folder import programs
+from scavenger.train.training_folder import digest_of, programs
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 __all__ = ["CommandSource"]
@@ -130,10 +130,7 @@ class CommandSource:
         )
         named = [path for word in self.run.command.split() if (path := self.folder / word).is_file()]
         files = dict.fromkeys((*named, *programs(self.folder)))
-        for path in files:
-            data = path.read_bytes()
-            digest.update(f"{os.path.relpath(path, self.folder)}:{len(data)}:".encode())
-            digest.update(data)
+        digest.update(digest_of(files, self.folder))
         return Manifest(
             tensors=(TensorSpec("checkpoint", (checkpoint_bytes,), "uint8", "first"),),
             metrics=(),

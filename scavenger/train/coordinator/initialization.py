@@ -166,7 +166,7 @@ class Initialization:
     def _check(self, worker: str, manifest: m.Manifest) -> None:
         if self._manifest is None:
             self._manifest = manifest
-        elif manifest != self._manifest:
+        elif msgspec.structs.replace(manifest, data=self._manifest.data) != self._manifest:
             self._send(
                 SUPERVISOR,
                 m.Failed(

@@ -115,13 +115,13 @@ def view_installed(change: ViewChanged) -> m.ViewInstalled:
 
 
 def manifest_of(described: lm.Hello) -> m.Manifest:
-    """Describe a loop as a model is described: its state are the tensors, its source stands for the optimizer."""
+    """Describe a loop as a model is described: its state are the tensors, and it has no optimizer."""
     tensors = tuple(TensorSpec(t.name, t.shape, t.dtype, "trainable") for t in described.tensors)
     shapes = sorted((t.name, t.shape, t.dtype) for t in described.tensors)
     return m.Manifest(
         tensors=tensors,
         metrics=(),
-        optimizer=f'{{"class_name": "loop", "config": {{"source": "{described.source}"}}}}',
+        optimizer='{"class_name": "loop", "config": {}}',
         architecture=hashlib.sha256(repr(shapes).encode()).hexdigest()[:32],
         parameters=sum(math.prod(t.shape) for t in described.tensors),
         dataset_size=sum(described.sizes),

@@ -79,13 +79,11 @@ class Hello(_Message, frozen=True):
         sizes: The samples of each shard, which every worker must agree on.
         tensors: The arrays of its state, without their data.
         metrics: Names of the metrics that its evaluation yields.
-        source: Hash of the training module, which stored models are kept by.
     """
 
     sizes: tuple[int, ...]
     tensors: tuple[TensorHeader, ...] = ()
     metrics: tuple[str, ...] = ()
-    source: str = ""
 
 
 class Ask(_Message, frozen=True):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,7 +37,6 @@ class _Code:
 
     function: Callable[..., object]
     metrics: tuple[str, ...] = ()
-    source: str = ""
 
 
 class LoopLink:
@@ -89,7 +85,7 @@ class LoopLink:
             raise TrainingCodeError(f"LoopJob names {', '.join(metrics)}: give loop.init an evaluate=")
         self._state, self._evaluate = state, evaluate
         fail_here("worker.joining")
-        self._send(lm.Hello(tuple(sizes), lm.headers_of(state()), metrics, self._code.source))
+        self._send(lm.Hello(tuple(sizes), lm.headers_of(state()), metrics))
         start, frames = self._wait_for(lm.Start)
         if start.load:
             load(lm.unpack(start.tensors, frames))
@@ -237,7 +233,7 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     Raises:
         TrainingCodeError: If there is no such function, or it returns without having called `loop.init`.
     """
-    code = _code(config.train, config.job_dir, config.params)
+    code = _code(config.train, config.job_dir)
     memory = None if config.memory_fd < 0 else GradientMemory(config.memory_fd)
     link = LoopLink(config.name, socket, code, memory)
     heartbeat = Heartbeat(context, config, link.status)
@@ -260,21 +256,14 @@ def _same(a: lm.Array, b: lm.Array) -> bool:
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
-def _code(train: str, job_dir: str, params: Mapping[str, Any]) -> _Code:
+def _code(train: str, job_dir: str) -> _Code:
     """Import the training code: a function, or a `LoopJob` of one."""
     module_name, _, attribute = train.partition(":")
     enter(job_dir, module_name)
     module = importlib.import_module(module_name)
     found = getattr(module, attribute, None)
     if isinstance(found, LoopJob):
-        return _Code(found.function, found.metrics, _hash(module, params))
+        return _Code(found.function, found.metrics)
     if not callable(found):
         raise TrainingCodeError(f"{module.__file__} has no function {attribute!r}")
-    return _Code(found, source=_hash(module, params))
-
-
-def _hash(module: ModuleType, params: Mapping[str, Any]) -> str:
-    """Hash of a module's source and the arguments of its function: what a stored model of the loop depends on."""
-    path = Path(module.__file__ or "")
-    source = path.read_bytes() if path.is_file() else b""
-    return hashlib.sha256(source + repr(sorted(params.items())).encode()).hexdigest()[:16]
+    return _Code(found)

@@ -12,10 +12,11 @@ import numpy as np
 from scavenger.train.aggregation.keras_state import Rate, own_rate
 from scavenger.train.worker.data import Source, within_reach
 
-__all__ = ["architecture"]
+__all__ = ["architecture", "digest_of_samples"]
 
 _RATES_AT = (0, 10, 100, 1000, 10_000)  # steps whose learning rates identify a schedule
 _TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
+_PLACES, _BESIDE = 4, 2  # of the samples that are read twice, and how many there: random ones rarely agree
 
 
 def architecture(model: Any, train: Source, *, shuffle: bool = True) -> str:
@@ -36,8 +37,41 @@ def architecture(model: Any, train: Source, *, shuffle: bool = True) -> str:
     reach = within_reach(train)
     for index in range(0, reach, -(-reach // _TARGETS)):
         for leaf in keras.tree.flatten(train.batch(np.array([index]))[:2][-1]):  # y, or x alone
-            digest.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
+            _add(digest, leaf)
     return digest.hexdigest()
+
+
+def digest_of_samples(*sources: Source | None) -> str:
+    """Digest of some samples of each data set, which tells it from another with the same targets.
+
+    Returns:
+        The digest; empty if two readings of a sample differ, as where it is augmented by chance, or if data can only be
+        read in sequence, so that reading it twice takes long.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        if source is None:
+            continue
+        if source.blocks is not None and source.blocks.in_sequence:
+            return ""
+        once = _some(source)
+        source.batch(np.array([0]), seed=1)  # with another seed, a source forgets what it has read
+        if once != _some(source):
+            return ""
+        digest.update(once)
+    return digest.hexdigest()
+
+
+def _some(source: Source) -> bytes:
+    digest, size = hashlib.sha256(), len(source)
+    for start in range(0, size, -(-size // _PLACES)):
+        for leaf in keras.tree.flatten(source.batch(np.arange(start, min(start + _BESIDE, size)))):
+            _add(digest, leaf)
+    return digest.digest()
+
+
+def _add(digest: Any, leaf: Any) -> None:
+    digest.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
 
 
 def _described(part: Any) -> list[Any]:

@@ -177,6 +177,8 @@ class Manifest(Body, frozen=True, omit_defaults=True):
         schedule_batch: Batch size at which the schedule of the learning rate counts one step, samples; 0 if each step
             of the job counts, or the rate has no schedule.
         compared: What tells a command from others, for the user; empty for a Keras model.
+        data: Digest of some samples; empty if they are not known, or are read otherwise each time. Workers may differ
+            in it.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -198,6 +200,7 @@ class Manifest(Body, frozen=True, omit_defaults=True):
     shuffle: bool = True
     schedule_batch: int = 0
     compared: str = ""
+    data: str = ""
 
     def schedule_step(self, step: int, epoch: int, start: int) -> int:
         """Steps that the schedule of the learning rate has behind it when a step begins.
