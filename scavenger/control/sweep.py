@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from scavenger.control.notifying.settings import tell
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover, abandoned_regions
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import CloudError, ConfigurationError, ScavengerError
 from scavenger.policy.notifying import leftover_notification
 from scavenger.store import Store
@@ -169,7 +170,7 @@ def _of_leaders(
         try:
             records, used = opened.enter_context(leaders.open_store(record)), bool(record.job_id)
             found: tuple[Clearing, tuple[Leftover, ...]] | None
-            if record.provider == "kubernetes":
+            if capabilities_of(record.provider).pods:
                 pod = LeaderOfPods(cluster_of(record), record)
                 found = pod.leftovers(records, used=used, ending=record.ending)
             else:

@@ -207,7 +207,7 @@ class TrialsAsJobs:
     def _before(self, values: Mapping[str, Any]) -> str | None:
         """The model of the trial that this one goes on from; None without, or where workers cannot read it."""
         trial_id = values.get("tuner/trial_id")
-        if trial_id is None or self.job.spec.infra.provider != "local":
+        if trial_id is None or self.job.spec.infra.capabilities.rents:
             return None
         return self._model_path(self.oracle.get_trial(trial_id))
 

@@ -29,7 +29,7 @@ def fixed(job: Job, choice: Choices | None, workers: int | None, batch_size: int
         found = choice.choice if isinstance(choice, Plan) else choice
         at = found if isinstance(found, Configuration) else found.configuration
         changes = {"search.workers": at.workers, "search.batch_size": at.global_batch_size}
-        if job.spec.infra.provider != "local":
+        if job.spec.infra.capabilities.rents:
             changes["resources"] = {"vm": at.vm}
     if job.spec.search.strategy == "auto":
         changes["search.strategy"] = "reuse"

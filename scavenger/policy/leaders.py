@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import VmSeen
 
 __all__ = [
     "END_LATE_S",
-    "LEADER_CLOUDS",
-    "LED_AWAY",
     "IngressChanges",
     "LeaderChoice",
     "LeaderPlan",
@@ -23,11 +22,6 @@ __all__ = [
     "what_is_lost",
     "where_checkpoints_are",
 ]
-
-LEADER_CLOUDS = ("aws", "gcp")
-"""Clouds on which a leader's VM can be rented."""
-LED_AWAY = (*LEADER_CLOUDS, "kubernetes")
-"""Where jobs can be led away from the command: by VMs, or by a pod in their place."""
 
 _OBJECT_STORE = "checkpoint.path: s3://..., or checkpoints in the settings of the cloud"
 
@@ -64,7 +58,7 @@ def choose_leader(
     """
     if asked is not None:
         return LeaderChoice(asked, "the job file says so")
-    if provider not in LED_AWAY:
+    if not capabilities_of(provider).leads:
         return LeaderChoice("here", "this is the only place for jobs there")
     if address:
         return LeaderChoice("here", f"{address_variable} is set, so VMs reach this machine")

@@ -19,6 +19,7 @@ from scavenger.control.provisioning import clean_up as clearing
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.sweep import sweep_once, sweeping
+from scavenger.domain.capabilities import CAPABILITIES, Capabilities
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError
@@ -248,7 +249,7 @@ def test_after_a_restore_unknown_vms_are_shown_and_ended_only_when_a_user_says_s
     scavenger: Run, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(clearing, "KEEP_DISKS", ("fake",))
+    monkeypatch.setitem(CAPABILITIES, "fake", Capabilities(keeps_disks=True))
     known = scene.launch(0)
     assert scavenger("store", "backup", str(tmp_path / "b"))[0] == 0
     later, off = scene.launch(1), scene.launch(2)
@@ -310,7 +311,7 @@ def test_a_server_sweeps_and_tells_what_it_finds(
 def powered_off(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A VM that ended itself after its job's process had, in a cloud where its disk is still paid for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(clearing, "KEEP_DISKS", ("fake",))
+    monkeypatch.setitem(CAPABILITIES, "fake", Capabilities(keeps_disks=True))
     token = scene.launch()
     (fact,) = scene.cloud.truth()
     scene.cloud.power_off(fact.instance_id)

@@ -15,11 +15,11 @@ from scavenger.cloud.catalog import snapshot
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.public import PUBLIC_VARIABLE, fetch_public
+from scavenger.cloud.catalog.refresh import refresh_catalog
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp, parse_skus
 from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.catalog.types import Fetched, Listing, MachineType, Stock
-from scavenger.control.provisioning.price_refresh import refresh_catalog
 from scavenger.control.provisioning.prices import cache_path, open_catalog
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
@@ -283,7 +283,7 @@ def test_without_an_account_newer_prices_are_those_of_the_public_table(
 ) -> None:
     before = open_catalog(today=DAY)
     without_account.public = public_table(NOW)
-    fetched = refresh_catalog(provider, ["us-east-1"], now=NOW)
+    fetched = refresh_catalog(provider, ["us-east-1"], cache=cache_path(), now=NOW)
 
     (error,) = fetched.errors
     assert "list prices are those of the public table of 2026-03-01" in str(error)
@@ -311,7 +311,7 @@ def test_a_public_table_that_is_of_no_use_changes_nothing(
 ) -> None:
     without_account.public = public()
     with pytest.raises(CredentialsError, match=words):
-        refresh_catalog(provider, ["us-east-1"], now=NOW)
+        refresh_catalog(provider, ["us-east-1"], cache=cache_path(), now=NOW)
     assert not cache_path().exists()
 
 

@@ -12,7 +12,10 @@ import pytest
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.needs import NEEDS, Kind, Place, check_needs, lacks, parts_of
 from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.provisioning.providers import PROVIDERS
+from scavenger.domain.capabilities import CAPABILITIES, LOCAL
 from scavenger.domain.job import JobSpec
+from scavenger.domain.vm_settings import CLOUD_SETTINGS
 from scavenger.errors import NotSupportedError
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,11 @@ def test_a_refusal_names_the_job_own_words(sections: dict[str, Any], kind: Kind,
 )
 def test_what_is_there_is_not_refused(sections: dict[str, Any]) -> None:
     check_needs(job(**sections), Kind.KERAS)
+
+
+def test_every_provider_says_what_its_machines_have() -> None:
+    assert {*PROVIDERS, LOCAL} == set(CAPABILITIES)
+    assert set(CLOUD_SETTINGS) == {name for name, machines in CAPABILITIES.items() if machines.leads}
 
 
 def test_a_refusal_begins_with_the_place_in_the_job_file(tmp_path: Path) -> None:

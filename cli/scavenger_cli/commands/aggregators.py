@@ -96,7 +96,7 @@ def expect_node(
 
     infra = Infra.parse(place)
     place = f"{infra.provider}/{infra.region}" if infra.region else infra.provider
-    if infra.provider not in ("local", "aws", "gcp"):
+    if infra.capabilities.pods:
         raise ConfigurationError(
             f"--place {place}: jobs there cannot share aggregators; use local, aws/ or gcp/"
         )
@@ -190,7 +190,7 @@ def _renting(rent: RentOptions, tenants: int) -> Iterator[NodeSource]:
     from scavenger.train.pool.protocol import pool_folder
 
     infra = Infra.parse(rent.infra)
-    if infra.provider not in ("aws", "gcp"):
+    if not infra.capabilities.zones:
         raise ConfigurationError(f"--infra {rent.infra}: nodes are rented at aws/REGION or gcp/REGION")
     try:
         idle_s = parse_duration(read_scalar(rent.idle_duration))

@@ -58,10 +58,10 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
         ScavengerError: The error of the first source that did not answer, raised after the others were fetched.
     """
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
-    from scavenger.control.provisioning.price_refresh import refresh_catalog
+    from scavenger.cloud.catalog.refresh import BY_REGION, refresh_catalog
     from scavenger.control.provisioning.prices import cache_path
 
-    if regions and provider != "aws":
+    if regions and provider not in BY_REGION:
         raise ConfigurationError(
             "--region is only for --provider aws: gcp sends the prices of all regions at once"
         )
@@ -69,7 +69,9 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
     done: dict[str, int] = {}
     for name in (provider,) if provider else PROVIDERS:
         try:
-            fetched = refresh_catalog(name, regions or (DEFAULT_REGIONS[name],), now=datetime.now(UTC))
+            fetched = refresh_catalog(
+                name, regions or (DEFAULT_REGIONS[name],), cache=cache_path(), now=datetime.now(UTC)
+            )
         except ScavengerError as error:
             failed.append(error)
             continue
@@ -77,7 +79,7 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
         failed += fetched.errors
         done[name] = sum(map(len, stock.ec2.values())) + len(stock.rates)
         if not as_json:
-            what = plural(done[name], "machine type") if name == "aws" else plural(done[name], "rate")
+            what = plural(done[name], "machine type") if name in BY_REGION else plural(done[name], "rate")
             dated = ", some prices older than today" if fetched.errors else " of today"
             console.emit(Text(f"{name}: {what}{dated}, kept in {cache_path()}", no_wrap=True))
     if any(isinstance(error, CredentialsError) for error in failed):

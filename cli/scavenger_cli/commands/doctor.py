@@ -59,7 +59,7 @@ def check_all(store_url: str | None, infra: str | None = None) -> Iterator[Check
         *_store(store_url),
         *_extras(),
     )
-    if place is not None and place.provider != "local":
+    if place is not None and place.capabilities.rents:
         from scavenger.control.provisioning.inspection import inspect_infra
 
         yield from inspect_infra(place, os.environ)

@@ -19,8 +19,8 @@ from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.sources import Source
 from scavenger.control.sources.of_store import StoreSource
 from scavenger.control.sweep import region_of
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import CloudError, ConfigurationError
-from scavenger.policy.leaders import LED_AWAY
 from scavenger.presentation.formatting import clean, duration, money
 from scavenger_cli.ui import console, render
 
@@ -67,7 +67,7 @@ class OtherLeaders:
         found: list[OtherLeader] = []
         left = []
         for provider, region in map(region_of, regions):
-            if provider not in LED_AWAY:
+            if not capabilities_of(provider).leads:
                 continue
             try:
                 found += other_leaders(

@@ -15,7 +15,7 @@ from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.local_resources import LocalResources, report_steps
-from scavenger.control.jobs.needs import Kind, check_needs
+from scavenger.control.jobs.needs import Kind, Place, check_needs, place_of_workers
 from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
 from scavenger.control.jobs.safekeeping import unkept_notes, with_checkpoints
 from scavenger.control.jobs.training_code import check_command, kind_of
@@ -303,7 +303,7 @@ class ThisMachine:
         self.aggregators: Offer | None = None
         self.notes = notes
         self._shared = job.elastic.aggregators if job.aggregation == "shared" else 0
-        self._here = job.engine == "process"  # with Ray, workers are on other machines too
+        self._here = place_of_workers(job) is Place.HERE  # with Ray, workers are on other machines too
         if self._here:
             cpus, memory_bytes = machine.capacity()
             self.notes += check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)

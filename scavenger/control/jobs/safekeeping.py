@@ -21,7 +21,7 @@ def with_checkpoints(job: JobSpec) -> JobSpec:
     Raises:
         JobFileError: If the settings are wrong.
     """
-    if job.checkpoint is not None or job.infra.provider == "local":
+    if job.checkpoint is not None or not job.infra.capabilities.rents:
         return job
     place = settings_of(job.infra).checkpoints
     return job.model_copy(update={"checkpoint": CheckpointSpec(path=place)}) if place else job

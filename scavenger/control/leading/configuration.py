@@ -140,7 +140,7 @@ def job_there(
     for key in ("leader_profile", "leader_service_account", "leader_claim"):
         given.pop(key, None)
     given |= {key: f"{folder}/{name}" for key, name in _IDENTITY_FILES.items() if given.get(key)}
-    place = "kubernetes" if job.infra.provider == "kubernetes" else str(job.infra)  # a pod is in its cluster
+    place = job.infra.provider if job.infra.capabilities.pods else str(job.infra)  # a pod is in its cluster
     checkpoint = document.get("checkpoint")
     if checkpoint and "://" not in str(checkpoint.get("path", "")):
         document["checkpoint"] = {**checkpoint, "path": "./checkpoints"}

@@ -26,6 +26,7 @@ from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
 from scavenger.control.leading.unpacking import unpack_outputs
 from scavenger.control.provisioning.leader_meter import leader_use
 from scavenger.control.provisioning.providers import open_provider
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
 from scavenger.policy.leaders import what_is_lost
 from scavenger.private_files import make_private_folder
@@ -376,5 +377,5 @@ class _PodSession(LeaderSession):
 
 def session_of(leaders: Leaders, record: LeaderRecord, *, inform: Callable[[str], None]) -> LeaderSession:
     """What a command has to do with a leader, as a VM or as a pod."""
-    kind = _PodSession if record.provider == "kubernetes" else LeaderSession
+    kind = _PodSession if capabilities_of(record.provider).pods else LeaderSession
     return kind(leaders, record, inform=inform)

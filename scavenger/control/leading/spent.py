@@ -13,6 +13,7 @@ from datetime import datetime
 
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.provisioning.bill import paid_for
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
@@ -63,7 +64,7 @@ def book_leader(
     Returns:
         The record, with what was seen.
     """
-    if record.provider == "kubernetes" or not (record.job_id or record.ending):
+    if capabilities_of(record.provider).pods or not (record.job_id or record.ending):
         return record
     with leaders.open_store(record) as own:
         usd = leader_usd(own.intents(), record.disk_usd_per_hour, at, there=there, seen_usd=record.seen_usd)

@@ -52,6 +52,7 @@ from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.settings import cloud_settings
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmPackage, VmSeen
 from scavenger.domain.vm_settings import KubernetesSettings
@@ -129,7 +130,7 @@ def check_start(start: Start) -> None:
             f"nothing of {money(budget)}",
             key="constraints.budget",
         )
-    if start.prepared.job.infra.provider == "kubernetes":
+    if start.prepared.job.infra.capabilities.pods:
         return
     if shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         raise ConfigurationError(
@@ -160,7 +161,7 @@ def start_leader(
     Raises:
         ScavengerError: The job cannot be led there; nothing is left, or a line says what is.
     """
-    if start.prepared.job.infra.provider == "kubernetes":
+    if start.prepared.job.infra.capabilities.pods:
         return _start_pod(start, leaders, inform, environment)
     prepared, resources = start.prepared, start.resources
     key = login_key(leaders.folder)
@@ -313,7 +314,7 @@ def tunnel_to(leaders: Leaders, record: LeaderRecord, *, here: int = 0) -> Itera
     Raises:
         TransientError: The leader cannot be reached.
     """
-    if record.provider != "kubernetes":
+    if not capabilities_of(record.provider).pods:
         with forwarded(leaders.target(record), API_PORT, here=here) as tunnel:
             yield tunnel
         return
@@ -324,7 +325,7 @@ def tunnel_to(leaders: Leaders, record: LeaderRecord, *, here: int = 0) -> Itera
 
 def cluster_of(record: LeaderRecord, environment: Mapping[str, str] = os.environ) -> KubernetesProvider:
     """The cluster of a leader's pod."""
-    settings = cloud_settings("kubernetes", environment).model_copy(update={"namespace": record.namespace})
+    settings = cloud_settings(record.provider, environment).model_copy(update={"namespace": record.namespace})
     found = open_provider(record.provider, record.region, environment, settings)
     return cast("KubernetesProvider", found)
 

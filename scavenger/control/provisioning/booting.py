@@ -14,6 +14,7 @@ import msgspec
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import Join, boot_script
 from scavenger.cloud.boot.pod import pod_script
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmPackage, VmRequest, VmSeen, VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
@@ -76,10 +77,11 @@ class BootingProvider(Provider):
         _, secret = one_time_keys(bytes.fromhex(key), request.tags.token)
         join = Join(boot.endpoint, boot.server_key, request.tags.token, secret, boot.provider)
         proxy = request.template.settings.proxy
-        if boot.provider == "kubernetes":
-            script = pod_script(join, boot.package, life_s=request.life_s, proxy=proxy)
-        elif boot.provider == "kuberay":
+        machines = capabilities_of(boot.provider)
+        if machines.in_image:
             script = ""  # Ray starts the agent (`scavenger.train.engines.ray.pods`)
+        elif machines.pods:
+            script = pod_script(join, boot.package, life_s=request.life_s, proxy=proxy)
         else:
             script = boot_script(join, boot.package, proxy=proxy)
         template = replace(request.template, user_data=script)

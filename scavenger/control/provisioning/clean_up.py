@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from scavenger.cloud.base import Provider
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, GoneError
@@ -15,9 +16,6 @@ from scavenger.presentation.formatting import when
 from scavenger.store import Store
 
 __all__ = ["LIMIT_S", "CleanUp", "Leftover", "abandoned_regions", "end_vms"]
-
-KEEP_DISKS = ("gcp",)
-"""Clouds where a VM that has powered itself off keeps its disk until it is deleted."""
 
 POLL_S = 3.0
 LIMIT_S = 300.0
@@ -277,7 +275,7 @@ def abandoned_regions(store: Store) -> tuple[tuple[str, str], ...]:
     alive: dict[str, bool] = {}
     found = set()
     for intent in store.intents(living=True):
-        if intent.provider in KEEP_DISKS and intent.asked:
+        if capabilities_of(intent.provider).keeps_disks and intent.asked:
             if intent.job_id not in alive:
                 alive[intent.job_id] = store.is_alive(store.job(intent.job_id))
             if not alive[intent.job_id]:

@@ -34,6 +34,7 @@ from scavenger.control.provisioning.quota_room import Permitted
 from scavenger.control.provisioning.ray_pods import group_of, on_group, sized_as
 from scavenger.control.settings import settings_of, settings_path
 from scavenger.control.training.trainer import Trainer
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
@@ -382,7 +383,8 @@ class CloudResources:
             CloudError: If the cloud does not answer.
         """
         space = self.space
-        if self.provider.name != "kubernetes":
+        machines = capabilities_of(self.provider.name)
+        if machines.in_image or not machines.pods:
             return space, ()
         cluster = cast("KubernetesProvider", self.provider)
         offers, notes = admitted(

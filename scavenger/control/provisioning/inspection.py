@@ -37,7 +37,6 @@ from scavenger.errors import (
     ScavengerError,
     ThrottledError,
 )
-from scavenger.policy.leaders import LED_AWAY
 
 __all__ = ["inspect_infra"]
 
@@ -55,7 +54,7 @@ def inspect_infra(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
         infra: As in a job file; for this machine and for clouds that are not supported there is nothing to check.
         environment: Environment variables, which may set the address, the image and the package.
     """
-    if infra.provider == "kubernetes":
+    if infra.capabilities.pods:
         yield from inspect_cluster(infra, environment)
     else:
         yield from _cloud_checks(infra, environment)
@@ -155,9 +154,9 @@ def _quotas(provider: Provider, offer: Offer) -> Check:
 
 def _leader(infra: Infra, environment: Mapping[str, str]) -> Check | None:
     """Whether jobs are led by VMs of their own, or by pods; None if they are led by this machine."""
-    if environment.get(ADDRESS_VARIABLE) or infra.provider not in LED_AWAY:
+    if environment.get(ADDRESS_VARIABLE) or not infra.capabilities.leads:
         return None
-    if infra.provider == "kubernetes":
+    if infra.capabilities.pods:
         return inspect_leader(infra, environment)
     try:
         identity = settings_of(infra, environment).leader_identity

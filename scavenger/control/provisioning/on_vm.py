@@ -22,6 +22,7 @@ from scavenger import logs
 from scavenger.cloud.boot.package import is_own
 from scavenger.cloud.identity import read_proof
 from scavenger.cloud.notices import watch
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
@@ -33,10 +34,6 @@ log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module m
 LEAVE_S = 20.0
 """How long the processes of a pod may take to leave their job, of the grace period of 30 s that a pod has."""
 _LOOK_S = 0.2
-_KUBERNETES = "kubernetes"
-"""Provider of pods: no metadata service tells of their end, but a signal with a grace period."""
-_LOCAL = "local"
-"""Provider of a machine that nobody has rented for Scavenger, such as a node of a pool that was added by hand."""
 _WORDS = {
     "preemption": "the cloud takes its VM back",
     "rebalance": "the cloud says that its VM is at a higher risk of being taken back",
@@ -56,8 +53,12 @@ def identify(provider: str, public_key: str) -> str:
 
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
-    """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own."""
-    if provider in (_LOCAL, _KUBERNETES):
+    """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own.
+
+    Pods are told of their end by a signal with a grace period; a machine that nobody rented, such as a node that was
+    added to a pool by hand, is not taken back.
+    """
+    if not capabilities_of(provider).zones:
         return
     try:
         for notice in watch(provider, stopped=ended.is_set):
@@ -115,7 +116,7 @@ def main() -> int:
     ended = threading.Event()
 
     def asked_to_end(*_: object) -> None:
-        if ticket.provider == _KUBERNETES:
+        if capabilities_of(ticket.provider).pods:
             threading.Thread(target=leave_in_time, args=(agent, ended), daemon=True).start()
         else:
             agent.end("its VM is being shut down")

@@ -88,6 +88,8 @@ PROVIDERS: dict[str, Callable[[str, Mapping[str, str], CloudSettings | None], Pr
     "kubernetes": _kubernetes,
     "kuberay": _kuberay,
 }
+_EXTRAS = {"kuberay": "kubernetes"}
+"""Names of optional dependencies that are not those of their provider."""
 
 
 def _inspect_aws(provider: Any) -> Inspection:
@@ -126,7 +128,7 @@ def open_provider(
     """
     if name not in PROVIDERS:
         raise NotSupportedError(f"cloud {name!r} is not supported; supported are {', '.join(PROVIDERS)}")
-    with _explained("kubernetes" if name == "kuberay" else name):
+    with _explained(_EXTRAS.get(name, name)):
         return PROVIDERS[name](region, environment, settings)
 
 

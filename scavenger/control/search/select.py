@@ -14,6 +14,7 @@ from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of
 from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
+from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
@@ -151,7 +152,7 @@ def decide(
         return Decision(model, told, curve, choice, at, progress)
     terms = trainer.terms()
     offer = space.offer(choice.configuration.vm)
-    rents = terms is not None and offer.provider != "local"
+    rents = terms is not None and capabilities_of(offer.provider).rents
     return Decision(
         model,
         told,
