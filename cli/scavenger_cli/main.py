@@ -242,6 +242,13 @@ def curves(
         str | None,
         typer.Option(metavar="SIZES", help="With --from: global batch sizes to predict, such as 64,128,256."),
     ] = None,
+    why: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            metavar="K B",
+            help="Where the prediction of K workers and batch B comes from: law, points, parts.",
+        ),
+    ] = None,
     objective: ObjectiveOption = None,
     budget: BudgetOption = None,
     deadline: DeadlineOption = None,
@@ -280,14 +287,20 @@ def curves(
         wanted = drawing.form_of(None if named is None else named.value, out)
         limits = drawing.Limits.of(None if objective is None else objective.value, budget, deadline)
         sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
+        if why is not None:
+            drawing.refuse_drawing_of_why(wanted, sizes)
         if not sources:
             drawing.refuse_limits_of_a_job(limits)
             drawing.refuse_sizes_of_a_job(workers, batch_size)
+            if why is not None:
+                return drawing.explain(job, why, form=wanted, out=out, store_url=store)
             return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes, verbose=verbose)
         from scavenger.control.search.imported import ImportOptions, parse_sizes
 
         sizes_of = [None if text is None else parse_sizes(text) for text in (workers, batch_size)]
         terms = ImportOptions(price, workload, dataset_size, *sizes_of)
+        if why is not None:
+            return drawing.explain_imported(sources, terms, limits, why, form=wanted, out=out)
         return drawing.show_imported(
             sources, terms, limits, form=wanted, out=out, sizes=sizes, verbose=verbose
         )

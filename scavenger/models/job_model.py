@@ -132,6 +132,8 @@ class VmModel:
     cpus: Count
     parallel: ParallelModel
     memory: MemoryLaw | None = None
+    shared_cpus: Count | None = None
+    """See `Offer.shared_cpus`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +453,7 @@ def _fit_vms(
         else:
             fitted = fit_parallel(own)
         base = fitted if base is None else base
-        found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory)
+        found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory, offer.shared_cpus)
     return tuple(found[offer.vm] for offer in offers if offer.vm in found), tuple(notes)
 
 

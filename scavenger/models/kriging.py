@@ -21,7 +21,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -106,9 +106,31 @@ class Scatter:
 NO_SCATTER = Scatter()
 """Scatter of an averaged model, which has one deviation for everything."""
 
+SMOOTH = tuple(field.name for field in fields(Scatter) if field.name != "sync")
+"""The deviations that places share."""
+
 SCATTER = Scatter(sync=4.0, smooth_compute=2.5, smooth_sync=3.0, cluster_sync=6.0)
 """With a scatter of 2 % in computing: 8 % of what goes over a shared network, smooth deviations 5 and 6 %, and 12 % of
 each number of machines. Set by the likelihood of public step times. The intervals rest on them."""
+
+
+class Explanation(NamedTuple):
+    """The parts of a prediction at one place.
+
+    Attributes:
+        law_s: Time of a step by the law alone.
+        sync_share: q.
+        deviations: ln of the factor that each smooth part changes it by, by the name of its field in `Scatter`.
+        variances: Of the coefficients (`law`), of each smooth part, and of the rest (`scatter`); their sum is the
+            variance of `Kriging.predict`.
+        weights: ∂ ln τ / ∂ ln of each measured time, to first order, shape `(measured,)`.
+    """
+
+    law_s: float
+    sync_share: float
+    deviations: dict[str, float]
+    variances: dict[str, float]
+    weights: FloatArray
 
 
 class Kriging:
@@ -187,6 +209,32 @@ class Kriging:
         left = _correlated((sync, here), (sync2, there), self.scatter_log_sd, self.scatter)
         left -= cross @ cho_solve(self.factor, cross2.T)
         return np.asarray(trend @ covariance @ trend2.T + left)
+
+    def explain(self, place: Places, covariance: FloatArray) -> Explanation:
+        """Split the prediction at one place into its parts.
+
+        A smooth part's variance is its covariance with the sum of them, so that the parts add up to the whole.
+
+        Args:
+            place: Arrays of length 1.
+            covariance: As of `predict`.
+        """
+        step_time_s, features, sync = _relative(self.law, place)
+        here = sync, _coordinates(place, self.law.load)
+        measured, unit = (self.sync, self.at), self.scatter_log_sd
+        solved = cho_solve(self.factor, self._smooth(*here).T)
+        known = cho_solve(self.factor, self.residual)
+        spread = features - solved.T @ self.features
+        deviations: dict[str, float] = {}
+        variances = {"law": float((spread @ covariance @ spread.T)[0, 0])}
+        for name in SMOOTH:
+            part = replace(NO_SCATTER, **{name: getattr(self.scatter, name)})
+            cross = _correlated(here, measured, unit, part)
+            deviations[name] = float((cross @ known)[0])
+            variances[name] = float((_correlated(here, here, unit, part) - cross @ solved)[0, 0])
+        variances["scatter"] = float(self._scatter_variance(sync)[0])
+        weights = solved.T + spread @ covariance @ cho_solve(self.factor, self.features).T
+        return Explanation(float(step_time_s[0]), float(sync[0]), deviations, variances, weights[0])
 
     def _scatter_variance(self, sync: FloatArray) -> FloatArray:
         return np.asarray(self.scatter_log_sd**2 * (1.0 + (self.scatter.sync * sync) ** 2))

@@ -195,6 +195,14 @@ class CurveAnswer(_Answer):
     time_error: Anything | None
 
 
+class WhyAnswer(_Answer):
+    """As `scavenger curves JOB --why K B -o json`."""
+
+    job: Anything
+    model: Anything
+    predictions: list[Anything] = Field(description="One for each VM type on which steps were measured.")
+
+
 class CostAnswer(_Answer):
     job: JobCost
 

@@ -25,15 +25,17 @@ from typer.main import get_command
 from scavenger import Client
 from scavenger.control.provisioning import clean_up, providers
 from scavenger.control.search.outcome import NOTHING_SEARCHED
-from scavenger.domain.configuration import Configuration
+from scavenger.domain.configuration import Configuration, Offer, SearchSpace
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.intent import FleetSpec, PlacementOption, VmSlot
+from scavenger.domain.measurement import Measurement, Profile
 from scavenger.domain.operation import ScaleOut, ScaleTo, StopJob
 from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.domain.report import Actual, Predicted, ReportedJob, RunReport
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.models.job_model import JobModel
 from scavenger.sdk import RunningJob
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
@@ -171,6 +173,8 @@ READS: tuple[tuple[str, ...], ...] = (
     ("curves",),
     ("curves", "trained", "-f", "csv"),
     ("curves", "{running}"),
+    ("curves", "{running}", "--why", "2", "64"),
+    ("curves", "trained", "--why", "2", "64"),
     ("cost",),
     ("cost", "trained"),
     ("cost", "{running}"),
@@ -207,6 +211,29 @@ def test_what_is_printed_is_the_same(both: Both, jobs: dict[str, str], world: Wo
             (code, document, _), (there_code, there_document, _) = both(*words, "-o", "json")
             assert code == there_code, command
             assert json.loads(document) == json.loads(there_document), command
+
+
+def test_a_prediction_is_explained_the_same(both: Both, store: Store, jobs: dict[str, str]) -> None:
+    at = Configuration("local-1", 2, 10**6)
+    measured = Measurement(at, 20, 0.05, 0.001, 0.04, 0.01, None, 300.0, 2**20)
+    offer = Offer("local", "", "local-1", 0.1, "notional", cpus=1, memory_bytes=2**30)
+    model = JobModel.fit(
+        Profile((measured,), dataset_size=50_000),
+        space=SearchSpace((offer,), (1, 2, 3), (10**6,)),
+        epochs_hint=30.0,
+        max_epochs=60,
+    )
+    fingerprint = replace(store.model(jobs["model"]).fingerprint, goal="another")
+    kept = {"schema_version": 2, "measurements": 1, "runs": 0, "job_id": jobs["done"]}
+    store.save_model(fingerprint, model.to_dict(), **kept)
+    for words in (("2", "1000000"), ("2", "1000000", "-o", "json"), ("3", "2"), ("0", "64")):
+        here, there = both("curves", "trained", "--why", *words)
+        assert here[0] == there[0], words
+        assert here[1] == there[1], words
+    here, _ = both("curves", "trained", "--why", "2", "1000000", "-o", "json")
+    (why,) = json.loads(here[1])["predictions"]
+    assert why["measured"]
+    assert why["point"]["step_time_s"] == 0.05
 
 
 def _steady(text: str) -> str:

@@ -216,14 +216,18 @@ class TestAnotherUsersJob:
             "indicators": {"steps": [9], "values": {"loss": [1.0]}},
             "model": {"model": {}},
         }
+        queries = {"why": {"workers": 2, "global_batch_size": 64}}
         paths = [path for path in app.openapi()["paths"] if path.startswith("/v1/jobs/{job}")]
         assert len(paths) > 12
         for path in paths:
             for method in app.openapi()["paths"][path]:
                 for key in (theirs, theirs[:8], "bob-secret"):
                     url = path.replace("{job}", key).replace("{operation}", "1")
-                    body = bodies.get(path.rsplit("/", 1)[-1], {})
-                    answer = client.request(method, url, headers=world.headers("ann"), json=body)
+                    last = path.rsplit("/", 1)[-1]
+                    body, query = bodies.get(last, {}), queries.get(last, {})
+                    answer = client.request(
+                        method, url, params=query, headers=world.headers("ann"), json=body
+                    )
                     assert (method, url, answer.status_code) == (method, url, 404)
                     assert "bob" not in answer.text.replace(repr(key), "")
 

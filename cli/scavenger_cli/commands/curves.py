@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scavenger.control.documents.curves import report_with_curve
 from scavenger.domain.report import ReportedJob, RunReport
@@ -16,12 +18,22 @@ from scavenger_cli.ui import console
 from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:
-    from scavenger.control.search.imported import ImportOptions
+    from scavenger.control.search.imported import Imported, ImportOptions
     from scavenger.control.sources import Source
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.pricing import Sizes
 
-__all__ = ["Limits", "form_of", "refuse_limits_of_a_job", "refuse_sizes_of_a_job", "show", "show_imported"]
+__all__ = [
+    "Limits",
+    "explain",
+    "explain_imported",
+    "form_of",
+    "refuse_drawing_of_why",
+    "refuse_limits_of_a_job",
+    "refuse_sizes_of_a_job",
+    "show",
+    "show_imported",
+]
 
 RECENT = 50
 """Number of jobs among which the latest with a curve is looked for."""
@@ -57,17 +69,86 @@ def show_imported(
     Raises:
         ConfigurationError: See `read_sources`; or `out` cannot be written.
     """
-    return _write(_drawing(_imported(paths, terms, limits), limits, sizes), form, out, verbose=verbose)
-
-
-def _imported(paths: list[Path], terms: ImportOptions, limits: Limits) -> RunReport:
-    """A report without a job: the curve of past measurements and the choice from it."""
     from scavenger.control.search.imported import read_sources
+
+    report = _imported(read_sources(paths, terms), limits)
+    return _write(_drawing(report, limits, sizes), form, out, verbose=verbose)
+
+
+def explain(
+    key: str | None, why: tuple[int, int], *, form: str, out: Path | None, store_url: str | None
+) -> int:
+    """Write where the prediction of K and B of a job comes from to `out` or stdout.
+
+    Raises:
+        ConfigurationError: See `why_of`; there is no such job, or `out` cannot be written.
+    """
+    from scavenger.control.sources import open_source
+
+    with open_source(store_url) as source:
+        job = _latest(source).id if key is None else key
+        document = source.why(job, *why)
+    return _write_why(document, form, out)
+
+
+def explain_imported(
+    paths: list[Path],
+    terms: ImportOptions,
+    limits: Limits,
+    why: tuple[int, int],
+    *,
+    form: str,
+    out: Path | None,
+) -> int:
+    """Write where the prediction of K and B from past measurements comes from to `out` or stdout.
+
+    Raises:
+        ConfigurationError: See `read_sources`; no such configuration; or `out` cannot be written.
+    """
+    from scavenger.control.documents.why import why_document
+    from scavenger.control.search.imported import read_sources
+
+    imported = read_sources(paths, terms)
+    return _write_why(why_document(_imported(imported, limits), imported.model, *why), form, out)
+
+
+def refuse_drawing_of_why(form: str, sizes: Sizes | None) -> None:
+    """Refuse to draw an explanation, or to price it.
+
+    Raises:
+        ConfigurationError: If that was asked for.
+    """
+    if form not in ("terminal", "json"):
+        raise ConfigurationError(f"--why is text or JSON, not {form}: leave out --why to draw the curve")
+    if sizes is not None:
+        raise ConfigurationError("--why is about the curve's own prices: leave out --pricing and its options")
+
+
+def _write_why(document: dict[str, Any], form: str, out: Path | None) -> int:
+    from scavenger_cli.ui.why import why_lines
+
+    if form == "json":
+        content = json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+    else:
+        text = io.StringIO()
+        console.emit(*why_lines(document), stream=text)
+        content = text.getvalue()
+    if out is None and form == "terminal":
+        console.emit(*why_lines(document))
+    elif out is None:
+        console.write(sys.stdout, content)
+    else:
+        _replace(out, content.encode())
+        console.note(f"written: {out}")
+    return 0
+
+
+def _imported(imported: Imported, limits: Limits) -> RunReport:
+    """A report without a job: the curve of past measurements and the choice from it."""
     from scavenger.control.search.outcome import NOTHING_SEARCHED
     from scavenger.search.choose import choose
     from scavenger.search.curve import build_curve
 
-    imported = read_sources(paths, terms)
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     curve = build_curve(imported.model, imported.space, deadline_s=deadline_s, budget_usd=budget_usd)
     return RunReport(

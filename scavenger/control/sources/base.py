@@ -59,6 +59,9 @@ class Source(Protocol):
     def job(self, key: str) -> JobRecord:
         """A job with its report."""
 
+    def why(self, key: str, workers: int, global_batch_size: int) -> dict[str, Any]:
+        """Where the prediction of a job's configuration comes from; see `why_of`."""
+
     def status(self, key: str) -> JobStatus:
         """A job with its bill, and what happened last."""
 

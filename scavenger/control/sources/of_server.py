@@ -82,6 +82,10 @@ class ServerSource:
     def job(self, key: str) -> JobRecord:
         return reading.job(self._begun(key)["job"])
 
+    def why(self, key: str, workers: int, global_batch_size: int) -> dict[str, Any]:
+        query = {"workers": workers, "global_batch_size": global_batch_size}
+        return self.client.of_job(key, "curve/why", query)
+
     def status(self, key: str) -> JobStatus:
         return reading.status(self._begun(key))
 

@@ -84,6 +84,11 @@ class StoreSource:
     def job(self, key: str) -> JobRecord:
         return self.store.job(key)
 
+    def why(self, key: str, workers: int, global_batch_size: int) -> dict[str, Any]:
+        from scavenger.control.documents.why import why_of
+
+        return why_of(self.store, self.store.job(key), workers, global_batch_size)
+
     def status(self, key: str) -> JobStatus:
         return status_of(self.store, billed(self.store, self.store.job(key)))
 

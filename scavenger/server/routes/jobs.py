@@ -20,6 +20,7 @@ from scavenger.control.documents.submissions import (
     submitted,
     submitted_jobs,
 )
+from scavenger.control.documents.why import why_of
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import Submission, SubmissionState
@@ -48,6 +49,7 @@ JobKey = Annotated[
 JobName = Annotated[str, Query(min_length=1, max_length=200)]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Most entries of a page.")]
+Size = Annotated[int, Query(ge=1, le=1 << 31)]
 LINES_MAX = 100_000
 LOG_CURSOR_MAX = 30_000
 """Characters; a cursor has the places in the logs of all processes."""
@@ -159,6 +161,18 @@ def show_plan(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
 def show_curve(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
     """Every configuration with its predicted time and cost; the choice; predicted and actual figures."""
     return answer(curve_document(report_with_curve(find_job(context, caller, job))))
+
+
+@router.get(
+    "/jobs/{job}/curve/why", response_model=schemas.WhyAnswer, summary="Where a prediction comes from"
+)
+def show_why(
+    context: ContextOf, caller: CallerOf, job: JobKey, workers: Size, global_batch_size: Size
+) -> Response:
+    """The law, the parts and the measured points of a prediction, and what would narrow its interval most."""
+    with context.store.at_one_moment():
+        found = find_job(context, caller, job)
+        return answer(why_of(context.store, found, workers, global_batch_size))
 
 
 @router.get("/jobs/{job}/cost", response_model=schemas.CostAnswer, summary="What a job costs")
