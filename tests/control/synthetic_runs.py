@@ -258,6 +258,7 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
         tensors=(),
         notes=(),
         compared="",
+        data="",
         schedule_batch=0,
         metric_names=("loss", "val_loss", "accuracy", "val_accuracy"),
         optimizer='{"class_name": "SGD", "config": {}}',
