@@ -1,8 +1,10 @@
 """Builds the tradeoff curve: time and cost of every configuration, the constraints, the Pareto front and the knee.
 
-The knee is Kneedle's [1]_: the point of the front that lies furthest below the chord between its ends, with both
-axes scaled to [0, 1]. A front of discrete configurations is uneven, and a search for the first local maximum takes
-each step for a knee; the deepest point of all is on the front's lower convex hull, on which Kneedle finds the same.
+The knee is Kneedle's [1]_, as implemented by `kneed`. Two things are done before it sees the front. A front
+of discrete configurations is uneven, and Kneedle takes each step for a knee; the point of the front that
+lies furthest below the chord is on its lower convex hull in any case, so the hull is what Kneedle gets. And
+its threshold is in units of the spacing of the points, so that three points have no knee however sharp
+their bend; the hull is sampled evenly first, as the paper does with its spline.
 
 References:
     .. [1] Satopää et al., "Finding a Kneedle in a Haystack", ICDCS workshops 2011.
@@ -41,13 +43,13 @@ NEVER_DONE = "interrupted faster than work gets done"
 NO_LIMIT = int(np.iinfo(np.int64).max)
 """Stands for a local batch without a limit."""
 
+KNEE_SAMPLES = 201
+"""Number of even samples of the hull that Kneedle gets, in addition to the hull's corners."""
+
 KNEE_DEPTH_MIN = 0.1
 """How far below the chord, in a square of side 1, the front must bend to have a knee: a right angle is 1, a
 straight line 0, and at a tenth moving along the chord instead loses less than a tenth of what the
 objectives span."""
-
-EQUALLY_DEEP = 1e-9
-"""Depths that differ by less are the same but for rounding."""
 
 
 def build_curve(
@@ -301,19 +303,44 @@ def pareto_front(time_s: FloatArray, cost_usd: FloatArray, allowed: BoolArray) -
 
 
 def find_knee(time_s: FloatArray, cost_usd: FloatArray, front: BoolArray) -> int | None:
-    """Index of the front's knee, the cheapest of equally deep ones; None if it has fewer than three distinct points or
-    bends too little.
-    """
+    """Index of the front's knee; None if it has fewer than three distinct points or bends too little."""
+    # its own imports (plots, signal processing) are a third of those of a command, of which few look for a knee
+    from kneed import KneeLocator
+
     order = np.flatnonzero(front)
     order = order[np.argsort(time_s[order], kind="stable")]
     keep = np.append(True, np.diff(time_s[order]) > 0.0) if len(order) else np.zeros(0, dtype=np.bool_)
     order = order[keep]
     if len(order) < 3:
         return None
-    depth = 1.0 - _unit(time_s[order]) - _unit(cost_usd[order])
-    deepest = np.flatnonzero(depth >= depth.max() - EQUALLY_DEEP)[-1]
-    return int(order[deepest]) if depth[deepest] >= KNEE_DEPTH_MIN else None
+    x = _unit(time_s[order])
+    y = _unit(cost_usd[order])
+    hull = _lower_hull(x, y)
+    if len(hull) < 3:
+        return None
+    samples = np.union1d(x[hull], np.linspace(0.0, 1.0, KNEE_SAMPLES))
+    found = KneeLocator(
+        samples, np.interp(samples, x[hull], y[hull]), curve="convex", direction="decreasing", S=1.0
+    ).knee
+    if found is None:
+        return None
+    corner = hull[int(np.argmin(np.abs(x[hull] - float(found))))]
+    deep_enough = 1.0 - x[corner] - y[corner] >= KNEE_DEPTH_MIN
+    return int(order[corner]) if deep_enough else None
 
 
 def _unit(values: FloatArray) -> FloatArray:
     return np.asarray((values - values.min()) / (values.max() - values.min()))
+
+
+def _lower_hull(x: FloatArray, y: FloatArray) -> list[int]:
+    """Indices of the lower convex hull of points with strictly increasing x (Andrew's monotone chain)."""
+    hull: list[int] = []
+    for i in range(len(x)):
+        while len(hull) >= 2:
+            a, b = hull[-2], hull[-1]
+            if (x[b] - x[a]) * (y[i] - y[a]) - (y[b] - y[a]) * (x[i] - x[a]) > 0.0:
+                break
+            hull.pop()
+        hull.append(i)
+    return hull
