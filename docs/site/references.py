@@ -30,8 +30,13 @@ def decisions(folder: Path) -> str:
     """The list of the records of decisions."""
     lines = ["# Decisions", "", "Decisions with alternatives that will be asked about again.", ""]
     for path in sorted(folder.glob("0*.md")):
-        number, title = re.match(r"# (\d+)\. (.+)", path.read_text()).groups()  # type: ignore[union-attr]
-        lines.append(f"- {number}. [{title}]({path.name})")
+        text = path.read_text()
+        number, title = re.match(r"# (\d+)\. (.+)", text).groups()  # type: ignore[union-attr]
+        replaced = re.match(r"[^\n]+\n\n(Replaced.*?)\n\n", text, re.DOTALL)
+        by = re.findall(r"\[ADR\s+(\d+)\]", replaced[1]) if replaced else []
+        lines.append(
+            f"- {number}. [{title}]({path.name})" + (f" (in part replaced by {', '.join(by)})" if by else "")
+        )
     return "\n".join(lines) + "\n"
 
 
