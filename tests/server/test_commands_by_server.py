@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -15,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from dashboard_samples import curve_of
 from nested import built
 from scavenger_cli.leftovers import BY_SERVER, OF_THIS_MACHINE, WHY_NOT
 from scavenger_cli.main import app, main
@@ -24,15 +24,11 @@ from typer.main import get_command
 
 from scavenger import Client
 from scavenger.control.provisioning import clean_up, providers
-from scavenger.control.search.outcome import NOTHING_SEARCHED
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
-from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.intent import FleetSpec, PlacementOption, VmSlot
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.domain.operation import ScaleOut, ScaleTo, StopJob
-from scavenger.domain.progress import PROGRESS, Progress
-from scavenger.domain.report import Actual, Predicted, ReportedJob, RunReport
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, NotSupportedError
 from scavenger.models.job_model import JobModel
@@ -43,42 +39,11 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.store.records import Verdict
 from scavenger.store.schema import RestoreRow
-from scavenger.train.pool import protocol
-from scavenger.train.pool.placement import Node
+from tests.golden.documents import POOL, filled
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
 from fake import FakeProvider
-
-PROGRESSED = Progress(
-    40,
-    4,
-    Configuration("local-1", 2, 64),
-    float("nan"),
-    "val_accuracy",
-    0.82,
-    0.99,
-    (9.0, 40.0),
-    60.0,
-    (30.0, 120.0),
-)
-PREDICTED = Predicted(100.0, (80.0, 120.0), 0.5, (0.4, 0.6), 0.05, 20.0)
-POOL = protocol.PoolLoad(
-    pid=7,
-    since=1.75e9,
-    shares="session",
-    tenant_memory_bytes=1 << 30,
-    free=5,
-    nodes=(
-        protocol.NodeLoad(Node("node-0", (0, 1), 1 << 32, 8), 0.5, 1 << 20, 1, 0.25),
-        protocol.NodeLoad(Node("node-1", (2, 3), 1 << 32, 8), 0.0, 0, 0, 0.0, drained=True),
-    ),
-    tenants=(
-        protocol.TenantLoad("abcdefgh-1", "digits", "aggregator-0", "node-0", 11, 1.75e9, 3.0, 0.5, 1 << 20),
-    ),
-    jobs=(protocol.JobUse("abcdefgh-1", "digits", 3.0, 0.05, 0.06, 0.1),),
-    changes=(protocol.Change(1.75e9, "aggregator-0 of digits to node-0", "least loaded", 1),),
-)
 
 Outputs = tuple[int, str, str]
 Both = Callable[..., tuple[Outputs, Outputs]]
@@ -87,36 +52,7 @@ Both = Callable[..., tuple[Outputs, Outputs]]
 @pytest.fixture
 def jobs(store: Store, world: World, logs: Path) -> dict[str, str]:
     """Ids of a running job, one that has succeeded with a curve, and one that waits."""
-    running = world.jobs["ann"]
-    store.add_event(running, PROGRESS, str(PROGRESSED), data=PROGRESSED.data(), replacing=True)
-    store.submit_operation(running, ScaleTo(3), "ann")
-    store.set_process(running, "w0", role="worker", state="training", host="10.0.0.1")
-    (logs / "w0.log").write_text("one\n\x1b[31mtwo\nhalf")
-    (logs / "w1.log").write_text("three\n")
-
-    curve, choice = curve_of()
-    done = store.create_job("trained", spec={"constraints": {"budget": 3.0}}, job_file=world.job_file)
-    actual = Actual(90.0, 0.45, 0.05, 18.0)
-    report = RunReport(
-        ReportedJob(done.id, "trained", "succeeded"), NOTHING_SEARCHED, curve, choice, PREDICTED
-    )
-    store.finish_job(
-        done.id,
-        state="succeeded",
-        report=report_document(report),
-        exit_code=0,
-        predicted=PREDICTED,
-        actual=actual,
-        cost_usd=0.45,
-        chosen=choice.point.configuration,
-    )
-    fingerprint = Fingerprint("a" * 64, 1000, "Adam:1", 50_000, 784, "val_accuracy>=0.97", "local-1", "cpu")
-    model = store.save_model(
-        fingerprint, {"law": [1.0, 0.1 + 0.2]}, schema_version=1, measurements=4, runs=1, job_id=done.id
-    )
-    waiting = store.submit(submission("ann", world.job_file, "later"))
-    store.explain_waiting({waiting.id: "4 jobs at once"})
-    return {"running": running, "done": done.id, "waiting": waiting.id, "model": model.id}
+    return filled(store, world)
 
 
 @pytest.fixture
@@ -130,6 +66,7 @@ def both(
 ) -> Iterator[Both]:
     """Runs a command against the store, then against a real server over it, as an admin."""
     monkeypatch.setattr("scavenger.train.pool.connection.load_of", lambda _: POOL)
+    monkeypatch.setattr("typer.main.get_command", functools.cache(get_command))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -202,7 +139,7 @@ READS: tuple[tuple[str, ...], ...] = (
 
 def test_what_is_printed_is_the_same(both: Both, jobs: dict[str, str], world: World) -> None:
     for command in READS:
-        words = [word.format(**jobs, job_file=world.job_file) for word in command]
+        words = [word.format(**jobs) for word in command]
         here, there = both(*words)
         assert here[0] == there[0], command
         assert [_steady(text) for text in here[1:]] == [_steady(text) for text in there[1:]], command
