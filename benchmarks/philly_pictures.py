@@ -1,4 +1,4 @@
-"""`python -m benchmarks.philly_pictures`: the busiest week of the Philly trace, for docs/aggregation.md."""
+"""`python -m benchmarks.philly_pictures`: the busiest week of the Philly trace, for docs/pool-rules.md."""
 
 from __future__ import annotations
 

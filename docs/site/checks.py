@@ -137,6 +137,8 @@ def _check_yaml(text: str) -> None:
 
 
 def _job_of(document: Any) -> dict[str, Any] | None:
+    if isinstance(document, dict) and document.get("kind") == "ElasticJob":
+        document = document["spec"]["job"]
     if not isinstance(document, dict) or _SETTINGS & document.keys():
         return None
     if "version" in document:
