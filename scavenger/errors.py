@@ -28,6 +28,7 @@
     ├── CleanupError                    8   something may have been left behind
     └── StoreError                      9   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
+        ├── StoreTooOldError                written before the first release
         ├── StoreReadOnlyError              cannot be written to
         ├── LeaseLostError                  another process has taken over what this one was doing
         └── StoreUnavailableError           not available, full, deleted or damaged
@@ -66,6 +67,7 @@ __all__ = [
     "StoreError",
     "StoreReadOnlyError",
     "StoreTooNewError",
+    "StoreTooOldError",
     "StoreUnavailableError",
     "ThrottledError",
     "TrainingCodeError",
@@ -306,6 +308,12 @@ class StoreTooNewError(StoreError):
     """The database was written by a newer Scavenger."""
 
     usual_fix = "upgrade Scavenger"
+
+
+class StoreTooOldError(StoreError):
+    """The database was written by a version before the first release, whose tables are not migrated."""
+
+    usual_fix = "export its models with the version that wrote it, and import them into a new store"
 
 
 class StoreReadOnlyError(StoreError):

@@ -2,7 +2,7 @@
 
 The file is JSON, one value a line, compressed by gzip [1]_, in UTF-8::
 
-    {"format": "scavenger-backup", "version": 1, "revision": "0008", "made_at": "2026-...", "made_by": "0.1.0"}
+    {"format": "scavenger-backup", "version": 1, "revision": "0101", "made_at": "2026-...", "made_by": "0.1.0"}
     {"table": "jobs", "columns": ["id", "name", ...]}
     ["6f1c...", "digits", ...]                          a row of that table; further rows, further tables
     {"rows": {"jobs": 12, ...}, "sha256": "9a0b..."}    of the bytes of all lines before this one

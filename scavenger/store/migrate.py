@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import column, table
 
-from scavenger.errors import StoreError, StoreTooNewError
+from scavenger.errors import StoreError, StoreTooNewError, StoreTooOldError
 from scavenger.store import schema
 from scavenger.store.database import Database, is_busy
 from scavenger.store.schema import REVISION, VERSION_TABLE, Base
@@ -92,6 +92,7 @@ def upgrade(database: Database) -> None:
 
     Raises:
         StoreTooNewError: A newer Scavenger wrote it.
+        StoreTooOldError: It was written before the first release.
         StoreBusyError: Another process holds it.
         StoreError: The migration failed; the store is as it was.
     """
@@ -131,6 +132,7 @@ def migrate(connection: Connection, database: Database, revision: str) -> None:
 
     Raises:
         StoreTooNewError: A newer Scavenger wrote the store, or knows the revision.
+        StoreTooOldError: The store, or the revision, is of before the first release.
         StoreError: The migration failed.
     """
     found = revision_within(connection, database)
@@ -149,11 +151,18 @@ def migrate(connection: Connection, database: Database, revision: str) -> None:
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     for wanted in (found, revision):
-        if wanted is not None and wanted not in known:
-            raise StoreTooNewError(
-                f"{database.name} was written by a newer Scavenger (schema {wanted}, this one knows {REVISION});"
-                " upgrade Scavenger, or name another store with SCAVENGER_STORE"
+        if wanted is None or wanted in known:
+            continue
+        if wanted < min(known):
+            raise StoreTooOldError(
+                f"{database.name} has schema {wanted}, which is of before the first release; to keep "
+                "its models, run `scavenger models export --out FILE` with the version that wrote it, and `scavenger "
+                "models import FILE` with this one and another store in SCAVENGER_STORE"
             )
+        raise StoreTooNewError(
+            f"{database.name} was written by a newer Scavenger (schema {wanted}, this one knows {REVISION});"
+            " upgrade Scavenger, or name another store with SCAVENGER_STORE"
+        )
     try:
         command.upgrade(config, revision)
     except CommandError as error:

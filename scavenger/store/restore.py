@@ -70,6 +70,7 @@ def restore_backup(
     Raises:
         ConfigurationError: The store is not empty, or the file is damaged or no backup.
         StoreTooNewError: A newer Scavenger made the backup.
+        StoreTooOldError: The backup was made before the first release.
         StoreBusyError: Another process holds the database.
         StoreError: The store cannot be used; nothing was written.
     """

@@ -74,7 +74,7 @@ __all__ = [
     "UserRow",
 ]
 
-REVISION = "0018"
+REVISION = "0101"
 """The newest migration."""
 
 LEDGER_ITEMS = ("job", "vms", "share", "pool", "leader")

@@ -77,6 +77,7 @@ class Store(
             StoreBusyError: Another process holds the database.
             StoreReadOnlyError: The file or its folder cannot be written to.
             StoreTooNewError: A newer Scavenger wrote it.
+            StoreTooOldError: It was written before the first release.
             StoreError: It is not a store, is damaged or unreachable, or a migration failed and changed nothing.
         """
         database = Database(url or default_url())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sqlite3
@@ -13,9 +14,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
-from store_values import dump, refusal, run_python, start_python
+from store_values import MODEL, dump, refusal, run_python, start_python
 
-from scavenger.errors import StoreError, StoreTooNewError
+from scavenger.errors import StoreError, StoreTooNewError, StoreTooOldError
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
 from scavenger.store.database import Database
@@ -26,7 +27,7 @@ class TestMigrating:
     @pytest.mark.parametrize("way", ["created", "migrated"])
     def test_an_empty_database_gets_what_the_tables_say(self, url: str, way: str) -> None:
         if way == "migrated":
-            _migrate_from_the_first(url)
+            _migrated(url)
         Store.open(url).close()
         engine = create_engine(url)
         with engine.connect() as connection:
@@ -36,7 +37,7 @@ class TestMigrating:
         engine.dispose()
 
     def test_constraints_too_are_those_that_the_tables_say(self, sqlite_url: str, tmp_path: Path) -> None:
-        _migrate_from_the_first(sqlite_url)
+        _migrated(sqlite_url)
         with Store.open(sqlite_url) as store:
             migrated = store.path
         Store.open(f"sqlite:///{tmp_path}/created.db").close()
@@ -157,16 +158,67 @@ class TestMigrating:
         if path:
             assert dump(path) == before
 
+    def test_a_store_of_before_the_first_release_says_how_its_models_are_kept(
+        self, sqlite_url: str, tmp_path: Path
+    ) -> None:
+        path = Path(sqlite_url.removeprefix("sqlite:///"))
+        path.parent.mkdir(parents=True)
+        connection = sqlite3.connect(path)
+        connection.executescript((Path(__file__).parent / "store_0018.sql").read_text())
+        connection.close()
+        before = dump(path)
+
+        line = refusal(sqlite_url, StoreTooOldError, path)
+        assert "schema 0018" in line
+        assert "scavenger models export --out FILE` with the version that wrote it" in line
+        assert "scavenger models import FILE`" in line
+        assert StoreTooOldError.exit_code == 9
+        assert dump(path) == before
+
+    def test_models_that_an_earlier_version_exported_are_imported(self, sqlite_url: str) -> None:
+        exported = json.loads((Path(__file__).parent / "models_0018.json").read_text())
+        with Store.open(sqlite_url) as store:
+            (model,) = store.import_models(exported)
+            assert store.model(model.id).model == MODEL
+
+    def test_a_process_of_the_version_before_goes_on_while_the_store_is_migrated(
+        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        newer = tmp_path / "migrations"
+        shutil.copytree(migrate_module.migrations_path(), newer, ignore=shutil.ignore_patterns("__pycache__"))
+        (newer / "versions" / "9998_newer.py").write_text(
+            "import sqlalchemy as sa\nfrom alembic import op\n"
+            f"revision, down_revision = '9998', {REVISION!r}\n"
+            "def upgrade():\n"
+            "    with op.batch_alter_table('jobs') as table:\n"
+            "        table.add_column(sa.Column('colour', sa.Text()))\n"
+        )
+        with Store.open(url) as before:
+            job = before.create_job("digits", spec={}, job_file="job.yaml")
+            with monkeypatch.context() as later:
+                later.setattr(migrate_module, "migrations_path", lambda: newer)
+                later.setattr(migrate_module, "REVISION", "9998")
+                later.setattr("scavenger.store.store.REVISION", "9998")
+                after = Store.open(url)
+            with after:
+                before.update_job(job.id, state="running", step=2)
+                before.add_event(job.id, "note", "goes on")
+                assert after.job(job.id).step == 2
+                before.finish_job(job.id, state="succeeded", report=None, exit_code=0)
+                assert after.job(job.id).state == "succeeded"
+        refusal(url, StoreTooNewError, before.name)
+
     def test_an_empty_database_is_not_migrated_unasked(self, url: str) -> None:
         with pytest.raises(StoreError, match="has schema none"):
             Store.open(url, migrate=False)
 
 
-def _migrate_from_the_first(url: str) -> None:
-    """Give an empty database the tables of the first migration, to which opening it adds the others."""
+def _migrated(url: str) -> None:
+    """Give an empty database the tables by all migrations, one after the other."""
     database = Database(url)
-    with migrate_module.migrating(database) as connection:
-        migrate_module.migrate(connection, database, "0001")
+    with migrate_module.migrating(database) as connection, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scavenger.store.schema.REVISION", "")  # what the code declares is not made at once
+        migrate_module.migrate(connection, database, REVISION)
     database.close()
 
 
