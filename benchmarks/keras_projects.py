@@ -22,7 +22,7 @@ from benchmarks import keras_models as models
 from benchmarks import keras_own_models as own
 from benchmarks.figures import replace_section
 from benchmarks.keras_data import CLASSES, IMAGES, PADDED, SAMPLES, SERIES, TABLE, TOKENS, integers, numbers
-from benchmarks.keras_support import DOCUMENT, Verdict
+from benchmarks.keras_support import DOCUMENT, Verdict, document_lines
 from benchmarks.keras_training import SEED, STEPS, by_fit, by_job, furthest, made
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
@@ -236,8 +236,7 @@ PROJECTS: dict[str, Project] = {
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """The table as it stands in the document."""
-    lines = ["| project | answer | why |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {one.name} | {one.answer} | {one.reason} |" for one in verdicts)])
+    return "\n".join(document_lines("project", verdicts))
 
 
 def main() -> None:

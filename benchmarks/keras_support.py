@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -339,9 +340,24 @@ def tables(optimizers: Sequence[Verdict], layers: Sequence[Verdict]) -> str:
     """Both tables, as they stand in the document."""
     lines = [f"Keras {keras.__version__}."]
     for title, verdicts in (("optimizer or option", optimizers), ("layer with state", layers)):
-        lines += ["", f"| {title} | answer | why |", "|---|---|---|"]
-        lines += [f"| {one.name} | {one.answer} | {one.reason} |" for one in verdicts]
+        lines += ["", *document_lines(title, verdicts)]
     return "\n".join(lines)
+
+
+def document_lines(title: str, verdicts: Sequence[Verdict]) -> list[str]:
+    """A table of the answers, and below it what the refusals say, which is too long for a table."""
+    lines = [f"| {title} | answer |", "|---|---|", *(f"| {one.name} | {one.answer} |" for one in verdicts)]
+    refused = [f"- **{one.name}**: {one.reason}" for one in verdicts if one.reason]
+    return [*lines, "", "Refused:", "", *refused] if refused else lines
+
+
+def documented(text: str) -> dict[str, Verdict]:
+    """The verdicts that `document_lines` has written, by name."""
+    reasons = dict(re.findall(r"^- \*\*(.+?)\*\*: (.*)$", text, re.MULTILINE))
+    answers = re.findall(r"^\| (\S.*?) \| (\S.*?) \|$", text, re.MULTILINE)
+    return {
+        name: Verdict(name, answer, reasons.get(name, "")) for name, answer in answers if answer != "answer"
+    }
 
 
 def main() -> None:

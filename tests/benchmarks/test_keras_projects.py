@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from benchmarks.keras_projects import PROJECTS, project_verdict
-from benchmarks.keras_support import DOCUMENT
+from benchmarks.keras_support import DOCUMENT, Verdict, documented
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +24,9 @@ QUICK = (
 """Projects that are trained in ordinary runs as well; `make proofs` trains all."""
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """What the document says: answer and reason by project."""
-    found = re.findall(r"^\| (\S.*?) \| (\S.*?) \| (.*?) ?\|$", DOCUMENT.read_text(), re.MULTILINE)
-    return {name: (answer, reason) for name, answer, reason in found}
+def rows() -> dict[str, Verdict]:
+    """What the document says."""
+    return documented(DOCUMENT.read_text())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,7 @@ def test_a_project_gives_the_weights_of_plain_fit_or_is_refused(name: str) -> No
     assert verdict.answer != "different"
     assert (verdict.answer == "refused") == bool(verdict.reason)
     assert "\n" not in verdict.reason
-    assert rows()[name] == (verdict.answer, verdict.reason), "python -m benchmarks.keras_projects"
+    assert rows()[name] == verdict, "python -m benchmarks.keras_projects"
 
 
 def test_the_document_names_every_project() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from benchmarks.keras_support import (
     SECTION,
     Case,
     Verdict,
+    documented,
     layer_case,
     optimizer_cases,
     stateful_layers,
@@ -43,8 +43,7 @@ def rows() -> dict[str, Verdict]:
     """What the document says."""
     _, _, text = DOCUMENT.read_text().partition(f"<!-- begin {SECTION} -->")
     text, _, _ = text.partition(f"<!-- end {SECTION} -->")
-    found = re.findall(r"^\| (\S.*?) \| (\S.*?) \| (.*?) ?\|$", text, re.MULTILINE)
-    return {name: Verdict(name, answer, reason) for name, answer, reason in found if answer != "answer"}
+    return documented(text)
 
 
 def check(case: Case) -> None:
