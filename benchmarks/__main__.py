@@ -17,6 +17,7 @@ from benchmarks.machine import conditions, describe
 _HERE = Path(__file__).resolve().parent
 _MODULES = (
     "backtest",
+    "aims",
     "curves",
     "final_values",
     "planning",

@@ -100,10 +100,10 @@ def _epochs(runs: Sequence[RunRow]) -> Iterator[_Found]:
         ("pollux-threshold", 3, "worst under 10"),
     ):
         of_source = [row for row in runs if row.source == source]
-        found = _judged(backtest_epochs(of_source, points))
+        found = judged(backtest_epochs(of_source, points))
         name = f"epochs, {source}, {points if points == 'extremes' else f'{points} points'}"
         medians = {one.workload: float(np.median(one.errors())) for one in found}
-        by_critical, by_noise = (_of_law(law, of_source, found) for law in (critical_batch, noise_linear))
+        by_critical, by_noise = (law_errors(law, of_source, found) for law in (critical_batch, noise_linear))
         reference = f"critical-batch {_middle_worst(by_critical)}, noise-linear {_middle_worst(by_noise)}"
         line = (name, reference, aim, _middle_worst(list(medians.values())), _share(found))
         yield _Found(line, medians, _covered(found))
@@ -113,9 +113,9 @@ def _step_times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
     for per_node, cluster in CLUSTERS.items():
         here = [row for row in placements if row.workers_per_node == per_node]
         for points, name in STEP_POINTS.items():
-            found = _judged(backtest_steps(here, points))
+            found = judged(backtest_steps(here, points))
             means = {one.workload: float(np.mean(one.errors())) for one in found}
-            reference = f"p-norm {np.mean(_p_norm(here, found)):.1f}"
+            reference = f"p-norm {np.mean(p_norm_errors(here, found)):.1f}"
             line = (
                 f"step time, {cluster}, {name}",
                 reference,
@@ -128,7 +128,7 @@ def _step_times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
 
 def _times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
     for points in ("marked", 6):
-        errors, published, held = _grid(placements, points)
+        errors, published, held = grid_errors(placements, points)
         reference = f"p-norm and critical-batch {np.mean(list(published.values())):.1f}"
         line = (
             f"time over the (K, B) grid, {STEP_POINTS[points]}",
@@ -140,7 +140,7 @@ def _times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
         yield _Found(line, errors, held)
 
 
-def _judged(found: Sequence[GroupResult | Skipped]) -> list[GroupResult]:
+def judged(found: Sequence[GroupResult | Skipped]) -> list[GroupResult]:
     return [one for one in found if isinstance(one, GroupResult)]
 
 
@@ -164,7 +164,7 @@ def _mean_each(errors: Mapping[str, float]) -> str:
 _Law = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
-def _of_law(law: _Law, rows: Sequence[RunRow], found: Sequence[GroupResult]) -> list[float]:
+def law_errors(law: _Law, rows: Sequence[RunRow], found: Sequence[GroupResult]) -> list[float]:
     """Median error of each workload by another law, fitted to and judged at the same batch sizes."""
     medians = []
     for one in found:
@@ -181,16 +181,19 @@ def _of_law(law: _Law, rows: Sequence[RunRow], found: Sequence[GroupResult]) -> 
     return medians
 
 
-def _p_norm(rows: Sequence[PlacementRow], found: Sequence[GroupResult]) -> list[float]:
-    """Mean error of each workload by the p-norm, fitted to and judged at the same placements."""
+def p_norm_errors(rows: Sequence[PlacementRow], found: Sequence[GroupResult]) -> list[float]:
+    """Mean error of each group by the p-norm, fitted to and judged at the same placements."""
     means = []
     for one in found:
+        group = (one.origin, one.workers_per_node, one.workload)
         times = {
             f"K {time.workers}, b {time.local_batch_size}": time
-            for time in step_times_of([row for row in rows if row.workload == one.workload])
+            for time in step_times_of(
+                [row for row in rows if (row.cluster, row.workers_per_node, row.workload) == group]
+            )
         }
         unseen = [times[p.at] for p in one.predictions]
-        predicted = _p_norm_of([times[name] for name in one.profiled])(
+        predicted = fitted_p_norm([times[name] for name in one.profiled])(
             np.array([t.workers for t in unseen], dtype=np.float64),
             np.array([t.local_batch_size for t in unseen], dtype=np.float64),
         )
@@ -199,7 +202,7 @@ def _p_norm(rows: Sequence[PlacementRow], found: Sequence[GroupResult]) -> list[
     return means
 
 
-def _p_norm_of(times: Sequence[StepTimes]) -> Callable[[FloatArray, FloatArray], FloatArray]:
+def fitted_p_norm(times: Sequence[StepTimes]) -> Callable[[FloatArray, FloatArray], FloatArray]:
     return p_norm(
         np.array([t.workers for t in times], dtype=np.float64),
         np.array([t.local_batch_size for t in times], dtype=np.float64),
@@ -208,7 +211,7 @@ def _p_norm_of(times: Sequence[StepTimes]) -> Callable[[FloatArray, FloatArray],
     )
 
 
-def _grid(
+def grid_errors(
     placements: Sequence[PlacementRow], points: int | str
 ) -> tuple[dict[str, float], dict[str, float], list[bool]]:
     """Mean error of time over the (K, B) grid of each workload, that of the published forms, and which times lie in
@@ -231,7 +234,7 @@ def _grid(
         times = step_times_of(profiled_rows(here, points))
         steps: ParallelModel = fit_parallel(times)
         samples = {int(b): float(i * b) for b, i in zip(batch, iterations, strict=True)}
-        epochs, profiled = _three_points(samples)
+        epochs, profiled = three_points(samples)
         tau, step_log_sd = steps.predict(workers.astype(int), batch.astype(int), np.ones(len(batch)))
         wanted, epochs_log_sd = epochs.predict(batch)
         predicted = wanted * min(samples.values()) / batch * tau
@@ -239,14 +242,25 @@ def _grid(
         errors[workload] = float(np.mean(100.0 * np.abs(predicted / time_s - 1.0)))
         known = np.array(profiled, dtype=np.float64)
         needed = np.array([samples[size] for size in profiled])
-        local = _p_norm_of(times)(workers, np.ceil(batch / workers))
+        local = fitted_p_norm(times)(workers, np.ceil(batch / workers))
         plain = critical_batch(known, needed, batch) / batch * local
         published[workload] = float(np.mean(100.0 * np.abs(plain / time_s - 1.0)))
         held += [bool(one) for one in (predicted / margin <= time_s) & (time_s <= predicted * margin)]
     return errors, published, held
 
 
-def _three_points(samples: dict[int, float]) -> tuple[StatisticalModel, list[int]]:
+def samples_to_target(workload: str) -> dict[int, float]:
+    """Of a job of `grid.csv`, by global batch size."""
+    columns = ("workload", "global_batch_size", "iterations")
+    rows = [row for row in read_table(DATA / "grid.csv", columns) if row["workload"] == workload]
+    return {
+        int(row["global_batch_size"]): int(row["global_batch_size"]) * number(row["iterations"])
+        for row in rows
+    }
+
+
+def three_points(samples: dict[int, float]) -> tuple[StatisticalModel, list[int]]:
+    """The epochs as runs at three batch sizes tell them, and these sizes: the ends and the most informative one."""
     unit = min(samples.values())
     profiled = [min(samples), max(samples)]
 

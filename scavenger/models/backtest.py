@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray
-
-__all__ = [
-    "BATCH_MAX",
-    "STEP_TIME_RANGE_S",
-    "GroupResult",
-    "PlacementRow",
-    "Predicted",
-    "RunRow",
-    "Skipped",
-    "coverage90",
-    "half_width90",
-    "median_ape",
-]
 
 STEP_TIME_RANGE_S = (1e-9, 1e9)
 """Plausible step times, from one processor operation to thirty years."""
@@ -128,6 +116,30 @@ class Skipped:
     workload: str
     reason: str
     dropped: int = 0
+
+
+class Summary(NamedTuple):
+    """What a table says of several groups, each counting once in mean and worst.
+
+    Attributes:
+        mean_ape, worst_ape: Of the groups' mean absolute errors, percent.
+        coverage90: Share of all predictions whose interval contains the true value.
+        half_width90: Median over all predictions of how far their interval reaches up, as a share.
+    """
+
+    mean_ape: float
+    worst_ape: float
+    coverage90: float
+    half_width90: float
+
+
+def summary(results: Sequence[GroupResult]) -> Summary | None:
+    """Of at least one group with predictions; None without any."""
+    coverage, width = coverage90(results), half_width90(results)
+    if coverage is None or width is None:
+        return None
+    means = [float(np.mean(result.errors())) for result in results]
+    return Summary(float(np.mean(means)), max(means), coverage, width)
 
 
 def median_ape(results: Sequence[GroupResult]) -> float | None:

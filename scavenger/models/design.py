@@ -21,8 +21,6 @@ from scavenger.models.overlap_law import OverlapLaw
 from scavenger.models.parallel import MEASUREMENT_LOG_SD_MIN, extrapolation_variance, joined
 from scavenger.models.step_laws import StepTimes
 
-__all__ = ["Candidate", "ProfilingCost", "expected_log_sd", "propose"]
-
 TARGETS_MAX = 200
 """Largest number of target configurations; of more, this many evenly spread ones represent all."""
 
@@ -37,6 +35,10 @@ of workers has for itself is left out: no other point tells of it, so points wou
 MACHINES_AT = (2, 4)
 """After so many points of a search that counts costs the next one is on a second, and on a third number of machines;
 where all workers share one, on another number of workers. Two numbers do not show whether one of them is odd."""
+
+REACH_LOG_SD = 0.2
+"""What a design counts for each factor e beyond the profiled K or x: more than such predictions err by in the mean, for
+otherwise many workers would not be worth their price, and the search would never see where they stop to pay."""
 
 GAIN_MIN = 0.01
 """A measurement that lowers the mean variance by less than this share of it is not worth its time."""
@@ -223,7 +225,7 @@ def _extrapolation(seen: Places, at: Places, wanted: Places) -> tuple[FloatArray
     """What lying beyond the profiled range adds at each place wanted; by how much each new point lowers its mean."""
     workers = float(seen.workers.min()), float(seen.workers.max())
     work = float(seen.work.min()), float(seen.work.max())
-    beyond = extrapolation_variance(wanted, workers, work)
+    beyond = extrapolation_variance(wanted, workers, work, REACH_LOG_SD)
     nearer = np.empty(len(at.work))
     for start in range(0, len(nearer), CHUNK):
         count, load = (column[start : start + CHUNK, None] for column in (at.workers, at.work))
@@ -231,6 +233,7 @@ def _extrapolation(seen: Places, at: Places, wanted: Places) -> tuple[FloatArray
             wanted,
             (np.minimum(workers[0], count), np.maximum(workers[1], count)),
             (np.minimum(work[0], load), np.maximum(work[1], load)),
+            REACH_LOG_SD,
         )
         nearer[start : start + CHUNK] = (beyond - left).mean(axis=1)
     return beyond, nearer

@@ -61,8 +61,9 @@ INTERVAL_Z = 1.6449
 MEASUREMENT_LOG_SD_MIN = 0.02
 """A median over twenty steps does not repeat better than this some minutes later on a shared machine."""
 
-EXTRAPOLATION_LOG_SD = 0.2
-"""Error that each factor e beyond the profiled K or x adds."""
+EXTRAPOLATION_LOG_SD = 0.1
+"""Error that each factor e beyond the profiled K or x adds to what the law's own coefficients leave open there. With
+twice as much, public step times beyond the points of a search strayed by a third to a half of what was stated."""
 
 UNVARIED_LOG_SD = 0.5
 """The same where K was never varied, so that synchronisation by K is not even a guess."""
@@ -266,15 +267,19 @@ Bound = float | FloatArray
 
 
 def extrapolation_variance(
-    places: Places, workers: tuple[Bound, Bound], work: tuple[Bound, Bound]
+    places: Places,
+    workers: tuple[Bound, Bound],
+    work: tuple[Bound, Bound],
+    log_sd: float = EXTRAPOLATION_LOG_SD,
 ) -> FloatArray:
     """What every factor e beyond the profiled K and x adds to the variance of ln τ; 0 inside.
 
     Args:
         workers, work: Smallest and largest profiled.
+        log_sd: Deviation that a factor of e adds where K was varied.
     """
-    by_work = EXTRAPOLATION_LOG_SD * _beyond(places.work, *work)
-    rate = np.where(np.greater(workers[1], workers[0]), EXTRAPOLATION_LOG_SD, UNVARIED_LOG_SD)
+    by_work = log_sd * _beyond(places.work, *work)
+    rate = np.where(np.greater(workers[1], workers[0]), log_sd, UNVARIED_LOG_SD)
     return np.asarray(by_work**2 + (rate * _beyond(places.workers, *workers)) ** 2)
 
 

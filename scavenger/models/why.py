@@ -34,6 +34,7 @@ PARTS = {
     "smooth_compute": "smooth deviation of computing",
     "smooth_sync": "smooth deviation of synchronisation",
     "cluster_sync": "deviation of that number of machines",
+    "pair_sync": "deviation of two machines",
     "scatter": "scatter around anything smooth",
     "range": "beyond the measured range",
     "aggregators": "another number of aggregator VMs",

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import priors, vm_types
-from benchmarks.public_steps import DATA, read_step_times
-from scavenger.models.backtest import GroupResult, PlacementRow, coverage90
+from benchmarks import priors, regret, vm_types
+from benchmarks.public_steps import DATA, KEPT_BACK, read_more_step_times, read_step_times
+from scavenger.domain.curve import Objective
+from scavenger.models.backtest import GroupResult, PlacementRow, coverage90, summary
 from scavenger.models.backtest_steps import backtest_steps
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 
@@ -46,6 +47,30 @@ def test_step_times_of_a_cluster_follow_from_few_points(
 
     assert np.mean([one.errors().mean() for one in found]) < aim
     assert (coverage90(found) or 0.0) > 0.85
+
+
+@pytest.mark.slow
+def test_intervals_hold_as_many_step_times_as_they_say_where_a_search_takes_its_points(
+    rows: list[PlacementRow],
+) -> None:
+    kept_back = [row for row in read_more_step_times() if row.workload in KEPT_BACK]
+
+    for here, widest in ((rows, 0.20), (kept_back, 0.32)):
+        found = summary([one for one in backtest_steps(here, "search") if isinstance(one, GroupResult)])
+        assert found is not None
+        assert found.coverage90 > 0.88
+        assert found.half_width90 < widest
+
+
+@pytest.mark.parametrize("objective", regret.OBJECTIVES)
+def test_a_search_over_vm_types_chooses_nearly_the_best_where_runs_have_finished(
+    rows: list[PlacementRow], objective: Objective
+) -> None:
+    assert len(rows) > 0
+    found = regret.jobs()["imagenet"].regret(objective, finished=True)
+
+    assert len(found.measured) <= regret.PROBES
+    assert found.percent < 5.0
 
 
 def test_twelve_probes_tell_the_step_times_of_four_vm_types(rows: list[PlacementRow], tmp_path: Path) -> None:

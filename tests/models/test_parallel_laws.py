@@ -67,6 +67,20 @@ def test_four_corners_leave_no_point_to_hold_the_linear_law_to() -> None:
     assert np.mean(off < INTERVAL_Z * deviation) > 0.85
 
 
+def test_two_machines_that_are_slow_for_themselves_make_others_little_slower() -> None:
+    def two_are_slow(workers: int, batch: int, _: float) -> tuple[float, float]:
+        compute_s, sync_s = 0.02 + 0.001 * -(-batch // workers), 0.1 * (1.0 + 0.05 * (workers - 2))
+        return compute_s, 0.0 if workers == 1 else sync_s * (1.4 if workers == 2 else 1.0)
+
+    points = ((1, 64), (1, 256), (2, 64), (2, 512), (16, 1024), (16, 4096))
+    between = [(k, 64 * k) for k in (3, 4, 6, 8)]
+    step_time_s, deviation = predict(fit_parallel(times(points, parts=two_are_slow)), between)
+    off = np.log(step_time_s / [sum(two_are_slow(k, b, 1.0)) for k, b in between])
+
+    assert np.max(np.abs(off)) < 0.14
+    assert np.all(np.abs(off) < INTERVAL_Z * deviation)
+
+
 def test_shared_processors_slow_computing_by_their_contention() -> None:
     points = ((1, 64), (1, 512), (2, 512), (2, 64), (4, 512), (4, 64))
     model = fit_parallel(times(points, contention=SHARED.contention))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
-from scavenger.models.backtest import GroupResult, Skipped, coverage90, half_width90, median_ape
+from scavenger.models.backtest import GroupResult, Skipped, Summary, coverage90, median_ape, summary
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
 
@@ -90,6 +90,7 @@ def _document(
 
 def _figures(found: list[GroupResult | Skipped]) -> dict[str, Any]:
     judged, skipped = _parted(found)
+    total = summary(judged)
     return {
         "workloads": [
             {
@@ -107,15 +108,8 @@ def _figures(found: list[GroupResult | Skipped]) -> dict[str, Any]:
         ],
         "skipped": [{**_place(one), "reason": one.reason, "dropped": one.dropped} for one in skipped],
         "median_ape": median_ape(judged),
-        "mean_ape": float(np.mean(_means(judged))) if judged else None,
-        "worst_ape": max(_means(judged), default=None),
-        "coverage90": coverage90(judged),
-        "half_width90": half_width90(judged),
+        **(dict.fromkeys(Summary._fields) if total is None else total._asdict()),
     }
-
-
-def _means(judged: list[GroupResult]) -> list[float]:
-    return [float(np.mean(one.errors())) for one in judged]
 
 
 def _place(one: GroupResult | Skipped) -> dict[str, Any]:
@@ -151,13 +145,13 @@ def _show(
                 f"{100 * (coverage90(judged) or 0.0):.0f} % of those points are inside the 90 % intervals."
             )
         )
-    if as_searched := _parted(searched)[0]:
+    if total := summary(_parted(searched)[0]):
         console.emit(
             Text(
-                f"Step times as a search takes its points, with its costs: {np.mean(_means(as_searched)):.1f} % "
-                f"in the mean, the worst workload {max(_means(as_searched)):.1f} %; "
-                f"{100 * (coverage90(as_searched) or 0.0):.0f} % inside the 90 % intervals, whose half-width is "
-                f"{100 * (half_width90(as_searched) or 0.0):.0f} % in the median."
+                f"Step times as a search takes its points, with its costs: {total.mean_ape:.1f} % "
+                f"in the mean, the worst workload {total.worst_ape:.1f} %; "
+                f"{100 * total.coverage90:.0f} % inside the 90 % intervals, whose half-width is "
+                f"{100 * total.half_width90:.0f} % in the median."
             )
         )
     for one_skipped in skipped:
