@@ -112,7 +112,8 @@ def _grid(rows: list[PlacementRow], points: int | str) -> _Line:
 def _clusters(name: str, rows: list[PlacementRow]) -> _Line:
     """Time to the target along a line of clusters: at every number of workers its middle batch."""
     needed = _needed()
-    now, published = [], []
+    now: list[float] = []
+    published: list[float] = []
     groups: dict[tuple[str, int, str], list[PlacementRow]] = {}
     for row in rows:
         groups.setdefault((row.cluster, row.workers_per_node, row.workload), []).append(row)

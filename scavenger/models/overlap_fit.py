@@ -44,8 +44,8 @@ WIDTHS = (0.01, 0.02, 0.04, 0.08)
 """Standard deviations of that scatter that are weighed against each other once there are points."""
 
 WIDTH_PRIOR = (0.02, 0.35)
-"""Log-normal prior of the width: median, and standard deviation of the logarithm. All points of a job say 0.011 to 0.021
-for 18 of 19 public ones, and 0.04 for one."""
+"""Log-normal prior of the width: median, and standard deviation of the logarithm. All points of a job say 0.011 to
+0.021 for 18 of 19 public ones, and 0.04 for one."""
 
 ITERATIONS_MAX = 40
 """Some ten are usual; points that contradict each other may need more, and then the last is as good as any."""
