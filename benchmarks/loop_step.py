@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters
-from scavenger.sdk import run_loop
+from scavenger import run_loop
 from scavenger.train.custom_loop.report import LoopEvent, StepDone
 from scavenger.train.custom_loop.run import LoopRun
 

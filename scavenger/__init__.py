@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scavenger.version import __version__
+
 if TYPE_CHECKING:
     from scavenger.errors import ScavengerError
     from scavenger.pipelines.async_client import AsyncClient
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from scavenger.pipelines.running import RunningJob
     from scavenger.pipelines.study import Study, Trial
     from scavenger.sdk import KerasJob
+    from scavenger.train.custom_loop.start import run_loop
 
 __all__ = [
     "AsyncClient",
@@ -32,9 +35,8 @@ __all__ = [
     "Study",
     "Trial",
     "__version__",
+    "run_loop",
 ]
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "AsyncClient": "scavenger.pipelines.async_client",
@@ -47,6 +49,7 @@ _MODULES = {
     "ScavengerError": "scavenger.errors",
     "Study": "scavenger.pipelines.study",
     "Trial": "scavenger.pipelines.study",
+    "run_loop": "scavenger.train.custom_loop.start",
 }
 
 

@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from scavenger import __version__, logs
+from scavenger import logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
 from scavenger.private_files import make_private_folder
+from scavenger.version import __version__
 from scavenger_cli import (
     beginning,
     catalog,

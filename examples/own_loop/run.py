@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scavenger.sdk import run_loop
+from scavenger import run_loop
 from scavenger.train.custom_loop.report import EpochDone, LoopEvent, StepDone
 from scavenger.train.custom_loop.run import LoopRun
 from scavenger.train.supervisor.events import Lost, Started

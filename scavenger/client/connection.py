@@ -15,10 +15,10 @@ from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 from urllib3.util.retry import Retry
 
-from scavenger import __version__
 from scavenger.client.address import CERTIFICATES, ServerAddress
 from scavenger.client.problems import error_of
 from scavenger.errors import ConfigurationError, ScavengerError, TransientError
+from scavenger.version import __version__
 
 __all__ = ["Connection"]
 

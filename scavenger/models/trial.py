@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from scavenger.domain.configuration import Offer
+from scavenger.domain.curve import IntArray
+from scavenger.models.parallel import ParallelModel
 from scavenger.models.step_laws import StepTimes
 from scavenger.models.transfer import transfer
-
-if TYPE_CHECKING:
-    from scavenger.models.job_model import JobModel
-
-__all__ = ["try_out"]
 
 WORKERS = (1, 2, 1000)
 BATCH_SIZES = (1, 64, 10**9)
@@ -24,7 +22,26 @@ STEP_S = (1e-3, 1e3)
 """Measured step times that a model is corrected by where it serves another job or machine."""
 
 
-def try_out(model: JobModel) -> None:
+class _VmModel(Protocol):
+    @property
+    def vm(self) -> str: ...
+
+    @property
+    def parallel(self) -> ParallelModel: ...
+
+
+class _Model(Protocol):
+    """The parts of a `JobModel` that are tried; that module reads models, and imports this one."""
+
+    @property
+    def vms(self) -> Sequence[_VmModel]: ...
+
+    def local_batch_max(self, offer: Offer) -> int | None: ...
+
+    def predict(self, offer: Offer, workers: IntArray, global_batch_size: IntArray, /) -> object: ...
+
+
+def try_out(model: _Model) -> None:
     """Predict extreme configurations on every VM type of the model and on others, and transfer its step times.
 
     Raises:
@@ -41,7 +58,7 @@ def try_out(model: JobModel) -> None:
         raise ValueError(f"the model cannot predict: {type(error).__name__}: {error}") from error
 
 
-def _offers(model: JobModel) -> list[Offer]:
+def _offers(model: _Model) -> list[Offer]:
     """One of each VM type, and one that the model knows nothing of, to which step times are carried over."""
     names = (*(vm.vm for vm in model.vms), "another")
     return [
@@ -49,7 +66,7 @@ def _offers(model: JobModel) -> list[Offer]:
     ]
 
 
-def _predict(model: JobModel, offer: Offer) -> None:
+def _predict(model: _Model, offer: Offer) -> None:
     for memory_bytes in (2**20, offer.memory_bytes):
         model.local_batch_max(replace(offer, memory_bytes=memory_bytes))
     pairs = [(workers, batch) for workers in WORKERS for batch in BATCH_SIZES if batch >= workers]

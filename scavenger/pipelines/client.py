@@ -2,76 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from scavenger.client import Client as ServerClient
 from scavenger.client import SubmitOptions, server_address
 from scavenger.client.address import known_address
 from scavenger.control.documents.curves import report_with_curve
-from scavenger.control.jobs.renewal import renewed
-from scavenger.control.jobs.variables import asked_variables
-from scavenger.control.sources import reading
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
-from scavenger.domain.document import report_from_document
-from scavenger.domain.operation import StopJob
-from scavenger.domain.overrides import Renewal
-from scavenger.domain.report import Observer, PhaseChanged
-from scavenger.errors import (
-    ConfigurationError,
-    LimitReachedError,
-    NotFoundError,
-    ScavengerError,
-    StoreError,
-    TransientError,
-)
+from scavenger.domain.report import Observer
+from scavenger.errors import ConfigurationError
 from scavenger.pipelines.arguments import named
-from scavenger.pipelines.budget import Allowance, Budget, dollars
-from scavenger.pipelines.driving import drive, refuse_in_workers
-from scavenger.pipelines.handing_over import job_file_of, told
+from scavenger.pipelines.budget import dollars
 from scavenger.pipelines.job import Job
-from scavenger.pipelines.narrowing import Choices, fixed, limited
-from scavenger.pipelines.progress import shown_progress
+from scavenger.pipelines.job_runner import JobRunner
+from scavenger.pipelines.narrowing import Choices, fixed
 from scavenger.pipelines.results import Models, Plan, Run, Submission
-from scavenger.pipelines.running import RunningJob
-from scavenger.pipelines.set_aside import SetAside, check_own_limit, own_limit_usd
-from scavenger.presentation.formatting import used_up
-from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.submissions import SubmittedJob
-    from scavenger.control.jobs.job_run import JobRun
-    from scavenger.control.provisioning.kept_vms import KeptVms
     from scavenger.control.sources.base import Source
-    from scavenger.domain.job import JobSpec
     from scavenger.pipelines.study import Study
-    from scavenger.store import Store
-    from scavenger.store.records import JobRecord
 
-__all__ = ["Client"]
-
-log = logging.getLogger(__name__)
-
-_LAST_S = 5.0
-"""Longest wait at the end of a job for notifications that are being sent."""
-_LOOK_S = 0.5
 KEEP_S = 180.0
 """How long a VM that a trial leaves waits for another, seconds; a search takes seconds to begin the next one."""
-_RECORDS_MAX = 10_000
-"""Most jobs of one name, such as trials of a study, that are looked at."""
 
 
-class Client:
+class Client(JobRunner):
     """Plans, runs and submits jobs. Without arguments, it does so where the `scavenger` command does.
 
     Nothing is opened before it is needed; `close`, or a `with` block, closes it. A client may be used from several
@@ -110,36 +68,8 @@ class Client:
             if store is None
             else None
         )
-        self._source: Source = (
-            StoreSource(_url(store)) if address is None else ServerSource(ServerClient(address))
-        )
-        self._budget = Budget(dollars(budget))
-        self._progress, self._trackers = progress, trackers
-        self._lock = threading.Lock()
-        self._warm = WarmServers()
-        self._running: dict[int, JobRun] = {}
-        self._there_by: dict[int, str] = {}
-        self._keeping: dict[int, KeptVms] = {}
-        self._of_study: dict[int, float] = {}
-        self._kept: list[KeptVms] = []
-        self._begun: dict[int, list[str]] = {}
-        self._set_aside = SetAside(self._budget)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End what is kept for further jobs, and close the store or the connection to the server."""
-        with ExitStack() as ending:  # whatever fails, the rest is ended
-            ending.callback(self._source.__exit__, None, None, None)
-            ending.callback(self._warm.close)
-            for kept in self._kept:
-                ending.callback(kept.close)
+        source: Source = StoreSource(_url(store)) if address is None else ServerSource(ServerClient(address))
+        super().__init__(source, budget_usd=dollars(budget), progress=progress, trackers=trackers)
 
     @property
     def spent_usd(self) -> float:
@@ -150,8 +80,6 @@ class Client:
     def left_usd(self) -> float:
         """What is left of the budget; infinite without one."""
         return self._budget.left_usd
-
-    # ---- jobs ----------------------------------------------------------------------------------------------
 
     def plan(self, job: Job, *, observer: Observer | None = None) -> Plan:
         """Profile a job, predict time and cost of every configuration, and choose one; the job ends with that.
@@ -206,68 +134,6 @@ class Client:
         """
         return self.attempt(fixed(job, choice, workers, batch_size), observer=observer).check()
 
-    def attempt(self, job: Job, *, observer: Observer | None = None, job_id: str | None = None) -> Run:
-        """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
-
-        Args:
-            job: The job.
-            observer: Receives what happens.
-            job_id: A new UUID, which is to be the job's id; None, and for a server's job, to leave that open.
-
-        Raises:
-            ScavengerError: If it cannot begin.
-        """
-        if isinstance(self._source, ServerSource):
-            return self._there(job, observer)
-        return self._here(job, run=True, observer=observer, job_id=job_id)
-
-    def resume(
-        self,
-        job: str,
-        *,
-        observer: Observer | None = None,
-        budget: str | float | None = None,
-        deadline_s: float | None = None,
-        new_budget: str | float | None = None,
-        new_deadline: str | None = None,
-        new_max_epochs: int | None = None,
-        new_output: str | os.PathLike[str] | None = None,
-    ) -> Run:
-        """Have a job that ended before its goal go on from its checkpoint; returned as by `attempt`.
-
-        Args:
-            job: As of `result`.
-            observer: Receives what happens.
-            budget: US dollars that it may cost from now on, if that is less than its own budget leaves.
-            deadline_s: The same of its time, seconds. A job of a server has its own deadline alone.
-            new_budget: Budget of the job in place of its own, US dollars: for all its attempts, and not below its own.
-            new_deadline: The same of its deadline, as `8h`.
-            new_max_epochs: The same of its `goal.max_epochs`, for one that missed its target, say.
-            new_output: Folder to which what it has written goes, and where it goes on; on the server's machine if
-                a server runs the job. Relative to the current folder.
-
-        Raises:
-            ConfigurationError, TransientError: If it cannot be resumed.
-            LimitReachedError: If nothing is left of a budget, or a server's job may cost more than what is left.
-        """
-        usd = dollars(new_budget)
-        output = None if new_output is None else os.path.abspath(new_output)
-        renewal = Renewal(None if usd is None else f"{usd!r}", new_deadline, new_max_epochs, output)
-        record, given = self._source.job(job), dollars(budget)
-        if (spec := renewed(record, renewal)) is not None:
-            record = replace(record, spec=spec.written())
-        before_usd = self.cost_of(record.id)
-        own_usd = own_limit_usd(record, before_usd)
-        most_usd = min((usd for usd in (given, own_usd) if usd is not None), default=None)
-        if isinstance(self._source, StoreSource):
-            return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s)
-        with self._set_aside.handing(most_usd, before_usd) as handing:
-            check_own_limit(record, before_usd, handing.usd)
-            study_usd = self._of_study.get(threading.get_ident())
-            made = self._source.resume(record, audit=False, renewal=renewal, study_budget=study_usd)
-            handing.job_id = made.id
-        return self._awaited(handing.job_id, observer)
-
     @named
     def study(
         self,
@@ -313,88 +179,6 @@ class Client:
         """
         return self._handed_over(job, SubmitOptions(priority=priority))
 
-    def _handed_over(self, job: Job, options: SubmitOptions) -> Submission:
-        refuse_in_workers()
-        with self._set_aside.handing(job.spec.constraints.budget) as handing:
-            made = self._submitted_job(self.tracked(limited(job, handing.usd)), options)
-            handing.job_id = made.id  # set aside until `wait` has its bill
-        return Submission.of(made)
-
-    def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
-        if isinstance(self._source, ServerSource):
-            asked = asked_variables(job.spec, os.environ)
-            options = replace(options, study_budget=self._of_study.get(threading.get_ident()))
-            with job_file_of(job) as path:
-                document = self._source.client.submit(str(path), replace(options, environment=asked))
-            return reading.submission(document["submission"])
-        from scavenger.control.jobs.platform import prepare_job
-        from scavenger.control.service.submitting import hand_over, new_submission, own_environment
-
-        prepared, own = prepare_job(job.spec, job.path), own_environment()
-        new = new_submission(prepared, priority=options.priority, environment=own)
-        handed = hand_over(self._store(), new)
-        one = self._source.submission(handed.id)
-        assert one is not None
-        return one
-
-    def wait(self, job: str | Submission, *, observer: Observer | None = None) -> Run:
-        """Wait until a submitted job has ended.
-
-        Args:
-            job: A submission, an id or the beginning of one, or a name.
-            observer: Receives what happens.
-
-        Raises:
-            ConfigurationError: If there is no such job, or it ended before it began.
-        """
-        key = job.id if isinstance(job, Submission) else job
-        while (one := self._source.submission(key)) is not None and one.job_state is None:
-            if not one.is_open:
-                self._set_aside.settle(one.id, self._cost_if_known)
-                raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
-            time.sleep(_LOOK_S)
-        job_id = self._source.job(key).id if one is None else one.id
-        with shown_progress(self._progress, observer) as seen:
-            for event in self._source.events(job_id, 0):
-                for seen_event in told(event):
-                    seen.on_event(seen_event)
-            seen.on_event(PhaseChanged("done", ""))
-        self._set_aside.settle(job_id, self._cost_if_known)
-        return self.result(job_id)
-
-    # ---- what is on record ---------------------------------------------------------------------------------
-
-    def running(self, job: str | Submission) -> RunningJob:
-        """A running job, to be asked for changes: scaled, migrated, stopped.
-
-        Args:
-            job: What `submit` returned, or as of `result`.
-        """
-        return RunningJob.known_to(self._source, job if isinstance(job, str) else job.id)
-
-    def result(self, job: str) -> Run:
-        """The report of a job that has ended.
-
-        Args:
-            job: An id or the beginning of one, or the name of which the latest job is meant.
-
-        Raises:
-            NotFoundError: If there is none.
-            TransientError: If it has no report yet.
-        """
-        record = self._source.job(job)
-        if record.report is None:
-            raise TransientError(f"job {record.name} ({record.id[:8]}) has no report: it is {record.state}")
-        try:
-            return Run(report_from_document(record.report))
-        except ValueError as error:
-            raise StoreError(f"the stored report of job {record.id[:8]} cannot be read: {error}") from error
-
-    def records(self, name: str) -> tuple[JobRecord, ...]:
-        """The jobs of a name on record, newest first, without their reports; those whose process is gone have ended."""
-        self._source.end_dead()
-        return tuple(one.job for one in self._source.jobs(_RECORDS_MAX, name=name))
-
     def curve(self, job: str) -> Plan:
         """The predicted time and cost of every configuration of a job on record, and its choice.
 
@@ -411,230 +195,6 @@ class Client:
         """The stored models, which jobs of the same kind use instead of profiling."""
         found = self._source.models()
         return Models(tuple(record for record, _ in found), tuple(name for _, name in found))
-
-    def tracked(self, job: Job) -> Job:
-        """The job with the client's trackers, if it has none of its own."""
-        if self._trackers is None or job.spec.trackers is not None:
-            return job
-        return job.with_settings({"trackers": dict(self._trackers)})
-
-    # ---- in this process -----------------------------------------------------------------------------------
-
-    def _store(self) -> Store:
-        assert isinstance(self._source, StoreSource)
-        with self._lock:  # it is opened by the first who needs it
-            return self._source.store
-
-    def _here(self, job: Job, *, run: bool, observer: Observer | None, job_id: str | None = None) -> Run:
-        from scavenger.control.jobs.job_run import JobRun
-        from scavenger.control.jobs.platform import prepare_job
-
-        thread = threading.get_ident()
-        with self._budget.allowance(job.spec.constraints.budget) as allowance:
-            spec = self.tracked(limited(job, allowance.usd)).spec
-
-            def begin(store: Store, seen: Observer) -> JobRun:
-                prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
-                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, job_id=job_id)
-
-            return self._driven(begin, allowance, observer)
-
-    def _resumed_here(
-        self,
-        job_id: str,
-        spec: JobSpec | None,
-        observer: Observer | None,
-        most_usd: float | None,
-        before_usd: float,
-        left_s: float | None,
-    ) -> Run:
-        from scavenger.control.jobs.resume import resume_job
-
-        thread = threading.get_ident()
-        with self._budget.allowance(most_usd) as allowance:
-            budget_usd = None if allowance.usd is None else before_usd + allowance.usd
-
-            def begin(store: Store, seen: Observer) -> JobRun:
-                return resume_job(
-                    job_id,
-                    spec=spec,
-                    store=store,
-                    observer=seen,
-                    confirm=None,
-                    warm=self._warm,
-                    kept=self._keeping.get(thread),
-                    budget_usd=budget_usd,
-                    left_s=left_s,
-                )
-
-            return self._driven(begin, allowance, observer, before_usd)
-
-    def _driven(
-        self,
-        begin: Callable[[Store, Observer], JobRun],
-        allowance: Allowance,
-        observer: Observer | None,
-        before_usd: float = 0.0,
-    ) -> Run:
-        from scavenger.control.notifying.settings import notifying
-
-        refuse_in_workers()
-        store, job_id = self._store(), ""
-        try:
-            with (
-                notifying(store, only_mine=True, within_s=_LAST_S),
-                shown_progress(self._progress, observer) as seen,
-            ):
-                one = begin(store, seen)
-                with self._stoppable(one):
-                    try:
-                        return Run(drive(one))
-                    finally:
-                        job_id = one.job_id
-        finally:
-            self._has_begun(job_id)
-            allowance.cost_usd = self._cost_if_known(job_id, before_usd)
-
-    def cost_of(self, job_id: str) -> float:
-        """What a job has cost by its record, US dollars; 0 if it has none.
-
-        Args:
-            job_id: Its id; may be empty.
-
-        Raises:
-            ScavengerError: If the record cannot be read.
-        """
-        if not job_id:
-            return 0.0
-        try:
-            return self._source.cost(job_id, datetime.now(UTC)).actual_usd or 0.0
-        except NotFoundError:
-            return 0.0
-
-    def _cost_if_known(self, job_id: str, before_usd: float) -> float | None:
-        try:
-            return max(0.0, self.cost_of(job_id) - before_usd)
-        except ScavengerError:
-            return None
-
-    @property
-    def by_server(self) -> bool:
-        """Whether a server runs the jobs."""
-        return isinstance(self._source, ServerSource)
-
-    @contextmanager
-    def _stoppable(self, run: JobRun) -> Iterator[None]:
-        thread = threading.get_ident()
-        self._running[thread] = run
-        try:
-            yield
-        finally:
-            del self._running[thread]
-
-    def stop_job(self, thread: int, reason: str, *, save: bool = True) -> None:
-        """Stop the job that a thread of this program runs or waits for by this client, in order; none if there is none.
-
-        Args:
-            thread: As of `threading.get_ident`.
-            reason: For the record.
-            save: Whether its model is saved.
-        """
-        if (run := self._running.get(thread)) is not None:
-            run.request_stop(reason, save=save)
-        elif (job_id := self._there_by.get(thread)) is not None:
-            try:
-                self._source.request(job_id, StopJob(save, reason))
-            except (
-                ScavengerError
-            ) as error:  # it has ended, or does something else: the next evaluation asks again
-                log.info("job %s was not asked to stop: %s", job_id[:8], error)
-
-    @contextmanager
-    def keeping(self, kept: KeptVms) -> Iterator[Sequence[str]]:
-        """Have the jobs that this thread runs by this client leave their VMs to a study, and take them from it.
-
-        Gives the ids of those of these jobs that have begun, to be read at any time.
-        """
-        thread = threading.get_ident()
-        with self._lock:
-            if kept not in self._kept:
-                self._kept.append(kept)  # `close` ends them
-        self._keeping[thread], self._begun[thread] = kept, []
-        try:
-            with kept.trial():
-                yield self._begun[thread]
-        finally:
-            del self._keeping[thread], self._begun[thread]
-
-    def _has_begun(self, job_id: str) -> None:
-        if job_id:
-            self._begun.get(threading.get_ident(), []).append(job_id)
-
-    def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float, returned_usd: float) -> bool:
-        """See `Budget.wait_for`, of the budget of all jobs of this client."""
-        return self._budget.wait_for(kept, spent_usd, more_usd, returned_usd=returned_usd)
-
-    @contextmanager
-    def claimed(
-        self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None
-    ) -> Iterator[float | None]:
-        """Set aside of a study's budget, in the store, what a job may cost while it runs within the block.
-
-        So of two programs neither gets what the other one has. A server does it when a job is submitted to it.
-
-        Args:
-            study: As of `Ledger.claim`.
-            job_id: As there.
-            budget_usd: As there.
-            most_usd: As there.
-
-        Gives what the job may cost; None without a limit.
-
-        Raises:
-            LimitReachedError: If nothing is left.
-        """
-        if budget_usd is None:
-            yield most_usd
-            return
-        if isinstance(self._source, ServerSource):
-            thread = threading.get_ident()
-            self._of_study[thread] = budget_usd
-            try:
-                yield most_usd
-            finally:
-                del self._of_study[thread]
-            return
-        store = self._store()
-        means = store.claim(study, job_id, budget_usd, most_usd)
-        if means.granted_usd == 0.0:
-            raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
-        try:
-            yield means.granted_usd
-        finally:
-            store.release(job_id)
-
-    def running_job(self, thread: int) -> RunningJob | None:
-        """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""
-        run = self._running.get(thread)
-        return self.running(run.job_id) if run is not None and run.job_id else None
-
-    # ---- by a server ---------------------------------------------------------------------------------------
-
-    def _there(self, job: Job, observer: Observer | None, *, run: bool = True) -> Run:
-        return self._awaited(self._handed_over(job, SubmitOptions(run=run)).id, observer)
-
-    def _awaited(self, job_id: str, observer: Observer | None) -> Run:
-        """Wait for a job of a server, which Ctrl-C and `stop_job` stop."""
-        thread = threading.get_ident()
-        self._there_by[thread] = job_id
-        self._has_begun(job_id)
-        try:
-            return self.wait(job_id, observer=observer)
-        except KeyboardInterrupt:
-            self._source.cancel(job_id)
-            raise
-        finally:
-            del self._there_by[thread]
 
 
 def _url(store: str | None) -> str | None:

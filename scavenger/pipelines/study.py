@@ -27,7 +27,7 @@ from scavenger.store.operations import KEPT
 from scavenger.store.records import LIVE_STATES
 
 if TYPE_CHECKING:
-    from scavenger.pipelines.client import Client
+    from scavenger.pipelines.job_runner import JobRunner
     from scavenger.store.records import JobRecord
 
 __all__ = ["PRUNED", "Study", "Trial", "trial_key", "union_s"]
@@ -60,7 +60,7 @@ class Study:
 
     def __init__(
         self,
-        client: Client,
+        client: JobRunner,
         name: str,
         *,
         budget: str | float | None = None,
@@ -471,7 +471,7 @@ class _Watched(Observer):
     """Asks after each epoch whether the trial is worth its rest, and stops it if not."""
 
     def __init__(
-        self, on_epoch: Callable[[EpochRecord], bool] | None, client: Client, observer: Observer | None
+        self, on_epoch: Callable[[EpochRecord], bool] | None, client: JobRunner, observer: Observer | None
     ) -> None:
         self._on_epoch, self._client, self._observer = on_epoch, client, observer
         self._thread = threading.get_ident()

@@ -195,9 +195,7 @@ def init(
         TrainingCodeError: If there are no samples.
     """
     if _link is None:
-        raise ConfigurationError(
-            "loop.init works in a worker: start the function with scavenger.sdk.run_loop"
-        )
+        raise ConfigurationError("loop.init works in a worker: start the function with scavenger.run_loop")
     source = None if isinstance(shards, Sequence) else shards
     sizes = [int(size) for size in (shards if isinstance(shards, Sequence) else shards.sizes)]
     if min(sizes, default=-1) < 0 or not any(sizes):

@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
-from scavenger import __version__
 from scavenger.policy.admission import QueueLimits
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
@@ -34,6 +33,7 @@ from scavenger.server.shield import Shield
 from scavenger.server.turns import Turns
 from scavenger.server.writer import Writer
 from scavenger.store import Store
+from scavenger.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

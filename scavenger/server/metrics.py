@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scavenger import __version__
 from scavenger.domain.metrics import Census
+from scavenger.version import __version__
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 

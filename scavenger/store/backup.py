@@ -36,12 +36,12 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from sqlalchemy import JSON, Column, DateTime, Float, LargeBinary, Table, select
 from sqlalchemy.sql.type_api import TypeEngine
 
-from scavenger import __version__
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 from scavenger.private_files import private_opener
 from scavenger.store.database import Database
 from scavenger.store.schema import REVISION, Base
+from scavenger.version import __version__
 
 __all__ = ["Backup", "BackupHeader", "check_backup", "column_kind", "decoder", "read_rows", "write_backup"]
 

@@ -18,7 +18,7 @@ from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.documents.preview import preview_rows
 from scavenger.control.jobs.platform import PreparedJob, RentedVms
-from scavenger.control.leading.starting import Start, check_start
+from scavenger.control.leading.start import Start, check_start
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.settings import SETTINGS_VARIABLE

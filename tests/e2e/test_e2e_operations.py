@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
+from scavenger import RunningJob
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.progress import PROGRESS
 from scavenger.errors import TransientError
-from scavenger.sdk import RunningJob
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
 

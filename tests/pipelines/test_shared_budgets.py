@@ -20,7 +20,7 @@ from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, LimitReachedError
-from scavenger.pipelines import client as client_module
+from scavenger.pipelines import job_runner
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -59,7 +59,7 @@ def test_a_trial_that_ctrl_c_ends_costs_what_it_has_cost(url: str, monkeypatch: 
             recorder.update(state="running", cost_usd=0.25)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(client_module, "drive", interrupted)
+    monkeypatch.setattr(job_runner, "drive", interrupted)
     with Client(store=url, budget=2.0) as client:
         study = client.study("rates", budget=1.0, at_once=2)
         with pytest.raises(KeyboardInterrupt):
@@ -79,7 +79,7 @@ def test_two_programs_of_a_study_spend_its_budget_once(url: str, monkeypatch: py
             recorder.update(state="running", cost_usd=0.25)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(client_module, "drive", costs)
+    monkeypatch.setattr(job_runner, "drive", costs)
     with Client(store=url) as one, Client(store=url) as other:
         studies = [client.study("rates", budget=1.0, at_once=4) for client in (one, other)]
         assert [study.left_usd for study in studies] == [1.0, 1.0], "both have read the record"
@@ -105,7 +105,7 @@ def test_what_a_running_trial_may_cost_is_no_other_programs(
             refused.append(str(limit.value))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(client_module, "drive", meanwhile)
+    monkeypatch.setattr(job_runner, "drive", meanwhile)
     with Client(store=url) as one, Client(store=url) as other:
         late = other.study("rates", budget=1.0)
         assert late.left_usd == 1.0

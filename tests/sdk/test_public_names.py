@@ -21,16 +21,15 @@ PUBLIC = {
         "Study",
         "Trial",
         "__version__",
+        "run_loop",
     ],
     "scavenger.sdk": [
         "FromGenerator",
         "KerasJob",
         "LoopJob",
         "ParquetFiles",
-        "RunningJob",
         "TFRecords",
         "loop",
-        "run_loop",
         "sample_seed",
     ],
 }

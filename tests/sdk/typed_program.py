@@ -12,9 +12,7 @@ from scavenger.sdk import (
     KerasJob,
     LoopJob,
     ParquetFiles,
-    RunningJob,
     TFRecords,
-    run_loop,
     sample_seed,
 )
 
@@ -59,7 +57,7 @@ async def twin() -> scavenger.Plan | None:
 
 
 def steered() -> None:
-    running = RunningJob("digits", server="http://127.0.0.1:1")
+    running = scavenger.RunningJob("digits", server="http://127.0.0.1:1")
     running.migrate(["w0"])
     running.stop(save=False)
 
@@ -71,4 +69,4 @@ if __name__ == "__main__":
         steered()
     except ScavengerError as error:
         print(error.code, error.fix, error.retryable)
-    print(KerasJob, LoopJob, FromGenerator, ParquetFiles, TFRecords, run_loop, sample_seed)
+    print(KerasJob, LoopJob, FromGenerator, ParquetFiles, TFRecords, scavenger.run_loop, sample_seed)

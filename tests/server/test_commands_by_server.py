@@ -22,7 +22,7 @@ from scavenger_cli.main import app, main
 from server_world import World, end_runner, submission
 from typer.main import get_command
 
-from scavenger import Client
+from scavenger import Client, RunningJob
 from scavenger.control.provisioning import clean_up, providers
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
 from scavenger.domain.fingerprint import Fingerprint
@@ -32,7 +32,6 @@ from scavenger.domain.operation import ScaleOut, ScaleTo, StopJob
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, NotSupportedError
 from scavenger.models.job_model import JobModel
-from scavenger.sdk import RunningJob
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store

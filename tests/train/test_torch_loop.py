@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scavenger.sdk import run_loop
+from scavenger import run_loop
 from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop.report import LoopEvent, StepDone
 from scavenger.train.custom_loop.run import LoopRun

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger import __version__
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import clean, plural, size
+from scavenger.version import __version__
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob
     from scavenger.control.leading.following import LeaderSession
     from scavenger.control.leading.record import LeaderRecord, Leaders
-    from scavenger.control.leading.starting import Start
+    from scavenger.control.leading.start import Start
     from scavenger.store import Store
     from scavenger_cli.commands.detaching import Detach
 
@@ -36,7 +36,7 @@ def lead_on_vm(
     Raises:
         ScavengerError: The job cannot be led there.
     """
-    from scavenger.control.leading.starting import Start
+    from scavenger.control.leading.start import Start
 
     start = Start(prepared, audit=audit, priority=0 if detach is None else detach.priority)
     return _led(start, follow=detach is None or detach.follow, store_url=store_url, as_json=as_json)
@@ -164,7 +164,7 @@ def resume_led(
         ConfigurationError: The leader is there, or the job has no checkpoints in an object store.
     """
     from scavenger.control.jobs.platform import prepare_job
-    from scavenger.control.leading.starting import Start
+    from scavenger.control.leading.start import Start
     from scavenger.domain.job import JobSpec
 
     with _opened(store_url) as (leaders, store):
@@ -208,7 +208,8 @@ def _led_again(
     as_json: bool,
 ) -> int:
     """Start a leader's pod again, whose folder was kept."""
-    from scavenger.control.leading.starting import Start, restart_pod
+    from scavenger.control.leading.start import Start
+    from scavenger.control.leading.starting import restart_pod
 
     restart_pod(Start(prepared), leaders, record, inform=console.note)
     return _followed(leaders, record, store, as_json=as_json) if follow else 0

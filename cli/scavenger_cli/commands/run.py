@@ -83,7 +83,7 @@ def execute(
     if run or rents:
         refuse_to_ask_nobody(yes=yes)
     if on_vm:
-        from scavenger.control.leading.starting import Start, check_start
+        from scavenger.control.leading.start import Start, check_start
 
         check_start(Start(prepared))
     if rents and not yes:

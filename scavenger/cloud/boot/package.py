@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import scavenger
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
+from scavenger.version import __version__
 
 __all__ = ["CONSTRAINTS", "DISTRIBUTION", "Wheel", "extras_of", "is_own", "own_package", "own_wheel"]
 
@@ -32,7 +32,7 @@ DISTRIBUTION = "scavenger-ml"
 CONSTRAINTS = "scavenger/cloud/boot/constraints.txt"
 """Path in the wheel of the versions that the project is tested with; a VM installs no others."""
 
-_PACKAGE = Path(scavenger.__file__).parent
+_PACKAGE = Path(__file__).parents[2]
 _MIGRATIONS = "store/migrations/"
 _LEFT_OUT = (_MIGRATIONS, "cloud/boot/constraints.txt")
 """Where a checkout and an installation differ, relative to the package."""
@@ -114,7 +114,7 @@ def own_wheel() -> Wheel:
     label = hashlib.sha256("\n".join(metadata).encode())
     for name in sorted(files):
         label.update(f"\n{name} {len(files[name])}\n".encode() + files[name])
-    version = f"{scavenger.__version__}+{label.hexdigest()[:12]}"
+    version = f"{__version__}+{label.hexdigest()[:12]}"
     stem = f"{DISTRIBUTION.replace('-', '_')}-{version}"
     head = [
         "Metadata-Version: 2.1",

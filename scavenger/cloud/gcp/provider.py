@@ -28,7 +28,6 @@ from google.api_core.gapic_v1.client_info import ClientInfo
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import compute_v1
 
-from scavenger import __version__
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, translated_errors
 from scavenger.cloud.gcp.logins import LoginRules
@@ -51,6 +50,7 @@ from scavenger.errors import (
     ScavengerError,
     ThrottledError,
 )
+from scavenger.version import __version__
 
 __all__ = ["ENDPOINT_VARIABLE", "GcpProvider"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scavenger import __version__
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.domain.notification import NOTIFICATION_KINDS, NotificationCount, NotificationState
+from scavenger.version import __version__
 
 if TYPE_CHECKING:
     from scavenger.domain.notify_settings import Webhook

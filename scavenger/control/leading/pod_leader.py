@@ -35,6 +35,7 @@ from scavenger.control.leading.configuration import (
 )
 from scavenger.control.leading.pod_tunnel import POD_PORT
 from scavenger.control.leading.record import LeaderRecord
+from scavenger.control.leading.start import Start
 from scavenger.control.provisioning.clean_up import Leftover
 from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.providers import POD_OWNER
@@ -48,7 +49,6 @@ from scavenger.train.engines.vm.job_archive import Archive
 
 if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
-    from scavenger.control.leading.starting import Start
 
 __all__ = ["LeaderOfPods", "PodsCleanUp", "leader_secret", "pod_name"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import os
 import shlex
-import shutil
 import tarfile
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -30,7 +29,6 @@ from scavenger.cloud.boot.leader import (
     leader_set_up_script,
 )
 from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
-from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.leading.caller import caller_networks
 from scavenger.control.leading.configuration import (
@@ -47,7 +45,7 @@ from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of, n
 from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
 from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.ssh import FailedThereError, SshTarget, Tunnel, forwarded, run_there
-from scavenger.control.provisioning.cloud_resources import CloudResources
+from scavenger.control.leading.start import Start
 from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
 from scavenger.control.provisioning.providers import open_provider
@@ -56,24 +54,12 @@ from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmPackage, VmSeen
 from scavenger.domain.vm_settings import KubernetesSettings
-from scavenger.errors import ConfigurationError, ScavengerError, TransientError
-from scavenger.presentation.formatting import money
+from scavenger.errors import ScavengerError, TransientError
 from scavenger.store import Store
 from scavenger.train.engines.vm.job_archive import Archive
 
 if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
-
-__all__ = [
-    "API_PORT",
-    "Start",
-    "api_of",
-    "check_start",
-    "cluster_of",
-    "restart_pod",
-    "start_leader",
-    "tunnel_to",
-]
 
 API_PORT = 8765
 """Of the leader's API, on the loopback of its VM."""
@@ -81,61 +67,6 @@ _TRY_S = 15.0
 _UPLOAD_S, _SET_UP_S, _READY_S = 1800.0, 840.0, 120.0
 """Longest times; the VM ends itself 900 s after its launch unless the leader has begun."""
 _LOOK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A job that is to be led by a VM of its own.
-
-    Attributes:
-        prepared: The job, whose platform has a `leader`.
-        audit, priority: See `NewSubmission`.
-        recover: URL of the job's checkpoints, with which it goes on; empty for a new job.
-        job_id: The job that goes on; empty for a new one.
-        led_usd: What was booked of the leaders that it had before.
-    """
-
-    prepared: PreparedJob
-    audit: bool = False
-    priority: int = 0
-    recover: str = ""
-    job_id: str = ""
-    led_usd: float = 0.0
-
-    @property
-    def resources(self) -> CloudResources:
-        """Of the cloud."""
-        assert isinstance(self.prepared.platform, RentedVms)
-        return self.prepared.platform.resources
-
-    @property
-    def aside_usd(self) -> float:
-        """What of the budget is set aside for the leader's VM after the end of the job."""
-        leader = self.prepared.platform.leader
-        return 0.0 if leader is None else leader.usd_afterwards(self.prepared.job.limits.leader)
-
-
-def check_start(start: Start) -> None:
-    """Check what can be checked before anybody is asked and anything is rented.
-
-    Raises:
-        ConfigurationError: The settings name no identity for the leader's VM, OpenSSH is not installed, or the budget
-            is less than what the VM may cost after the end of the job.
-    """
-    _ = start.resources.leader_identity
-    budget, aside_usd = start.prepared.job.constraints.budget, start.aside_usd
-    if budget is not None and budget <= aside_usd:
-        raise ConfigurationError(
-            f"the leader's VM may cost {money(aside_usd)} after the end of the job (limits.leader), which leaves "
-            f"nothing of {money(budget)}",
-            key="constraints.budget",
-        )
-    if start.prepared.job.infra.capabilities.pods:
-        return
-    if shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
-        raise ConfigurationError(
-            "a leader's VM is reached by OpenSSH: install its client (ssh)", key="leader"
-        )
 
 
 def start_leader(

@@ -27,12 +27,12 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util.retry import Retry
 
-from scavenger import __version__
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.notification import Notification
 from scavenger.domain.notify_settings import Webhook
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
+from scavenger.version import __version__
 
 __all__ = ["Answer", "NotAllowedError", "body_of", "headers_of", "post", "secret_of", "url_of"]
 

@@ -20,7 +20,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scavenger import __version__
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
 from scavenger.control.service.life import idle_of
@@ -63,6 +62,7 @@ from scavenger.store.owner import fate
 from scavenger.store.record_file import RECORD_FILE
 from scavenger.store.records import Owner
 from scavenger.train.transport.connections import raise_descriptor_limit
+from scavenger.version import __version__
 
 __all__ = ["IDLE_S", "RUNNER", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
 

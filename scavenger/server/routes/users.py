@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from scavenger import __version__
 from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.control.documents.service import service_document
 from scavenger.control.settings import load_settings
@@ -20,6 +19,7 @@ from scavenger.server.context import ContextOf, answer
 from scavenger.server.paging import encode, number_place
 from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import Cursor, Limit
+from scavenger.version import __version__
 
 __all__ = ["API", "router"]
 

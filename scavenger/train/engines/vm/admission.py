@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scavenger import __version__
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_socket import AgentSocket
 from scavenger.train.engines.vm.values import AgentSession, Candidate, MisbehavedError, one_time_keys
+from scavenger.version import __version__
 
 __all__ = ["Admission"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import zmq
 
-from scavenger import __version__
 from scavenger.errors import MessageError
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.transport.sockets import new_keys
+from scavenger.version import __version__
 
 __all__ = ["LeaderConnection"]
 
