@@ -40,7 +40,7 @@ _MODULES = (
     "prediction",
     "priors",
     "search_overhead",
-    "first_run",
+    "real_runs",
     "agents",
     "aggregator_memory",
     "reading",
@@ -68,9 +68,14 @@ BENCHMARKS = (*_MODULES, *_OTHERS)
 
 
 def benchmark_of(name: str) -> Benchmark:
-    """A benchmark; only now is its module imported, and with it, for some, TensorFlow."""
+    """A benchmark, or what `of_parts` of its module makes of the parts behind a colon.
+
+    Only now is its module imported, and with it, for some, TensorFlow.
+    """
+    name, _, parts = name.partition(":")
     module, attribute = _OTHERS.get(name, (name, "BENCHMARK"))
-    found: Benchmark = getattr(importlib.import_module(f"benchmarks.{module}"), attribute)
+    imported = importlib.import_module(f"benchmarks.{module}")
+    found: Benchmark = imported.of_parts(parts.split(",")) if parts else getattr(imported, attribute)
     return found
 
 
@@ -85,7 +90,7 @@ def main() -> None:
         "--update-readme", action="store_true", help="put the tables into benchmarks/README.md"
     )
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in BENCHMARKS]:
+    if unknown := [name for name in options.names if name.partition(":")[0] not in BENCHMARKS]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     if options.repetitions is not None and options.repetitions < 1:
         parser.error("--repetitions must be at least 1")

@@ -128,6 +128,7 @@ class Profile:
         validation_size: Samples of an evaluation; 0 if there is none.
         mean_over_median: Mean time of a step over the median, see `TrainingHistory.mean_over_median`; None if unknown.
         run_ratios: Step time in the run over that in its profile, of earlier jobs on such hardware.
+        rerun_ratios: Step time in a run over that of the run of the same job before it, on such hardware.
     """
 
     measurements: tuple[Measurement, ...]
@@ -138,3 +139,4 @@ class Profile:
     validation_size: int = 0
     mean_over_median: float | None = None
     run_ratios: tuple[float, ...] = ()
+    rerun_ratios: tuple[float, ...] = ()

@@ -15,6 +15,9 @@ __all__ = ["Course"]
 
 POINTS_MAX = 128
 
+LATE_MIN = 4
+"""Evaluations of the later half of a course that tell its noise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Course:
@@ -50,3 +53,18 @@ class Course:
     def earlier(self) -> EarlierRun:
         """The course as shapes for the forecast of another run."""
         return EarlierRun(np.array(self.epochs), np.array(self.values))
+
+    def passage_sd(self) -> float:
+        """Evaluations by which their noise moves the one that is first seen to reach the target; 0 if unknown.
+
+        Of a metric that changes by `s` in an epoch, after which it is evaluated, and has the noise `n`, an evaluation
+        has the value of another one that is `n / s` away. Noise is what second differences of the later half show, as
+        the course is nearly straight there: they have six times its variance.
+        """
+        half = len(self.values) // 2
+        at, late = np.array(self.epochs[half:]), np.array(self.values[half:])
+        if len(late) < LATE_MIN:
+            return 0.0
+        noise = math.sqrt(float(np.mean(np.diff(late, 2) ** 2)) / 6.0)
+        slope = abs(float(np.polyfit(at, late, 1)[0]))
+        return noise / slope if slope > 0.0 else math.inf if noise else 0.0

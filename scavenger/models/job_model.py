@@ -46,7 +46,7 @@ from scavenger.models.course import Course
 from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
-from scavenger.models.run_scatter import RUN_LOG_SD, run_log_sd
+from scavenger.models.run_scatter import RERUN_LOG_SD, RUN_LOG_SD, run_log_sd
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 from scavenger.models.transfer import transfer
@@ -201,6 +201,7 @@ class JobModel:
             fixed_epochs=fixed_epochs,
             prior=None if prior is None else prior.statistical,
             noise=noise,
+            passage_sd=0.0 if prior is None or prior.course is None else prior.course.passage_sd(),
         )
         evaluation, evaluation_notes = fit_evaluation(
             profile, offers[vms[0].vm], EvaluationLaw() if prior is None else prior.evaluation
@@ -213,6 +214,9 @@ class JobModel:
         )
         slow = profile.mean_over_median or (1.0 if prior is None else prior.mean_over_median)
         course = None if prior is None else prior.course
+        scatter = run_log_sd(profile.run_ratios)
+        if not known:  # the machine is that of another run
+            scatter = run_log_sd(profile.rerun_ratios, RERUN_LOG_SD)
         return cls(
             profile.dataset_size,
             statistical,
@@ -222,7 +226,7 @@ class JobModel:
             notes,
             slow,
             course,
-            run_log_sd(profile.run_ratios),
+            scatter,
         )
 
     @property

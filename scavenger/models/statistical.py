@@ -240,6 +240,7 @@ def fit_statistical(
     law: Literal["critical-batch", "u-shaped", "noise-linear"] | None = None,
     prior: StatisticalModel | None = None,
     noise: Sequence[NoiseReading] | None = None,
+    passage_sd: float = 0.0,
 ) -> StatisticalModel:
     """Fit the epochs as a function of B to the available evidence.
 
@@ -254,6 +255,7 @@ def fit_statistical(
         law: The only law to fit; None weights all laws by the evidence.
         prior: Stored model that gives the level or B* if there is no other evidence.
         noise: φ over the run so far, with its progress; None takes that of the measurements.
+        passage_sd: Evaluations by which their noise moves the one that reaches the target, see `Course.passage_sd`.
 
     Raises:
         ValueError: If `max_epochs` or `epochs_hint` is not positive and finite.
@@ -269,7 +271,7 @@ def fit_statistical(
     if fixed_epochs:
         return _without_target(max_epochs, scale, (low, high))
 
-    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior)
+    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior, passage_sd)
     floor, slope = _noise_line(measurements)
     evidence = EpochEvidence(
         batch=level.batch,
@@ -367,12 +369,13 @@ def _level(
     epochs_hint: float | None,
     max_epochs: float,
     prior: StatisticalModel | None,
+    passage_sd: float,
 ) -> _Level:
     """The level from finished runs, else the hint, else a stored model, else the bound."""
     if runs:
         sizes = sorted({run.global_batch_size for run in runs})
         note = f"{EPOCHS_FROM}finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
-        return _Level(*_run_means(runs), False, note)
+        return _Level(*_run_means(runs, max(EVALUATION_SD, passage_sd)), False, note)
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
         note = f"{EPOCHS_FROM}goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}"
@@ -390,12 +393,12 @@ def _level(
 
 
 def _run_means(
-    runs: Sequence[ConvergenceRecord],
+    runs: Sequence[ConvergenceRecord], evaluation_sd: float
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float]:
     """Per batch size: B, ln of the mean epochs and its standard error; and the spread of single runs.
 
     The variance of ln e at a batch size is shrunk to that pooled over all of them, and the pooled one to
-    `RUN_LOG_SD` and `EVALUATION_SD`, both by degrees of freedom: batch sizes with one run have a standard error too,
+    `RUN_LOG_SD` and `evaluation_sd`, both by degrees of freedom: batch sizes with one run have a standard error too,
     and a few equal runs, which whole epochs make likely, do not pass for exact. The spread of the run to come is
     widened as Student's t is, so that 1.645 times it covers 90 % however few runs there were.
     """
@@ -407,7 +410,9 @@ def _run_means(
     counts = [len(by_size[size]) for size in sizes]
     weight = RUN_LOG_SD_WEIGHT
     freedom = weight + sum(counts) - len(sizes)
-    noise = math.fsum((EVALUATION_SD * run.every / run.epochs) ** 2 for run in runs) / len(runs)
+    noise = math.fsum(min(evaluation_sd * run.every / run.epochs, BOUND_LOG_SD) ** 2 for run in runs) / len(
+        runs
+    )
     pooled = (weight * (RUN_LOG_SD**2 + noise) + math.fsum(squares)) / freedom
     student = float(stdtrit(freedom, 0.95) / ndtri(0.95))
     own = [

@@ -219,6 +219,37 @@ class Models(Part):
         taken = [(actual.get("step_time_s"), profiled_s) for actual, profiled_s in rows]
         return tuple(float(took_s) / profiled_s for took_s, profiled_s in taken if took_s)
 
+    def rerun_ratios(self, fingerprint: Fingerprint, *, limit: int = 30) -> tuple[float, ...]:
+        """Step time in a run over that of the run before it of the same job and choice, on this hardware, newest first.
+
+        Args:
+            limit: The latest jobs that are looked at.
+        """
+        query = (
+            select(
+                JobRow.fingerprint_id, JobRow.chosen_workers, JobRow.chosen_global_batch_size, JobRow.actual
+            )
+            .join(JobRow.fingerprint)
+            .where(
+                *_equal(fingerprint, ("vm", "hardware")),
+                JobRow.actual.is_not(None),
+                JobRow.chosen_workers.is_not(None),
+            )
+            .order_by(JobRow.created_at.desc(), JobRow.id)
+            .limit(limit)
+        )
+        with self._database.reading() as session:
+            rows = [tuple(row) for row in session.execute(query)]
+        later: dict[Any, float] = {}
+        ratios: list[float] = []
+        for *kind, actual in rows:
+            took_s = float((actual or {}).get("step_time_s") or 0.0)
+            if took_s and (after_s := later.get(tuple(kind))):
+                ratios.append(after_s / took_s)
+            if took_s:
+                later[tuple(kind)] = took_s
+        return tuple(ratios)
+
     def endings_s(self, fingerprint: Fingerprint, *, limit: int = 5) -> tuple[float, ...]:
         """Seconds that the latest jobs of this architecture on this hardware took to save and end, newest first."""
         query = (

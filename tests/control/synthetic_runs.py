@@ -24,6 +24,7 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Actual, Predicted
 from scavenger.elastic.membership import WorkerState
 from scavenger.elastic.view import split
+from scavenger.models.run_ahead import RunAhead
 from scavenger.store import Store
 from scavenger.train.supervisor.events import Started
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -242,12 +243,18 @@ class _NoOperations:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: what was predicted at its choice, and what came; `predicted` is None if it ended before a choice."""
+    """One run: what was predicted at its choice, and what came.
+
+    Attributes:
+        predicted: None if it ended before a choice.
+        ahead: What was uncertain then.
+    """
 
     predicted: Predicted | None
     actual: Actual
     forecasts: int
     warnings: tuple[str, ...]
+    ahead: RunAhead | None = None
 
 
 def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generator, **job: Any) -> Outcome:
@@ -320,4 +327,5 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
     actual = actual_of(trainer, truth.samples, state.chosen, end_s=ended_s)
     assert actual is not None
     store.update_job(job_id, actual=actual)
-    return Outcome(state.predicted, actual, len(workflow.outlook.forecasts), tuple(trainer.warnings))
+    ahead = None if state.decision is None else state.decision.ahead
+    return Outcome(state.predicted, actual, len(workflow.outlook.forecasts), tuple(trainer.warnings), ahead)

@@ -6,10 +6,15 @@ what is reached (docs/models.md). Jobs, machines, starts, noise and drift are dr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from calibrate import error, runs_of, shares_inside
+from synthetic_runs import Truth, run_job
+
+from scavenger.store import Store
 
 
 @pytest.mark.slow
@@ -26,6 +31,24 @@ def test_intervals_of_time_and_cost_hold_most_runs(tmp_path: Path) -> None:
         assert one.predicted is not None
         low_s, high_s = one.predicted.time_interval_s
         assert low_s < one.predicted.time_s < high_s
+
+
+@pytest.mark.slow
+def test_a_stored_model_knows_the_steps_of_a_run_on_a_configuration_that_was_not_profiled(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(1)
+    truth = replace(
+        Truth.drawn(random, long=True), beside=1.5, sync_s=0.1, machine_log_sd=0.0, drift_log_sd=0.0
+    )
+    few = {"steps": 10, "points": 2}
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        first, second = (run_job(truth, store, tmp_path, random, profile=few) for _ in range(2))
+
+    assert first.predicted is not None
+    assert second.predicted is not None
+    assert first.predicted.step_time_s < 0.9 * first.actual.step_time_s  # what is beside it was not known
+    assert second.predicted.step_time_s == pytest.approx(first.actual.step_time_s, rel=0.05)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.models.average import average
 from scavenger.models.job_model import JobModel, MemoryLaw
 from scavenger.models.parallel import INTERVAL_Z
-from scavenger.models.run_scatter import RUN_LOG_SD, run_log_sd
+from scavenger.models.run_scatter import RERUN_LOG_SD, RUN_LOG_SD, run_log_sd
 
 WORKERS = np.array([c.workers for c in SPACE.configurations()])
 BATCH = np.array([c.global_batch_size for c in SPACE.configurations()])
@@ -67,6 +67,17 @@ def test_intervals_include_how_step_times_of_earlier_runs_differed_from_their_pr
     assert widths == sorted(widths)
     assert widths[2] >= 2 * INTERVAL_Z * 0.2
     assert JobModel.from_dict(unsteady.to_dict()) == unsteady
+
+
+def test_a_stored_model_is_of_another_run_on_a_machine_that_may_have_changed() -> None:
+    stored = fit()
+    nothing = dataclasses.replace(profile(), measurements=(), run_ratios=(1.0,) * 30)
+    before, steady = (
+        fit(dataclasses.replace(nothing, rerun_ratios=ratios), prior=stored) for ratios in ((), (1.0,) * 30)
+    )
+
+    assert before.run_log_sd == pytest.approx(RERUN_LOG_SD)
+    assert steady.run_log_sd < stored.run_log_sd < before.run_log_sd
 
 
 def test_the_scatter_of_runs_is_learned_and_one_odd_run_does_not_decide_it() -> None:

@@ -285,6 +285,17 @@ class TestRunRatios:
         assert len(store.run_ratios(FINGERPRINT, limit=1)) == 1
         assert store.run_ratios(ELSEWHERE) == pytest.approx([4.5])
 
+    def test_a_run_is_compared_with_the_one_before_it_of_the_same_job_and_choice(self, store: Store) -> None:
+        self.job(store, 0.2)
+        self.job(store, 0.9, fingerprint=replace(FINGERPRINT, goal="loss<=0.1"))
+        self.job(store, 0.3, profiled=False)
+        self.job(store, None)
+        self.job(store, 0.24, profiled=False)
+        self.job(store, 0.9, fingerprint=ELSEWHERE)
+
+        assert sorted(store.rerun_ratios(FINGERPRINT)) == pytest.approx([0.8, 1.5])
+        assert store.rerun_ratios(ELSEWHERE) == ()
+
     def test_endings_are_of_jobs_of_one_architecture_on_such_hardware_that_came_to_their_end(
         self, store: Store
     ) -> None:

@@ -27,6 +27,7 @@ from scavenger.control.search.select import (
     fit_model,
     misfit,
     profile_of,
+    steps_of,
     why_measure_no_more,
 )
 from scavenger.control.search.sources import Sources
@@ -528,10 +529,9 @@ class JobWorkflow:
             library.converged(samples, epochs, self._recorder.job_id, needed=needed)
         if search is not None and search.measurements:
             try:
-                model = replace(
-                    self._fit(search.measurements, known, prior=None), course=self.outlook.course()
-                )
-                library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
+                measured = self._with_the_run(search.measurements)
+                model = replace(self._fit(measured, known, prior=None), course=self.outlook.course())
+                library.keep(model, self._recorder.job_id, measurements=len(measured))
             except ConfigurationError as error:
                 trainer.note(f"no model of this run is stored for later jobs: {error}")
         missed = self._job.goal.target is not None and not (trainer.reached or trainer.stopped_by)
@@ -543,6 +543,14 @@ class JobWorkflow:
         return "target_missed" if missed else "succeeded"
 
     # ---- helpers -------------------------------------------------------------------------------------------
+
+    def _with_the_run(self, profiled: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+        """The measurements of the search, and the run's own steps where the chosen configuration was not among them."""
+        chosen = self.state.chosen
+        if chosen is None or any(one.configuration == chosen for one in profiled):
+            return profiled
+        own = steps_of(chosen, self._trainer)
+        return profiled if own is None or own.steps < self._job.profile.steps else (*profiled, own)
 
     def _fit(
         self,
@@ -559,6 +567,7 @@ class JobWorkflow:
             dataset_size=known.dataset_size,
             convergence=known.library.convergence,
             run_ratios=known.library.run_ratios,
+            rerun_ratios=() if measurements else known.library.rerun_ratios,
         )
         prior = known.similar if prior is None else prior
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)

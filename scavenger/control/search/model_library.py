@@ -44,6 +44,7 @@ class ModelLibrary:
         same: The newest model of the same job on the same hardware; None if there is none.
         convergence: Finished runs of the same job to the same goal, on any hardware, oldest first.
         run_ratios: Step time in the run over that in its profile, of the latest jobs of any kind on this hardware.
+        rerun_ratios: Step time in a run over that of the run of the same job before it, of those.
         ending_s: Usual time for saving such a model and ending the processes here.
         starts: Starts of workers in the latest jobs of any kind on this hardware.
     """
@@ -62,6 +63,7 @@ class ModelLibrary:
         self.same: JobModel | None = None
         self.convergence: tuple[ConvergenceRecord, ...] = ()
         self.run_ratios: tuple[float, ...] = ()
+        self.rerun_ratios: tuple[float, ...] = ()
         self.ending_s = ENDING_S
         self.starts = Starts()
 
@@ -79,6 +81,7 @@ class ModelLibrary:
         library.same = next(iter(library._loaded(store.find_models(fingerprint))), None)
         library.convergence = store.convergence(fingerprint)
         library.run_ratios = store.run_ratios(fingerprint)
+        library.rerun_ratios = store.rerun_ratios(fingerprint)
         library.ending_s = statistics.median(store.endings_s(fingerprint) or (ENDING_S,))
         starts_s = store.starts_s(fingerprint)
         library.starts = Starts(

@@ -28,6 +28,7 @@ __all__ = [
     "predict_run",
     "progress_of",
     "remaining_samples",
+    "run_ahead",
     "search_outcome",
 ]
 
@@ -72,10 +73,10 @@ def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
     return max(0.0, 1.0 - progress_of(trainer, model)) * epochs * model.dataset_size
 
 
-def predict_run(
+def run_ahead(
     trainer: Trainer, model: JobModel, curve: TradeoffCurve, choice: Choice, *, end_s: float = ENDING_S
-) -> Predicted:
-    """Predict the whole run: time and cost so far, the start of missing workers, the rest of the way, and the end.
+) -> RunAhead:
+    """What is left of the run: the start of missing workers, the rest of the way, and the end.
 
     While workers start, the job trains on its present workers, at the chosen batch size; how long they take, and what
     is trained meanwhile, is uncertain as all the rest is, see `models.run_ahead`.
@@ -97,7 +98,7 @@ def predict_run(
     epochs, epochs_log_sd = model.statistical.predict(np.array([there.global_batch_size], dtype=np.float64))
     log_sd = math.log((point.time_interval_s[1] - point.setup_s) / training_s) / INTERVAL_Z
     behind = _behind(trainer, model)
-    ahead = RunAhead(
+    return RunAhead(
         whole_s=training_s,
         meanwhile_s=meanwhile_s,
         usd_per_s=usd_per_s,
@@ -110,7 +111,15 @@ def predict_run(
         waited_s=0.0 if first is None else first[1],
         missing=missing,
         end=Lasting(end_s, ENDING_LOG_SD),
-    ).predict()
+    )
+
+
+def predict_run(
+    trainer: Trainer, model: JobModel, curve: TradeoffCurve, choice: Choice, *, end_s: float = ENDING_S
+) -> Predicted:
+    """Predict the whole run, from its start to its end; see `run_ahead` for the arguments."""
+    point = choice.point
+    ahead = run_ahead(trainer, model, curve, choice, end_s=end_s).predict()
     now_s, now_usd = trainer.elapsed_s, trainer.cost_usd
     low_s, high_s = ahead.time_interval_s
     low_usd, high_usd = ahead.cost_interval_usd

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of
+from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of, run_ahead
 from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
@@ -26,6 +26,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.models.cost import estimate_of
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
+from scavenger.models.run_ahead import RunAhead
 from scavenger.search import replan as search_more
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
@@ -56,6 +57,7 @@ class Decision:
         progress: Completed share of the way to the target at that time.
         predicted: Predicted results of the whole run; None if no choice was possible.
         estimate: Itemized cost of the chosen configuration; None if only workers are paid for.
+        ahead: What the prediction says is uncertain of the rest of the run.
     """
 
     model: JobModel
@@ -66,6 +68,7 @@ class Decision:
     progress: float
     predicted: Predicted | None = None
     estimate: CostEstimate | None = None
+    ahead: RunAhead | None = None
 
 
 def fit_model(
@@ -109,6 +112,7 @@ def profile_of(
     dataset_size: int,
     convergence: tuple[ConvergenceRecord, ...],
     run_ratios: tuple[float, ...] = (),
+    rerun_ratios: tuple[float, ...] = (),
 ) -> Profile:
     """Collect the data for a fit: measurements, earlier runs, and evaluation and setup times of this run."""
     manifest = trainer.supervisor.manifest
@@ -121,6 +125,7 @@ def profile_of(
         validation_size=0 if manifest is None else manifest.validation_size,
         mean_over_median=trainer.history.mean_over_median,
         run_ratios=run_ratios,
+        rerun_ratios=rerun_ratios,
     )
 
 
@@ -161,6 +166,7 @@ def decide(
         at,
         progress,
         predicted=predict_run(trainer, told, curve, choice, end_s=end_s),
+        ahead=run_ahead(trainer, told, curve, choice, end_s=end_s),
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )
 
@@ -298,18 +304,25 @@ class Misfit:
     off: str
 
 
+def steps_of(configuration: Configuration, trainer: Trainer, since: int = 0) -> Measurement | None:
+    """The steps of a configuration after one, without noise and memory; None if there are none."""
+    window = trainer.history.window(configuration, since)
+    if not window:
+        return None
+    return replace(
+        measure(configuration, window, trainer.history.noise, 0), gradient_noise=None, noise_scale=None
+    )
+
+
 def misfit(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> Misfit | None:
     """Train for some steps, and compare a stored model with them; None if it fits, or no step can be compared."""
     begin = trainer.step
     trainer.until(
         lambda: trainer.wanted < chosen.workers or len(trainer.history.window(chosen, begin)) >= steps
     )
-    window = trainer.history.window(chosen, begin)
-    if trainer.finished or not window:
+    measured = steps_of(chosen, trainer, begin)
+    if trainer.finished or measured is None:
         return None
-    measured = replace(
-        measure(chosen, window, trainer.history.noise, 0), gradient_noise=None, noise_scale=None
-    )
     drift = step_time_drift(prior, chosen, trainer.offer, measured.step_time_s)
     if drift <= DRIFT_MAX:
         return None
