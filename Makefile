@@ -29,8 +29,8 @@ demo-kubernetes: install-dev  ## an ElasticJob with two workers, then three, the
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.demo
 
-quick: install-dev  ## the tests that train nothing, start no processes and compute no longer than a few seconds
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+quick: install-dev  ## the unit tests: they train nothing, start no processes and compute no longer than a moment
+	$(BIN)/python -m pytest $(PARALLEL) -m unit --hypothesis-profile quick
 
 check: install-dev  ## lint, format, types and import layers
 	$(BIN)/ruff check .
@@ -73,7 +73,8 @@ soak: install-dev  ## kill PostgreSQL, servers and runners while submitted jobs 
 	$(BIN)/python -m tests.control.soak --minutes 10 --servers 2 --kill servers,runners
 
 proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour
-	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m long tests
+	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m nightly tests
+	$(BIN)/python -m pytest $(PARALLEL) -m unit --hypothesis-profile nightly
 	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest tests/train/test_recovery.py
 
 simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of provisioning under chaos; minutes

@@ -1,9 +1,10 @@
-"""What every test needs: TensorFlow without its banner; and what an ordinary run leaves out."""
+"""Every test's environment, its tier, and which tests passed only at the second try."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,8 +23,13 @@ settings.register_profile("development", deadline=None)
 settings.register_profile(
     "ci", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=300)
 settings.load_profile("ci" if os.environ.get("CI") else "development")
 
+
+_TESTS = Path(__file__).parent
+_ENDS = ("rerun", "passed", "failed", "error")
 
 # Files are given to processes in this order; no process waits at the end for one that has begun a long file late.
 _LONGEST_FIRST = ("clouds_e2e", "e2e", "train")
@@ -34,11 +40,41 @@ def _turn(item: pytest.Item) -> int:
     return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
 
 
+# Whole commands, servers and clouds; the other folders have tests of each tier.
+_SYSTEMS = {"clouds_e2e", "cluster", "e2e", "server"}
+
+
+def _tier(item: pytest.Item) -> str:
+    """The name of the marker that says how much a test takes; the marks `slow` and `long` are given by hand."""
+    if item.get_closest_marker("long") is not None:
+        return "nightly"
+    if not item.path.is_relative_to(_TESTS):
+        return "unit"
+    if item.path.relative_to(_TESTS).parts[0] in _SYSTEMS:
+        return "system"
+    return "unit" if item.get_closest_marker("slow") is None else "process"
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of long tests go first; long proofs are left to `make proofs`, so that an ordinary run stays short."""
     items.sort(key=_turn)
-    if os.environ.get("SCAVENGER_EVERYTHING"):
-        return
     for item in items:
-        if item.get_closest_marker("long") is not None:
+        tier = _tier(item)
+        item.add_marker(tier)
+        if tier == "nightly" and not os.environ.get("SCAVENGER_EVERYTHING"):
             item.add_marker(pytest.mark.skip(reason="long: SCAVENGER_EVERYTHING=1 tries it"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the tests that passed only at the second try, which is a fault of quality, here and to CI."""
+    tried = {name: {report.nodeid for report in terminalreporter.stats.get(name, ())} for name in _ENDS}
+    again = sorted(tried["rerun"] & tried["passed"] - tried["failed"] - tried["error"])
+    if again:
+        terminalreporter.section("faults of quality: passed only at the second try")
+        for name in again:
+            terminalreporter.write_line(name)
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose report the controller gets
+    if again and not in_worker and (told := os.environ.get("SCAVENGER_SECOND_TRIES")):
+        with Path(told).open("a") as file:
+            file.writelines(f"{name}\n" for name in again)

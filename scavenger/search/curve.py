@@ -304,9 +304,6 @@ def pareto_front(time_s: FloatArray, cost_usd: FloatArray, allowed: BoolArray) -
 
 def find_knee(time_s: FloatArray, cost_usd: FloatArray, front: BoolArray) -> int | None:
     """Index of the front's knee; None if it has fewer than three distinct points or bends too little."""
-    # its own imports (plots, signal processing) are a third of those of a command, of which few look for a knee
-    from kneed import KneeLocator
-
     order = np.flatnonzero(front)
     order = order[np.argsort(time_s[order], kind="stable")]
     keep = np.append(True, np.diff(time_s[order]) > 0.0) if len(order) else np.zeros(0, dtype=np.bool_)
@@ -318,6 +315,9 @@ def find_knee(time_s: FloatArray, cost_usd: FloatArray, front: BoolArray) -> int
     hull = _lower_hull(x, y)
     if len(hull) < 3:
         return None
+    # its own imports (plots, signal processing) are a third of those of a command; few fronts bend
+    from kneed import KneeLocator
+
     samples = np.union1d(x[hull], np.linspace(0.0, 1.0, KNEE_SAMPLES))
     found = KneeLocator(
         samples, np.interp(samples, x[hull], y[hull]), curve="convex", direction="decreasing", S=1.0

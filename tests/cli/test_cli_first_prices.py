@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scavenger_cli.main import main
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
 from price_servers import PriceServer, product, serve, sku
+from scavenger_cli.main import main
 
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from cli_fake import Run
+from fake import FakeProvider, Fault
 from nested import built
 
 from scavenger.control.provisioning import clean_up as clearing
@@ -24,10 +24,6 @@ from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, V
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError
 from scavenger.store import Store
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider, Fault
 
 WHERE = "fake/fake-1"
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
-
 from cloud_jobs import CloudJob
 from machines import left, unavailable
 from real_jobs import Job, marked, wait_for
@@ -62,6 +57,7 @@ def make_job(cloud: Rented, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         name: str = "job",
         *,
         tiny: bool = False,
+        code: dict[str, Any] | None = None,
         prices: dict[str, tuple[float, float]] | None = None,
         **sections: Any,
     ) -> CloudJob:
@@ -73,7 +69,7 @@ def make_job(cloud: Rented, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             prices or dict(cloud.prices),
         )
         if tiny:
-            Job(job.folder, job.store, mark).write(sleep_s=0.0005)
+            Job(job.folder, job.store, mark).write(**{"sleep_s": 0.0005, **(code or {})})
         infra = {"infra": f"{cloud.name}/{cloud.region}", "resources": {"vm": cloud.small}}
         return job.write(**{**infra, **sections})
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
-
 from cloud_jobs import CloudJob, assert_nothing_left, eventually, paid_usd
 from rented import Rented
 from test_e2e_loop import _MODULE, SHARD, SHARDS

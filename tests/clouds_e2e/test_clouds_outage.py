@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
-
 from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually
 from command_program import EPOCHS, PROGRAM, RUN, STEPS
 from conftest import MakeJob

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
 from machines import AGENT, Machines, unavailable
 
 from tests.cluster.binaries import missing

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +11,13 @@ from elastic_world import ElasticWorld
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from kubernetes.client.exceptions import ApiException
+from test_job_schema import PLACES, POOL, REQUIRED
 
 from scavenger.control.cluster.operating import Installation, read_job
 from scavenger.domain.elastic_job import GROUP, KIND, PLURAL, VERSION
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
 from tests.cluster.control_plane import ControlPlane
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "jobfile"))
-
-from test_job_schema import PLACES, POOL, REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aws_server import VCPUS, AwsServer
 
 from scavenger.control.jobs.aggregator_vms import settled
 from scavenger.control.jobs.platform import PreparedJob, RentedVms, prepare_job
@@ -26,10 +26,6 @@ from scavenger.models.aggregation import OWN_BYTES, ModelSize, held_models
 from scavenger.models.job_model import JobModel
 from scavenger.store import Store
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from aws_server import VCPUS, AwsServer
 
 VM, PLACE = "c5.xlarge", "aws/us-east-1"
 EVEN = tuple(1.0 / vms for vms in range(1, 17))

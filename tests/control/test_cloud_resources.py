@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake import FakeProvider
 
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
@@ -33,10 +33,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
 STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"

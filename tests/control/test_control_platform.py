@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake import FakeProvider
 
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
@@ -20,10 +21,6 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
 from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
 from scavenger.store import Store
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider
 
 CLOUD = {"infra": "aws/us-east-1", "resources": {"vm": "c5.large"}}
 

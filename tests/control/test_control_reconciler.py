@@ -17,6 +17,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from fake import Fault
+from provisioned import NO_ANSWER, Bench
+from provisioning_store import MemoryStore
 from sqlalchemy import text
 
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
@@ -24,13 +27,6 @@ from scavenger.domain.intent import VmSlot
 from scavenger.errors import CloudUnavailableError, ConfigurationError, StoreBusyError
 from scavenger.store import Store
 from scavenger.store.births import Birth
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "provisioning"))
-
-from fake import Fault
-from provisioned import NO_ANSWER, Bench
-from provisioning_store import MemoryStore
 
 
 @pytest.fixture

@@ -18,7 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from fake import FakeProvider, Fault
+from identity_documents import Signer, identity_document
 from nested import built
+from processes import eventually
+from vm_driving import AGENT
 
 from scavenger.cloud.aws.identity import AwsIdentity
 from scavenger.cloud.catalog.traffic import traffic_price
@@ -47,14 +51,6 @@ from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.transport.messages.values import ProcessConfiguration
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
-from fake import FakeProvider, Fault
-from identity_documents import Signer, identity_document
-from processes import eventually
-from vm_driving import AGENT
 
 pytestmark = pytest.mark.slow
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance import token_of
+from fake import FakeProvider, Fault
 from nested import built, changed
 
 from scavenger.control.provisioning.boot_watch import BootWatch
@@ -26,11 +27,6 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetInputs
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from conformance import token_of
-from fake import FakeProvider, Fault
 
 ENDPOINT = "tcp://203.0.113.7:7000"
 DOCUMENT = boot_document(ENDPOINT, "k" * 40, "fake", VmPackage(requirement="scavenger-ml"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +14,6 @@ import pytest
 
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
 from gcp_server import ComputeServer
 from gcp_state import EPOCH, PROJECT, REGION, Clock

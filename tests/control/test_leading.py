@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake import FakeProvider
 
 from scavenger.cloud.boot.leader import LeaderAccess, leader_boot_script, leader_set_up_script
 from scavenger.cloud.boot.package import own_package
@@ -43,10 +44,6 @@ from scavenger.policy.provisioning.decider import decide
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 from scavenger.store import Store
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk"
 RECORD = LeaderRecord(

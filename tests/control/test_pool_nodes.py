@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake import FakeProvider, Fault
+from processes import eventually
 from scavenger_cli.main import main
 
 from scavenger.control.provisioning.clean_up import CleanUp
@@ -20,12 +21,6 @@ from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool.growth import RentalLimits
 from scavenger.train.pool.placement import Node
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
-from fake import FakeProvider, Fault
-from processes import eventually
 
 CONFIG = ProvisioningConfig(
     0.3,

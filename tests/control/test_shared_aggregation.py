@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,6 @@ from typing import Any, cast
 
 import pytest
 from msgspec import structs
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
 from pools import end_pool
 
 from scavenger.control.jobs import pooling

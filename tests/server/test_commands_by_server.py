@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from fake import FakeProvider
 from nested import built
 from scavenger_cli.leftovers import BY_SERVER, OF_THIS_MACHINE, WHY_NOT
 from scavenger_cli.main import app, main
@@ -39,10 +40,6 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import Verdict
 from scavenger.store.schema import RestoreRow
 from tests.golden.documents import POOL, filled
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider
 
 Outputs = tuple[int, str, str]
 Both = Callable[..., tuple[Outputs, Outputs]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from fake import FakeProvider
 from nested import built
 from server_world import World
 from starlette.testclient import TestClient
@@ -19,10 +19,6 @@ from scavenger.control.provisioning import clean_up, providers
 from scavenger.domain.vm import VmRequest
 from scavenger.server.app import create_app
 from scavenger.store import Store
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider
 
 
 class Restored:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nested import built, changed
+from provisioning_store import MemoryStore
+from provisioning_world import World
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
@@ -25,11 +25,6 @@ from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
 from scavenger.store.intent_rows import fleet_spec_document, fleet_spec_of, intent_of, row_of
 from scavenger.store.schema import FleetSpecRow
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "provisioning"))
-
-from provisioning_store import MemoryStore
-from provisioning_world import World
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 LEASE = "sim/region-1"

@@ -105,9 +105,9 @@ def quiet(moved: Hosts, still: Model, last: int) -> None:
         ("Adam", False, True),
         ("Adam", True, False),
         ("SGD", False, False),
-        ("Nadam", False, False),
+        pytest.param("Nadam", False, False, marks=pytest.mark.long),
         ("Nadam", False, True),
-        ("Adafactor", True, False),
+        pytest.param("Adafactor", True, False, marks=pytest.mark.long),
     ],
 )
 def test_weights_are_those_of_buckets_that_stay(name: str, restarted: bool, in_place: bool) -> None:

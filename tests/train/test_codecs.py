@@ -76,7 +76,7 @@ def test_bytes_are_a_message_or_a_message_error(protocol: str) -> None:
     refused = 0
 
     @given(frames(protocol))
-    @settings(max_examples=1000)
+    @settings(max_examples=max(300, settings().max_examples))
     def decode(data: bytes) -> None:
         nonlocal refused
         try:
