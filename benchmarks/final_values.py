@@ -19,7 +19,6 @@ from benchmarks.figures import Benchmark, Result
 from scavenger.control.search.tables import read_curves
 from scavenger.models.backtest_curves import CurveRun
 from scavenger.models.final_value import ValueForecast, forecast_value
-from scavenger.models.learning_curve import value_by_shapes
 
 __all__ = ["BENCHMARK"]
 
@@ -38,17 +37,12 @@ def _doublings(at: Floats, losses: Floats, end: float) -> ValueForecast:
     return forecast_value(at, losses, end, mode="min")
 
 
-def _shapes(at: Floats, losses: Floats, end: float) -> ValueForecast:
-    value = value_by_shapes(at, losses, end, mode="min")
-    return ValueForecast(value, value, value)
-
-
 def _last(at: Floats, losses: Floats, end: float) -> ValueForecast:
     best = float(losses.min())
     return ValueForecast(best, best, best)
 
 
-METHODS: dict[str, Forecast] = {"doublings": _doublings, "shapes": _shapes, "last value": _last}
+METHODS: dict[str, Forecast] = {"doublings": _doublings, "last value": _last}
 OURS = "doublings"
 
 
@@ -114,12 +108,12 @@ def run(repetitions: int, work_dir: Path) -> Result:
                 for error, share in zip(errors, covered, strict=True)
             ]
             rows.append((name, half, *cells))
-    ours, shapes = (figures[f"{name}, held out"]["error"] for name in (OURS, "shapes"))
+    ours, last = (figures[f"{name}, held out"]["error"] for name in (OURS, "last value"))
     return Result(
         headers=("error, %", "workloads", *(f"{low}-{high} seen" for low, high in BANDS)),
         rows=tuple(rows),
-        verdict="errors of doublings relative to those of shapes, held out: "
-        f"{', '.join(f'{a / b:.2f}' for a, b in zip(ours, shapes, strict=True))} (aim: below 1); the 90 % interval "
+        verdict="errors of doublings relative to those of the last value, held out: "
+        f"{', '.join(f'{a / b:.2f}' for a, b in zip(ours, last, strict=True))} (aim: below 1); the 90 % interval "
         f"holds {100 * figures[f'{OURS}, held out']['coverage90']:.0f} % of the truths (aim: 85 to 96 %)",
         figures=figures,
         remarks=(

@@ -20,6 +20,8 @@ class CallbackRunRecord:
         stopped_by: The class of the callback that stopped training; empty if none did.
         keep_best: Whether an EarlyStopping keeps this epoch's weights as the best; None if none keeps any.
         batch: Number of the step within the epoch, from 0; None at the end of the epoch.
+        rates_ahead: At the beginning of training, the learning rate of each epoch over the compiled one, where it is
+            known beforehand; else empty.
     """
 
     epoch: int
@@ -30,3 +32,4 @@ class CallbackRunRecord:
     stopped_by: str = ""
     keep_best: bool | None = None
     batch: int | None = None
+    rates_ahead: tuple[float, ...] = ()

@@ -19,7 +19,6 @@ from scavenger.models.learning_curve import (
     Hint,
     Mode,
     forecast,
-    value_by_shapes,
 )
 
 __all__ = ["OWN", "CurveErrors", "CurveResult", "CurveRun", "backtest_curves", "pooled"]
@@ -175,15 +174,14 @@ def _estimates(run: CurveRun, other: CurveRun, share: float) -> dict[str, _Estim
         hint: Hint | None = None, schedule: Schedule | None = None, earlier: Sequence[EarlierRun] = ()
     ) -> _Estimate:
         found = forecast(steps, values, target, mode=run.mode, hint=hint, schedule=schedule, earlier=earlier)
-        if schedule is None:
-            final = forecast_value(steps, values, end, mode=run.mode).value
-        else:
-            final = value_by_shapes(steps, values, end, mode=run.mode, schedule=schedule)
+        final = forecast_value(steps, values, end, mode=run.mode).value if schedule is None else math.nan
         return _Estimate(found.total, final, (found.low, found.high))
 
     methods = {OWN: own()}
-    if run.learning_rates is not None:
-        methods["schedule known"] = own(schedule=Schedule(run.steps, run.learning_rates))
+    rates = run.learning_rates
+    if rates is not None:
+        methods["rates so far known"] = own(schedule=Schedule.of(steps, rates[shown]))
+        methods["schedule known"] = own(schedule=Schedule.of(run.steps, rates))
     if other is not run:
         known = EarlierRun(other.steps, other.values)
         methods["another run known"] = own(earlier=[known])._replace(final=math.nan)

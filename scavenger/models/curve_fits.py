@@ -1,86 +1,92 @@
-"""How well each shape of a learning curve passes through evaluations, the scale of their errors integrated out.
+"""How well each curve passes through evaluations, the scale of their errors integrated out.
 
-The errors are correlated from one evaluation to the next, and those of old evaluations grow; see `learning_curve`.
+The errors are correlated from one evaluation to the next, those of old evaluations grow, and so does, with the distance
+to the target, what all evaluations miss it by; see `learning_curve`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from scavenger.domain.curve import FloatArray
 
-__all__ = ["FLOOR", "FREEDOM", "TEMPER", "Products", "covariance"]
+CORRELATION = 0.4
 
-CORRELATION = 0.3
 
-FREEDOM, FLOOR = 6.0, 0.09
-"""Degrees of freedom of the scale before any evaluation, and its value then, in units of the gap."""
+class Errors(NamedTuple):
+    """How far curves are from evaluations, beyond the scale, which is integrated out.
 
-TEMPER = 0.6
-"""An evaluation counts for so many: shapes are wrong in ways that later evaluations share."""
+    Attributes:
+        temper: An evaluation counts for so many: curves are wrong in ways that later evaluations share.
+        freedom, floor: Degrees of freedom of the scale before any evaluation, and its value then, in units of the gap.
+        drifts: η, weighed by evidence: what no curve explains, the more the longer ago.
+        shared: κ: what the curves do not explain ahead, over what they do not explain of the course so far.
+        early: How fast the prior falls with T / t. It is 1 for a run that is looked at at any time alike, and more
+            where evaluations count for little, as the best slope favours targets far away, which any curve reaches.
+    """
+
+    temper: float
+    freedom: float
+    floor: float
+    drifts: tuple[float, ...]
+    shared: float
+    early: float
+
+    @property
+    def least(self) -> float:
+        """What is added to a sum of squares, for the scale before any evaluation."""
+        return self.floor**2 * self.freedom
 
 
 def covariance(x: FloatArray, counts: FloatArray, drift: float) -> FloatArray:
-    """Covariance of the points, but for their scale, shape `(m, m)`."""
+    """Covariance of the points, but for their scale and for what all of them share, shape `(m, m)`."""
     places, age = np.arange(len(x)), -np.log(x)
     near = CORRELATION ** np.abs(places[:, None] - places) / (counts[:, None] * counts) ** 0.25
     return np.asarray(near + drift**2 * np.minimum(age[:, None], age) + 1e-9 * np.eye(len(x)))
 
 
-@dataclass(frozen=True, slots=True)
-class Products:
-    """Inner products, under the inverse of a covariance, of each shape φ, the constant 1 and the points y."""
+class Fit(NamedTuple):
+    """Fits of `y = c above`, by curve and by where the target is reached, shape `(n, k)` each.
 
-    shape_shape: FloatArray
-    shape_one: FloatArray
-    shape_y: FloatArray
-    one_one: float
-    one_y: float
-    y_y: float
-    log_determinant: float
-    points: int
+    Attributes:
+        residual: Sum of squares with the best c >= 0, by the inverse of the covariance.
+        slope: c.
+        shared: What all points are off by, as far as it is known.
+        log_determinant: Of the covariance, shape `(k,)`.
+    """
+
+    residual: FloatArray
+    slope: FloatArray
+    shared: FloatArray
+    log_determinant: FloatArray
 
     @classmethod
-    def of(cls, shapes: FloatArray, y: FloatArray, covariance: FloatArray) -> Products:
-        lower = np.linalg.cholesky(covariance)
+    def of(cls, above: FloatArray, y: FloatArray, covariance: FloatArray, shared: FloatArray) -> Fit:
+        """Fit every curve.
+
+        Args:
+            above: The curves at the points, shape `(n, k, m)`.
+            y: The points, shape `(m,)`, or `(k, m)`.
+            covariance: Of the points, shape `(m, m)`.
+            shared: Variance of what all of them are off by, shape `(k,)`.
+        """
         # A few rows only: the library's triangular solver would start threads for them.
-        white = np.linalg.inv(lower) @ np.column_stack((shapes.T, np.ones(len(y)), y))
-        shape, one, points = white[:, :-2], white[:, -2], white[:, -1]
-        return cls(
-            np.sum(shape**2, axis=0),
-            one @ shape,
-            points @ shape,
-            float(one @ one),
-            float(one @ points),
-            float(points @ points),
-            2.0 * float(np.log(np.diag(lower)).sum()),
-            len(y),
-        )
-
-    def fitted(self, ahead: FloatArray, offsets: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residual and slope of `y = offset + c (φ - ahead)` with the best c >= 0, shapes of `ahead`: `(n, k)`."""
-        square = self.shape_shape[:, None] - 2.0 * ahead * self.shape_one[:, None] + ahead**2 * self.one_one
-        cross = (
-            self.shape_y[:, None]
-            - offsets * self.shape_one[:, None]
-            - ahead * (self.one_y - offsets * self.one_one)
-        )
-        whole = self.y_y - 2.0 * offsets * self.one_y + offsets**2 * self.one_one
-        slope = np.maximum(cross, 0.0) / np.maximum(square, 1e-300)
-        return np.maximum(whole - slope * cross, 0.0), slope
-
-    def free(self, ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residual and value at `ahead` of `y = a + c φ` with the best a and c >= 0, both of shape `(n,)`."""
-        mean, level = self.shape_one / self.one_one, self.one_y / self.one_one
-        square = self.shape_shape - mean * self.shape_one
-        cross = np.maximum(self.shape_y - mean * self.one_y, 0.0)
+        root = np.linalg.inv(np.linalg.cholesky(covariance))
+        curves, points, one = above @ root.T, y @ root.T, root.sum(axis=1)
+        # By Sherman and Morrison, as the shared part has rank one.
+        part = shared / (1.0 + shared * (one @ one))
+        of_curves, of_points = curves @ one, points @ one
+        square = np.sum(curves**2, axis=-1) - part * of_curves**2
+        cross = np.maximum(np.sum(curves * points, axis=-1) - part * of_curves * of_points, 0.0)
         slope = cross / np.maximum(square, 1e-300)
-        residual = self.y_y - level * self.one_y - slope * cross
-        return np.maximum(residual, 0.0), level + slope * (ahead - mean)
+        residual = np.maximum(np.sum(points**2, axis=-1) - part * of_points**2 - slope * cross, 0.0)
+        log_determinant = -2.0 * np.log(np.diag(root)).sum() + np.log1p(shared * (one @ one))
+        return cls(residual, slope, part * (of_points - slope * of_curves), log_determinant)
 
-    def log_weight(self, residual: FloatArray, *, floor: float = FLOOR**2 * FREEDOM) -> FloatArray:
-        """ln of the evidence, the scale integrated out; shape of `residual`."""
-        power = 0.5 * (TEMPER * self.points + FREEDOM)
-        return np.asarray(-power * np.log(residual + floor) - 0.5 * TEMPER * self.log_determinant)
+    def log_weight(self, points: int, errors: Errors, *, least: float | None = None) -> FloatArray:
+        """ln of the evidence, the scale integrated out, shape `(n, k)`; `least` is that of the errors."""
+        power = 0.5 * (errors.temper * points + errors.freedom)
+        floor = errors.least if least is None else least
+        return np.asarray(-power * np.log(self.residual + floor) - 0.5 * errors.temper * self.log_determinant)

@@ -1,113 +1,118 @@
-"""Shapes of learning curves: how a metric falls towards its asymptote, on fixed nodes.
+"""Shapes of learning curves: how far above its target a metric is on the way to it.
 
 ==========  =============================================  =================================================
-x           steps over those trained so far: 1 is now
-power       (x + o)^-p                                     Hestness et al., arXiv:1712.00409
-stretched   exp(-(x / k)^b)
-Hill        1 / (1 + (x / k)^p)                            Viering and Loog, arXiv:2103.10948, §4 ("MMF")
-straight    -x^q
-ending      power, less a term that goes on falling        annealing towards the end of a schedule
+v           steps over those at which the target is
+            reached: 1 is there
+ending      (v^-p - 1) / p + g (1 - v^q) / q               a power, Hestness et al., arXiv:1712.00409, and a
+                                                           fall that gains speed towards the end of the run
 ==========  =============================================  =================================================
 
-With a known learning-rate schedule, the multi-power law of Luo et al., arXiv:2503.12811, eq. 2-3, is joined to them:
-the power acts on the area under the schedule, and each drop of the rate lowers the loss further. So are the courses of
-earlier runs of similar jobs, faster or slower.
+Nearly every run lowers its learning rate towards its end, and most do not tell how: so the end that a shape speeds up
+to is that of the run in question itself. With a known schedule, the multi-power law of Luo et al., arXiv:2503.12811,
+eq. 2-3, is joined to it: the power acts on the area under the schedule, and each drop of the rate lowers the loss
+further. So are the courses of earlier runs of similar jobs, faster or slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from scipy.special import logsumexp
 
-from scavenger.domain.curve import BoolArray, FloatArray
-
-__all__ = ["ANNEALED", "SHAPES", "Annealed", "EarlierRun", "Nodes", "Schedule", "Shapes", "join_nodes"]
+from scavenger.domain.curve import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """Curves in question, each known but for a level and a slope.
+class Family:
+    """Curves in question, each known but for its slope.
 
     Attributes:
-        seen: At the evaluations, shape `(n, m)`.
-        ahead: Where the target may be reached, shape `(n, k)`.
-        log_prior: ln of each one's prior weight, shape `(n,)`.
-        bounded: Whether one has an asymptote, which is 0, shape `(n,)`.
+        share: How probable the family is, relative to others.
+        log_prior: ln of each curve's prior weight within it, up to a constant, shape `(n,)`.
+        above: How far above the target each curve is, by places `(m,)` and by where the target is reached `(k,)`:
+            shape `(n, k, m)`.
+        staying: How far above its asymptote each curve is, shape `(n, m)`; None where it has none.
     """
 
-    seen: FloatArray
-    ahead: FloatArray
+    share: float
     log_prior: FloatArray
-    bounded: BoolArray
+    above: Callable[[FloatArray, FloatArray], FloatArray]
+    staying: Callable[[FloatArray], FloatArray] | None = None
+
+    @classmethod
+    def of_courses(
+        cls,
+        share: float,
+        log_prior: FloatArray,
+        values: Callable[[FloatArray], FloatArray],
+        *,
+        bounded: bool = False,
+    ) -> Family:
+        """Curves whose course does not depend on where the target is.
+
+        Args:
+            values: Each curve at places `(m,)`, shape `(n, m)`; less is better, and 0 the asymptote if `bounded`.
+        """
+
+        def above(at: FloatArray, totals: FloatArray) -> FloatArray:
+            return np.asarray(values(at)[:, None, :] - values(totals)[:, :, None])
+
+        return cls(share, log_prior, above, values if bounded else None)
 
 
-def join_nodes(families: Sequence[tuple[float, Nodes]]) -> Nodes:
-    """All nodes of several families, each with how probable it is, up to a factor; those without nodes are left out."""
-    known = [(share, nodes) for share, nodes in families if len(nodes.seen)]
-    return Nodes(
-        np.concatenate([nodes.seen for _, nodes in known]),
-        np.concatenate([nodes.ahead for _, nodes in known]),
-        np.concatenate([np.log(share) + n.log_prior - logsumexp(n.log_prior) for share, n in known]),
-        np.concatenate([nodes.bounded for _, nodes in known]),
-    )
+def log_priors(families: Sequence[Family]) -> list[FloatArray]:
+    """ln of the prior weight of each curve of each family, adding up to 1 over all of them."""
+    whole = math.fsum(family.share for family in families)
+    return [
+        np.asarray(math.log(family.share / whole) + family.log_prior - logsumexp(family.log_prior))
+        for family in families
+    ]
 
 
-class Shapes:
-    """The nodes of all families that know no schedule.
+POWERS_OF_ENDS = 1.4 * np.exp(0.7 * np.array((-1.3, 0.0, 1.3)))
+GAINS = 0.85 * np.exp(1.8 * np.array((-1.5, -0.5, 0.5, 1.5)))
+BENDS = 0.8 * np.exp(0.7 * np.array((-1.0, 0.0, 1.0)))
+"""p, g and q of the shapes that end, even in their logarithms around what fits public runs best."""
+ENDS_LOG_PRIOR = tuple(
+    -0.5 * np.array(z) ** 2 for z in ((-1.3, 0.0, 1.3), (-1.5, -0.5, 0.5, 1.5), (-1.0, 0.0, 1.0))
+)
 
-    Attributes:
-        log_prior: ln of each node's prior weight, shape `(n,)`: families are equally probable, and so are the nodes
-            of a family.
-        bounded: Whether a node has an asymptote, which is 0, shape `(n,)`.
-    """
-
-    def __init__(self) -> None:
-        self._power = _grid((0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5), (0.0, 0.1, 0.4, 1.5))
-        self._stretched = _grid((0.5, 0.75, 1.0, 1.5, 2.5), (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4))
-        self._hill = _grid((0.7, 1.0, 1.5, 2.5, 4.0), (0.1, 0.25, 0.6, 1.5, 4.0))
-        self._straight = _grid((0.5, 1.0, 1.5, 2.0, 3.0))
-        self._ending = _grid((0.5, 1.0, 2.0), (0.0, 0.3), (0.25, 0.5, 1.0, 2.0), (1.0, 2.0))
-        families = (self._power, self._stretched, self._hill, self._straight, self._ending)
-        self.log_prior = np.concatenate([np.full(f.shape[1], -np.log(f.shape[1])) for f in families])
-        self.bounded = np.concatenate(
-            [np.full(f.shape[1], place < 3, dtype=np.bool_) for place, f in enumerate(families)]
-        )
-
-    def nodes(self, seen: FloatArray, ahead: FloatArray) -> Nodes:
-        """Every node at the steps over those trained so far that were seen, and at those to come."""
-        return Nodes(self.values(seen), self.values(ahead), self.log_prior, self.bounded)
-
-    def values(self, x: FloatArray) -> FloatArray:
-        """Every node at every x > 0, shape `(n, len(x))`; each falls with x."""
-        p, o = self._power
-        power = (x + o) ** -p
-        b, k = self._stretched
-        stretched = np.exp(-((x / k) ** b))
-        p, k = self._hill
-        hill = 1.0 / (1.0 + (x / k) ** p)
-        (q,) = self._straight
-        straight = -(x**q)
-        p, o, g, q = self._ending
-        # Both terms have the slope -1 and -g now.
-        ending = (x + o) ** -p * (1.0 + o) ** (p + 1.0) / p - g * x**q / q
-        return np.concatenate((power, stretched, hill, straight, ending))
+STAYING = np.array((0.25, 0.5, 1.0, 2.0))
+"""Powers by which a run comes to rest that never reaches its target."""
 
 
-def _grid(*values: tuple[float, ...]) -> FloatArray:
-    """All combinations, shape `(parameters, nodes, 1)`."""
-    return np.array(list(product(*values)), dtype=np.float64).T[:, :, None]
+def ending() -> Family:
+    """The shapes of runs of which only the metric is known."""
+    power, gain, bend = np.array(list(product(POWERS_OF_ENDS, GAINS, BENDS))).T[:, :, None, None]
+    log_prior = np.array([math.fsum(one) for one in product(*ENDS_LOG_PRIOR)])
+
+    def above(at: FloatArray, totals: FloatArray) -> FloatArray:
+        log_share = np.log(at) - np.log(totals)[:, None]
+        return np.asarray(np.expm1(-power * log_share) / power - gain * np.expm1(bend * log_share) / bend)
+
+    def staying(at: FloatArray) -> FloatArray:
+        return np.asarray((at / at[-1]) ** -STAYING[:, None])
+
+    return Family(1.0, log_prior, above, staying)
 
 
-SHAPES = Shapes()
+LAW_STEPS = 24_000.0
+"""Steps of a run that the law of schedules was fitted to; a schedule counts as long, until its last change."""
+
+RATE_MIN = 1e-3
+"""Least rate that counts, relative to the highest."""
+
+STEADY_MIN, STEADY_SHARE = 3, 0.6
+"""A rate falls steadily if it has fallen in so many, and in such a share, of the steps since it was highest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The learning rates of a whole run, as planned before it.
+    """The learning rates of a whole run as planned before it, or those so far.
 
     Attributes:
         steps: Increasing, positive, shape `(n,)`; the rate holds from the step before. Up to the first, the rate
@@ -119,6 +124,51 @@ class Schedule:
     steps: FloatArray
     rates: FloatArray
     unit: float = 1.0
+
+    @classmethod
+    def of(cls, steps: FloatArray, rates: FloatArray) -> Schedule:
+        """The schedule with the unit of its length, which is until its last change; some rate must be positive."""
+        rates = np.maximum(rates, RATE_MIN * rates.max())
+        changes = np.flatnonzero(np.diff(rates))
+        return cls(steps, rates, LAW_STEPS / float(steps[changes[-1] if len(changes) else -1]))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rate is the same everywhere."""
+        return bool(np.all(self.rates == self.rates[0]))
+
+    def continued(self, end: float) -> Schedule:
+        """The whole schedule, of which these are the rates so far: a rate that falls steadily goes on to do so.
+
+        That is along a cosine or a line to 0, or as a power of time, whichever it has followed so far; a rate that was
+        lowered now and then, or has not fallen, stays as it is.
+
+        Args:
+            end: Where it is laid out to.
+        """
+        top = int(np.flatnonzero(self.rates == self.rates.max())[-1])
+        begin, now, last = (
+            float(self.steps[top]),
+            float(self.steps[-1]),
+            float(self.rates[-1] / self.rates[top]),
+        )
+        fallen = np.diff(self.rates[top:]) < 0.0
+        if len(fallen) < STEADY_MIN or fallen.mean() < STEADY_SHARE or end <= now:
+            return self
+        ahead = np.append(self.steps, np.geomspace(now, end, 449)[1:])
+        past = np.maximum(ahead - begin, 0.0) / (now - begin)
+        arc = math.acos(2.0 * last - 1.0)
+        candidates = (
+            (0.5 * (1.0 + np.cos(np.minimum(arc * past, math.pi))), math.pi / arc),
+            (np.maximum(1.0 - (1.0 - last) * past, 0.0), 1.0 / (1.0 - last)),
+            (last**past, 1.0 + 1.0 / -math.log(last)),
+        )
+        seen, so_far = len(self.steps), self.rates / self.rates[top]
+        course, length = min(
+            candidates, key=lambda one: float(np.sum((one[0][top:seen] - so_far[top:]) ** 2))
+        )
+        rates = np.append(so_far, np.maximum(course[seen:], RATE_MIN))
+        return Schedule(ahead, rates, LAW_STEPS / (begin + length * (now - begin)))
 
     def area(self, steps: FloatArray) -> FloatArray:
         """Steps at the highest rate that do as much as those up to each of `steps`; the last rate goes on for ever."""
@@ -143,49 +193,45 @@ class Schedule:
 
 
 ANNEAL_RATE, ANNEAL_BETA, ANNEAL_GAMMA = 0.0036, 1.58, 0.67
-"""C (per step), β and γ of the multi-power law; with `ANNEAL_SHARE` least squares over the nine schedules of the
-25M-parameter language model of its authors' data."""
+"""C (per step), β and γ of the multi-power law: least squares over the nine schedules of the 25M-parameter language
+model of its authors' data."""
 
-ANNEAL_SHARE, ANNEAL_UNIT = 0.38, 1e4
-"""Loss that a drop to nothing takes away in the end, relative to what the power leaves after so many steps."""
+ANNEAL_SHARE, ANNEAL_UNIT = 0.76, 1e4
+"""Loss that a drop to nothing takes away in the end, relative to what the power leaves after so many steps: twice that
+of language models, as it is more in image networks."""
 
-ANNEAL_SHARES = (ANNEAL_SHARE, 3.0 * ANNEAL_SHARE)
-"""Where the target is in question: in image networks a drop takes away more than in language models."""
+ANNEAL_UNITS = {1.0 / 3.0: 0.25, 1.0: 0.5, 3.0: 0.25}
+"""How much longer a schedule may be in steps of the law than `LAW_STEPS`, with the probability of each."""
 
 POWER_MEAN, POWER_SD = 0.5, 0.15
 """Of the power p, over the runs of the same data."""
 
 
-@dataclass(frozen=True, slots=True)
-class Annealed:
-    """The multi-power law on nodes of its power; the other constants are those above."""
+POWERS = np.linspace(0.2, 1.0, 17)[:, None]
 
-    powers: tuple[float, ...] = tuple(np.linspace(0.2, 1.0, 17))
-
-    @property
-    def log_prior(self) -> FloatArray:
-        """ln of each node's prior weight, shape `(n,)`."""
-        return np.asarray(-0.5 * ((np.array(self.powers) - POWER_MEAN) / POWER_SD) ** 2)
-
-    def nodes(self, schedule: Schedule, seen: FloatArray, ahead: FloatArray) -> Nodes:
-        """Every power with every share of `ANNEAL_SHARES`, at the steps that were seen and at those to come."""
-
-        def values(steps: FloatArray) -> FloatArray:
-            return np.concatenate([self.values(schedule, steps, share=share) for share in ANNEAL_SHARES])
-
-        log_prior = np.tile(self.log_prior, len(ANNEAL_SHARES))
-        return Nodes(values(seen), values(ahead), log_prior, np.ones(len(log_prior), dtype=np.bool_))
-
-    def values(self, schedule: Schedule, steps: FloatArray, *, share: float = ANNEAL_SHARE) -> FloatArray:
-        """Every power at every step, shape `(n, len(steps))`."""
-        power = (schedule.unit * schedule.area(steps) / ANNEAL_UNIT) ** -np.array(self.powers)[:, None]
-        return np.asarray(power - share * schedule.annealed(steps))
+SCHEDULED = 4.0
+"""How much more probable the law of a schedule is than the shapes that know none."""
 
 
-ANNEALED = Annealed()
+def annealed(schedule: Schedule) -> Family:
+    """The multi-power law under a schedule, on nodes of its power and of its unit of steps."""
+
+    units = [replace(schedule, unit=factor * schedule.unit) for factor in ANNEAL_UNITS]
+
+    def values(steps: FloatArray) -> FloatArray:
+        return np.concatenate(
+            [
+                (one.unit * one.area(steps) / ANNEAL_UNIT) ** -POWERS - ANNEAL_SHARE * one.annealed(steps)
+                for one in units
+            ]
+        )
+
+    of_power = -0.5 * ((POWERS[:, 0] - POWER_MEAN) / POWER_SD) ** 2
+    log_prior = np.concatenate([of_power + math.log(probability) for probability in ANNEAL_UNITS.values()])
+    return Family.of_courses(SCHEDULED, log_prior, values, bounded=True)
 
 
-PACES, PACES_LOG_SD = np.geomspace(1.0 / 3.0, 3.0, 9), 0.5
+PACES, PACES_LOG_SD = np.geomspace(1.0 / 3.0, 3.0, 17), 0.5
 """How much faster than an earlier run this one may be, and the standard deviation of ln of it."""
 
 
@@ -201,18 +247,22 @@ class EarlierRun:
     at: FloatArray
     values: FloatArray
 
-    def nodes(self, seen: FloatArray, ahead: FloatArray) -> Nodes:
+    def family(self, share: float, seen: FloatArray) -> Family | None:
         """The paces at which it has fallen between what was seen first and last; it stays at its end for ever.
 
         Args:
-            seen, ahead: In the unit of `at`. The values must be such that smaller ones are better.
+            share: How probable it is, relative to other families.
+            seen: In the unit of `at`. The values must be such that smaller ones are better.
+
+        Returns:
+            None if there is no such pace.
         """
         best, log_at = np.minimum.accumulate(self.values), np.log(self.at)
 
-        def values(at: FloatArray) -> FloatArray:
-            return np.asarray(np.interp(np.log(PACES[:, None] * at), log_at, best))
+        def course(paces: FloatArray, at: FloatArray) -> FloatArray:
+            return np.asarray(np.interp(np.log(paces[:, None] * at), log_at, best))
 
-        log_prior = -0.5 * (np.log(PACES) / PACES_LOG_SD) ** 2
-        found = Nodes(values(seen), values(ahead), log_prior, np.zeros(len(PACES), dtype=np.bool_))
-        falls = found.seen[:, 0] > found.seen[:, -1]
-        return Nodes(found.seen[falls], found.ahead[falls], log_prior[falls], found.bounded[falls])
+        ends = course(PACES, seen[[0, -1]])
+        paces = PACES[ends[:, 0] > ends[:, 1]]
+        log_prior = -0.5 * (np.log(paces) / PACES_LOG_SD) ** 2
+        return Family.of_courses(share, log_prior, lambda at: course(paces, at)) if len(paces) else None

@@ -6,22 +6,24 @@ z           the metric; ln of it, or of what it lacks to 1        `_scaled`
 y           best z so far less the target's, in units of the      so y(t) = 1, and the target is 0
             gap that is left
 T           when the target is reached; r = T / t > 1
-φ           shape of a curve, one of many nodes                   `curve_shapes`
+φ           how far above the target a curve is, by its shape     `curve_shapes`
 ==========  ====================================================  ==============================================
 
-Every pair of a shape and a T is one curve, `y(s) = c (φ(s) - φ(T))`, with the slope c >= 0 that fits best. It is
-weighed by how well it passes through the evaluations, whose errors are those of
+Every pair of a shape and a T is one curve, `y(s) = c φ(s; T)`, with φ(T; T) = 0 and the slope c >= 0 that fits best. It
+is weighed by how well it passes through the evaluations, whose errors are those of
 
     evaluations that are correlated with their neighbours       AR(1), `curve_fits`
     + what no shape explains, a Brownian motion in ln s that     variance η² ln(t / s) times that of evaluations;
-      is 0 now: the older an evaluation, the less it tells       every η of `DRIFTS`, by evidence
+      is 0 now: the older an evaluation, the less it tells       every η of `Errors`, by evidence
+    + the same between now and T: the further the target, the    variance κ² η² ln r, shared by all evaluations
+      less do the shapes tell of it
 
 with one unknown scale, so that the weight of a curve falls with a power of its residual, as Student's t does: a few
 evaluations far off weigh little. Curves whose asymptote falls short of the target stand for a run that never reaches
-it. Before any evaluation every ln T is equally probable, or as a hint says; that a run is looked at now and not at
-another time makes T near t the more probable, by 1 / r [1]_.
+it. Before any evaluation every ln T is as probable as r^-`early`, or as a hint says: that a run is looked at now and
+not at another time makes T near t the more probable [1]_.
 
-All curves of a shape need five inner products, so that an update takes a few milliseconds.
+All curves are fitted at once, so that an update takes some milliseconds.
 
 Where the noise of an evaluation is known (of an accuracy, from the number of samples), y are the evaluations
 themselves, in units of their noise if that is more than the gap, T is where their mean is at the target, which may be
@@ -34,19 +36,25 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp, ndtri
 
-from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_fits import FLOOR, FREEDOM, TEMPER, Products, covariance
-from scavenger.models.curve_shapes import ANNEALED, SHAPES, EarlierRun, Nodes, Schedule, join_nodes
+from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.models.curve_fits import Errors, Fit, covariance
+from scavenger.models.curve_shapes import (
+    SCHEDULED,
+    EarlierRun,
+    Family,
+    Schedule,
+    annealed,
+    ending,
+    log_priors,
+)
 from scavenger.models.first_passage import evaluations_ahead, first_passage, resampled
-
-__all__ = ["EVALUATIONS_MIN", "Forecast", "Hint", "forecast", "value_by_shapes"]
 
 EVALUATIONS_MIN = 2
 """Fewest evaluations that a forecast can be made from; from so few it is mostly the prior."""
@@ -57,19 +65,25 @@ RECENT = 0.35
 POINTS_MAX = 16
 """Evaluations are averaged to so many points, as evenly spaced in s as in ln s."""
 
-DRIFTS = (0.3, 1.0, 3.0, 10.0)
+ALONE = Errors(temper=0.16, freedom=6.4, floor=0.012, drifts=(0.67, 3.4, 17.0), shared=0.8, early=2.0)
+"""Where nothing but the metric is known, by public curves (`python -m benchmarks curves`)."""
+SCHEDULE = Errors(temper=0.3, freedom=6.0, floor=0.01, drifts=(0.2, 1.0, 5.0, 20.0), shared=1.0, early=1.15)
+"""Where a schedule tells more of the curve."""
+FOLLOWED = Errors(temper=0.5, freedom=6.0, floor=0.06, drifts=(0.6, 2.0, 6.0, 20.0), shared=1.0, early=1.3)
+"""Where an earlier run or the noise of an evaluation does."""
+
+COARSE = 0.1
+"""Floor of the scale by which it is judged *whether* the target is reached: real runs look as if they came to rest long
+before their last fall."""
 
 DOUBT = 0.03
 """Probability that the course so far tells nothing."""
 
-NEVER = 0.1
+NEVER = 0.05
 """Prior probability of a run that stays short of its target."""
 
 SHORT = (0.1, 0.3, 1.0)
 """How far short of the target the asymptotes of such runs lie, in units of the gap."""
-
-SCHEDULED = 4.0
-"""How much more probable the law of a known schedule is than the shapes that know none."""
 
 OUTLIER = 20.0
 """Evaluations further from the target than so many gaps count as if they were there."""
@@ -82,6 +96,7 @@ MISLED, MISLED_WIDTH = 0.8, 2.0
 high still leads to 48 % at half the way with 0.5."""
 
 RATIOS = np.exp(np.concatenate(([0.002, 0.005, 0.01], np.geomspace(0.02, math.log(RATIO_MAX), 60))))
+ENDING = ending()
 BEHIND = np.exp(np.linspace(-0.9, -0.02, 23))
 """T / t of means that are at their target, where no evaluation was good enough yet."""
 
@@ -153,13 +168,16 @@ def forecast(
         values: The metric there, shape `(n,)`; evaluations that are not finite are left out.
         mode: Whether the metric is to become small or large.
         limit: Where the run ends if it has not reached the target.
-        schedule: Learning rates of the whole run, over the unit of `at`; None if unknown.
+        schedule: Learning rates of the whole run, over the unit of `at`, or those so far; None if unknown. Rates that
+            are the same everywhere tell nothing of the end.
         earlier: The same metric in finished runs of similar jobs.
         noise: Standard deviation of an evaluation near the target; 0 if unknown.
 
     Raises:
         ValueError: If fewer than `EVALUATIONS_MIN` values are finite, or one has reached the target.
     """
+    if schedule is not None and schedule.is_constant:
+        schedule = None
     scale = _scale(values, target, mode, annealed=schedule is not None)
     course, goal = _Course.of(at, scale(values)), float(scale(target))
     if course.best[-1] <= goal:
@@ -171,104 +189,49 @@ def forecast(
     x, y, counts = course.points(raw=noise > 0.0)
     y = np.minimum((y - goal) / gap, OUTLIER)
     ratios = _ratios(now, hint)
-    totals = now * (ratios + course.half_step())
-    if noise > 0.0:
-        ratios = np.concatenate((BEHIND, ratios))
-    families = [(1.0, SHAPES.nodes(x, ratios))]
+    totals = now * ratios
+    families = [ENDING]
     if schedule is not None:
-        families.append((SCHEDULED, ANNEALED.nodes(schedule, x * now, ratios * now)))
+        families.append(annealed(schedule if schedule.steps[-1] > now else schedule.continued(totals[-1])))
     scaled = (EarlierRun(run.at, scale(run.values)) for run in earlier)
-    families.extend((1.0 / len(earlier), run.nodes(x * now, ratios * now)) for run in scaled)
-    nodes = join_nodes(families)
+    known = (run.family((1.0 + SCHEDULED * (schedule is not None)) / len(earlier), x * now) for run in scaled)
+    families.extend(family for family in known if family is not None)
+    followed = len(families) > 1 or noise > 0.0
+    errors = SCHEDULE if schedule is not None else FOLLOWED if followed else ALONE
+    curves, prior = _Curves(families, errors, now, x, y, counts), _prior(ratios, totals, hint, errors.early)
     if noise > 0.0:
-        curves = _Curves.of(
-            nodes, ratios, (x, y, counts), _prior_of_means(ratios, now, hint), floor=sigma / gap
-        )
-        return _passage(curves, course, totals, _prior(ratios[len(BEHIND) :], totals, hint), limit)
-    log_likelihood, log_short = _evidence(nodes, x, y, counts)
-    prior = _prior(ratios, totals, hint)
-    log_mass = np.append(log_likelihood + np.log(prior * (1.0 - NEVER)), log_short + math.log(NEVER))
-    mass = np.exp(log_mass - logsumexp(log_mass))
-    mass = (1.0 - DOUBT) * mass + DOUBT * np.append(prior * (1.0 - NEVER), NEVER)
-    return _summary(now, totals, mass, limit)
+        means = np.concatenate((BEHIND, ratios))
+        chances = (means, _prior_of_means(means, now, hint, errors.early))
+        return _passage(curves, course, chances, (totals, prior), limit, floor=sigma / gap)
+    log_reached, short = curves.evidence(ratios, prior)
+    never = (1.0 - DOUBT) * short + DOUBT * NEVER
+    when = (1.0 - DOUBT) * np.exp(log_reached) + DOUBT * prior
+    mass = np.append((1.0 - never) * when, never)
+    return _summary(now, totals, mass, limit, late=now * course.half_step())
 
 
 def _passage(
-    curves: _Curves, course: _Course, totals: FloatArray, prior: FloatArray, limit: float | None
+    curves: _Curves,
+    course: _Course,
+    means: tuple[FloatArray, FloatArray],
+    totals: tuple[FloatArray, FloatArray],
+    limit: float | None,
+    *,
+    floor: float,
 ) -> Forecast:
     """When an evaluation reaches the target, by curves of its mean.
 
     Args:
-        prior: Probability of each of `totals`, of a run that reaches its target.
+        means: T / t of the mean with the probability of each, of a run that reaches its target.
+        totals: The same of T.
     """
-    now = float(course.at[-1])
-    end = float(totals[-1]) if limit is None else 1.3 * limit
+    now = curves.now
+    end = float(totals[0][-1]) if limit is None else 1.3 * limit
     at, counts = evaluations_ahead(now, course.every(), end)
-    mass = first_passage(*curves.ahead(at / now), counts)
-    doubted = np.diff(np.interp(at, totals, np.cumsum(prior)), prepend=0.0)
+    mass = first_passage(*curves.drawn(*means, at, floor=floor), counts)
+    doubted = np.diff(np.interp(at, totals[0], np.cumsum(totals[1])), prepend=0.0)
     reached = (1.0 - DOUBT) * mass + DOUBT * (1.0 - NEVER) * doubted
-    return _summary(now, at, np.append(reached, max(0.0, 1.0 - float(reached.sum()))), limit)
-
-
-def _evidence(nodes: Nodes, x: FloatArray, y: FloatArray, counts: FloatArray) -> tuple[FloatArray, float]:
-    """ln of how well the points are explained, by where the target is reached, and by curves that fall short of it."""
-    weights, short = [], []
-    bounded = nodes.bounded
-    for drift in DRIFTS:
-        products = Products.of(nodes.seen, y, covariance(x, counts, drift))
-        weights.append(
-            products.log_weight(products.fitted(nodes.ahead, np.zeros(1))[0]) + nodes.log_prior[:, None]
-        )
-        asymptotes, _ = products.fitted(np.zeros((len(nodes.seen), len(SHORT))), np.array(SHORT))
-        short.append(products.log_weight(asymptotes[bounded]) + nodes.log_prior[bounded][:, None])
-    log_short = float(logsumexp(np.concatenate(short))) - math.log(len(SHORT))
-    return np.asarray(logsumexp(np.concatenate(weights), axis=0)), log_short
-
-
-def value_by_shapes(
-    at: Sequence[float] | FloatArray,
-    values: Sequence[float] | FloatArray,
-    end: float,
-    *,
-    mode: Mode,
-    schedule: Schedule | None = None,
-) -> float:
-    """The best value that the run will have reached at its end, whatever its target; the median over curves.
-
-    With a schedule this is the forecast to use; without, `final_value.forecast_value` errs less.
-
-    Args:
-        at, values, mode, schedule: As in `forecast`.
-        end: When the run ends, after the last evaluation.
-
-    Raises:
-        ValueError: If fewer than `EVALUATIONS_MIN` values are finite.
-    """
-    course = _Course.of(at, values if mode == "min" else -np.asarray(values, dtype=np.float64))
-    now = float(course.at[-1])
-    x, best, counts = course.points()
-    fallen = float(best[0] - best[-1])
-    if fallen <= 0.0:
-        return float(course.best[-1]) if mode == "min" else -float(course.best[-1])
-    y = (best - best[-1]) / fallen
-    if schedule is None:
-        shapes, log_prior = SHAPES.values(x), SHAPES.log_prior
-        ahead = SHAPES.values(np.array([end / now]))[:, 0]
-    else:
-        shapes, log_prior = ANNEALED.values(schedule, x * now), ANNEALED.log_prior
-        ahead = ANNEALED.values(schedule, np.array([end]))[:, 0]
-    log_weights, predicted = [], []
-    for drift in (DRIFTS[0] / 10.0, *DRIFTS):
-        products = Products.of(shapes, y, covariance(x, counts, drift))
-        residual, value = products.free(ahead)
-        log_weights.append(products.log_weight(residual, floor=1e-9) + log_prior)
-        predicted.append(value)
-    log_weight, value = np.concatenate(log_weights), np.concatenate(predicted)
-    order = np.argsort(value)
-    share = np.cumsum(np.exp(log_weight - logsumexp(log_weight))[order])
-    middle = float(best[-1] + fallen * value[order][np.searchsorted(share, 0.5)])
-    reached = min(middle, float(course.best[-1]))
-    return reached if mode == "min" else -reached
+    return _summary(now, at, np.append(reached, max(0.0, 1.0 - float(reached.sum()))), limit, single=True)
 
 
 class _Course(NamedTuple):
@@ -333,84 +296,116 @@ def _scale(
 
 
 class _Curves(NamedTuple):
-    """Equally probable curves of the mean of a noisy series: `y(r) = offset + c (φ(r) - φ(T))`.
+    """All curves in question beside the points, which they are weighed by.
 
     Attributes:
-        ratios: Places r of `shapes`, shape `(k,)`.
-        shapes: φ of each curve, shape `(n, k)`.
-        slope, reached, offset: c, φ(T), and how far short of the target it stays, shape `(n,)` each.
-        noise: Standard deviation of an evaluation, shape `(n,)`.
+        families: Where the curves are from.
+        errors: How far they are from evaluations.
+        now: t.
+        x, y, counts: The points: s / t, y, and how many evaluations each is averaged over.
     """
 
-    ratios: FloatArray
-    shapes: FloatArray
-    slope: FloatArray
-    reached: FloatArray
-    offset: FloatArray
-    noise: FloatArray
+    families: list[Family]
+    errors: Errors
+    now: float
+    x: FloatArray
+    y: FloatArray
+    counts: FloatArray
 
-    @classmethod
-    def of(
-        cls,
-        nodes: Nodes,
-        ratios: FloatArray,
-        points: tuple[FloatArray, FloatArray, FloatArray],
-        prior: FloatArray,
-        *,
-        floor: float,
-    ) -> _Curves:
-        """Draw curves by how well they explain the points.
+    def evidence(self, ratios: FloatArray, prior: FloatArray) -> tuple[FloatArray, float]:
+        """ln of the probability of each T, if it is reached, and the probability that the target is not reached.
 
         Args:
-            points: x, y and how many evaluations each is averaged over.
-            prior: Of each T, shape `(k,)`; the rest to 1 is that of curves that stay short.
+            ratios, prior: T / t with the probability of each before the run.
+        """
+        nodes, bounded = self._log_priors()
+        points, least = len(self.y), max(COARSE, self.errors.floor) ** 2 * self.errors.freedom
+        when, whether, short = [], [], []
+        for reaching, staying in self._fits(ratios):
+            when.append(reaching.log_weight(points, self.errors) + nodes[:, None])
+            whether.append(reaching.log_weight(points, self.errors, least=least) + nodes[:, None])
+            short.append(staying.log_weight(points, self.errors, least=least) + bounded[:, None])
+        log_when = logsumexp(np.concatenate(when), axis=0) + np.log(prior)
+        log_reached = logsumexp(logsumexp(np.concatenate(whether), axis=0) + np.log(prior * (1.0 - NEVER)))
+        log_short = logsumexp(np.array(short)) + math.log(NEVER / len(SHORT))
+        return np.asarray(log_when - logsumexp(log_when)), float(
+            np.exp(log_short - np.logaddexp(log_reached, log_short))
+        )
+
+    def drawn(
+        self, ratios: FloatArray, prior: FloatArray, at: FloatArray, *, floor: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """`CURVES` equally probable curves: y at places to come, `(n, j)`, and the noise of an evaluation, `(n,)`.
+
+        Args:
+            ratios, prior: T / t with the probability of each, of a run that reaches its target.
+            at: The places, shape `(j,)`.
             floor: Noise of an evaluation, which the points may correct, in units of y.
         """
-        x, y, counts = points
-        never = np.zeros((len(nodes.seen), len(SHORT)))
-        targets = np.concatenate((nodes.ahead, never), axis=1)
-        offsets = np.concatenate((np.zeros(len(prior)), SHORT))
-        stays = np.where(nodes.bounded, math.log(NEVER / len(SHORT)), -np.inf)[:, None] + never
-        log_prior = np.concatenate(
-            (np.log(prior * (1.0 - NEVER)) + np.zeros_like(nodes.ahead), stays), axis=1
-        )
-        log_weights, slopes, variances = [], [], []
-        least = max(FLOOR, floor) ** 2 * FREEDOM
-        for drift in DRIFTS:
-            products = Products.of(nodes.seen, y, covariance(x, counts, drift))
-            residual, slope = products.fitted(targets, offsets)
-            log_weight = products.log_weight(residual, floor=least)
-            log_weights.append(log_weight + nodes.log_prior[:, None] + log_prior)
-            slopes.append(slope)
-            variances.append((residual + least) / (TEMPER * len(y) + FREEDOM))
-        log_weight = np.array(log_weights)
-        mass = np.exp(log_weight - log_weight.max())
+        fits, (nodes, bounded) = list(self._fits(ratios)), self._log_priors()
+        least = max(self.errors.floor, floor) ** 2 * self.errors.freedom
+        reaching = np.array([fit.log_weight(len(self.y), self.errors, least=least) for fit, _ in fits])
+        reaching += nodes[:, None] + np.log(prior * (1.0 - NEVER))
+        staying = np.array([fit.log_weight(len(self.y), self.errors, least=least) for _, fit in fits])
+        staying += bounded[:, None] + math.log(NEVER / len(SHORT))
         # Along T, so that draws at even quantiles are even in it.
-        order = np.moveaxis(mass, 2, 0)
-        chosen = resampled(order.ravel(), CURVES)
-        of_target, of_drift, of_shape = np.unravel_index(chosen, order.shape)
-        at = (of_drift, of_shape, of_target)
-        return cls(
-            ratios,
-            nodes.ahead[of_shape],
-            np.array(slopes)[at],
-            targets[of_shape, of_target],
-            offsets[of_target],
-            np.sqrt(np.array(variances)[at]),
+        parts = [np.moveaxis(part, 2, 0) for part in (reaching, staying)]
+        log_mass = np.concatenate([part.ravel() for part in parts])
+        chosen = resampled(np.exp(log_mass - log_mass.max()), CURVES)
+        split = chosen < parts[0].size
+        target, drift, node = np.unravel_index(chosen[split], parts[0].shape)
+        short, of_drift, of_node = np.unravel_index(chosen[~split] - parts[0].size, parts[1].shape)
+
+        def of(name: str, which: int, *index: IntArray) -> FloatArray:
+            return np.asarray(np.array([getattr(pair[which], name) for pair in fits])[index])
+
+        above = self._above(at, self.now * ratios)[node, target]
+        ahead = np.log(at / self.now) / np.maximum(np.log(ratios[target]), 1e-9)[:, None]
+        shared = of("shared", 0, drift, node, target)[:, None] * np.clip(1.0 - ahead, 0.0, 1.0)
+        reached = of("slope", 0, drift, node, target)[:, None] * above + shared
+        stays = self._staying(at)[of_node]
+        stayed = np.array(SHORT)[short][:, None] + of("slope", 1, of_drift, of_node, short)[:, None] * stays
+        residuals = np.concatenate(
+            (of("residual", 0, drift, node, target), of("residual", 1, of_drift, of_node, short))
         )
+        noise = np.sqrt((residuals + least) / (len(self.y) + self.errors.freedom))
+        return np.concatenate((reached, stayed)), noise
 
-    def ahead(self, ratios: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Means at places to come, shape `(n, j)`, and the noise of an evaluation, shape `(n,)`."""
-        places = np.interp(np.log(ratios), np.log(self.ratios), np.arange(len(self.ratios)))
-        before = np.minimum(places.astype(np.int64), len(self.ratios) - 2)
-        share = places - before
-        shapes = self.shapes[:, before] * (1.0 - share) + self.shapes[:, before + 1] * share
-        return self.offset[:, None] + self.slope[:, None] * (shapes - self.reached[:, None]), self.noise
+    def _fits(self, ratios: FloatArray) -> Iterator[tuple[Fit, Fit]]:
+        """By drift, the fits of the curves that reach the target, and of those that stay short of it by `SHORT`."""
+        seen = self.now * self.x
+        above, staying = self._above(seen, self.now * ratios), self._staying(seen)[:, None, :]
+        short = self.y - np.array(SHORT)[:, None]
+        for drift in self.errors.drifts:
+            near = covariance(self.x, self.counts, drift)
+            shared = (self.errors.shared * drift) ** 2
+            reaching = Fit.of(above, self.y, near, shared * np.abs(np.log(ratios)))
+            yield reaching, Fit.of(staying, short, near, np.full(len(SHORT), shared))
+
+    def _above(self, at: FloatArray, totals: FloatArray) -> FloatArray:
+        return np.concatenate([family.above(at, totals) for family in self.families])
+
+    def _staying(self, at: FloatArray) -> FloatArray:
+        return np.concatenate([family.staying(at) for family in self.families if family.staying is not None])
+
+    def _log_priors(self) -> tuple[FloatArray, FloatArray]:
+        """ln of the prior weights of curves that reach the target, and of those that stay short of it."""
+        here = np.array([self.now])
+        bounded = [
+            (family.share, len(family.staying(here)))
+            for family in self.families
+            if family.staying is not None
+        ]
+        whole = math.fsum(share for share, _ in bounded)
+        staying = np.concatenate(
+            [np.full(count, math.log(share / whole / count)) for share, count in bounded]
+        )
+        return np.concatenate(log_priors(self.families)), staying
 
 
-def _prior_of_means(ratios: FloatArray, now: float, hint: Hint | None) -> FloatArray:
+def _prior_of_means(ratios: FloatArray, now: float, hint: Hint | None, early: float) -> FloatArray:
     """Probability of each place where the mean is at the target, behind or ahead, shape `(k,)`."""
-    density = np.gradient(np.log(ratios)) / np.maximum(ratios, 1.0)
+    density = np.gradient(np.log(ratios)) / np.maximum(ratios, 1.0) ** early
     return _hinted(density, now * ratios, hint)
 
 
@@ -425,9 +420,9 @@ def _ratios(now: float, hint: Hint | None) -> FloatArray:
     return np.concatenate((RATIOS, RATIO_MAX * np.exp(FAR_STEP * np.arange(1.0, more + 1.0))))
 
 
-def _prior(ratios: FloatArray, totals: FloatArray, hint: Hint | None) -> FloatArray:
+def _prior(ratios: FloatArray, totals: FloatArray, hint: Hint | None, early: float) -> FloatArray:
     """Probability of each total, of a run that reaches its target, shape `(n,)`."""
-    return _hinted(np.gradient(np.log(ratios)) / ratios, totals, hint)
+    return _hinted(np.gradient(np.log(ratios)) / ratios**early, totals, hint)
 
 
 def _hinted(density: FloatArray, totals: FloatArray, hint: Hint | None) -> FloatArray:
@@ -439,20 +434,35 @@ def _hinted(density: FloatArray, totals: FloatArray, hint: Hint | None) -> Float
     return np.asarray(density / density.sum())
 
 
-def _summary(now: float, totals: FloatArray, mass: FloatArray, limit: float | None) -> Forecast:
-    """Quantiles of a distribution over the totals and, last, never."""
-    reached = np.cumsum(mass[:-1]) - 0.5 * mass[:-1]
+def _summary(
+    now: float,
+    totals: FloatArray,
+    mass: FloatArray,
+    limit: float | None,
+    *,
+    late: float = 0.0,
+    single: bool = False,
+) -> Forecast:
+    """Quantiles of a distribution over the totals and, last, never.
+
+    Args:
+        late: By how much later the target is seen to be reached, in the mean.
+        single: Each of `totals` is an evaluation, which has its mass: by it, all of that is reached.
+    """
+    every = np.cumsum(mass[:-1])
+    reached = every if single else every - 0.5 * mass[:-1]
+
+    def quantiles(cumulative: FloatArray) -> FloatArray:
+        if single:
+            return np.asarray(totals[np.minimum(np.searchsorted(cumulative, QUANTILES), len(totals) - 1)])
+        return np.asarray(np.exp(np.interp(QUANTILES, cumulative, np.log(totals + late))))
+
+    of_reaching = quantiles(reached / every[-1])
     if limit is None:
-        quantiles = _quantiles(reached / mass[:-1].sum(), totals)
-        never = float(mass[-1])
+        found, never = of_reaching, float(mass[-1])
     else:
-        quantiles = np.where(reached[-1] < QUANTILES, limit, np.minimum(_quantiles(reached, totals), limit))
+        found = np.where(reached[-1] < QUANTILES, limit, np.minimum(quantiles(reached), limit))
         never = 1.0 - float(np.interp(limit, totals, reached, left=0.0))
-    low, total, high = (max(now, float(value)) for value in quantiles)
-    least, _, most = _quantiles(reached / mass[:-1].sum(), totals)
-    log_sd = float(np.log(most / least)) / (QUANTILE_Z[2] - QUANTILE_Z[0])
+    low, total, high = (max(now, float(value)) for value in found)
+    log_sd = float(np.log(of_reaching[-1] / of_reaching[0])) / (QUANTILE_Z[2] - QUANTILE_Z[0])
     return Forecast(now, total, low, high, never, log_sd, tuple(totals.tolist()), tuple(reached.tolist()))
-
-
-def _quantiles(cumulative: FloatArray, totals: FloatArray) -> FloatArray:
-    return np.asarray(np.exp(np.interp(QUANTILES, cumulative, np.log(totals))))

@@ -7,7 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from scavenger.control.search.rates import LAW_STEPS, rates_ahead, schedule_of
+from scavenger.control.search.rates import rate_of_epochs, rates_ahead, rates_so_far, schedule_of
+from scavenger.domain.callback_run import CallbackRunRecord
+from scavenger.domain.measurement import EpochRecord
+from scavenger.models.curve_shapes import LAW_STEPS
 
 DROP = 600
 """Step after which the rate drops."""
@@ -53,4 +56,48 @@ def test_a_schedule_that_ends_beyond_the_run_changes_nothing() -> None:
     rate = schedule_of(DROPPING)
     assert rate is not None
 
-    assert rates_ahead(rate, [1.0, 2.0], [10, 20], steps_per_unit=10, limit=59.0) is None
+    laid = rates_ahead(rate, [1.0, 2.0], [10, 20], steps_per_unit=10, limit=59.0)
+    assert laid is not None
+    assert laid.is_constant
+
+
+def run(epoch: int, rate: float, ahead: tuple[float, ...] = ()) -> CallbackRunRecord:
+    return CallbackRunRecord(epoch, 10 * (epoch + 1), "", rate_scale=rate, rates_ahead=ahead)
+
+
+def evaluated(count: int, **metrics: float) -> list[EpochRecord]:
+    return [EpochRecord(epoch, 10 * (epoch + 1), metrics, 0.1, float(epoch)) for epoch in range(count)]
+
+
+def test_rates_that_callbacks_told_beforehand_are_those_of_the_epochs_to_come() -> None:
+    ahead = (1.0, 1.0, 0.1, 0.1, 0.01)
+    rate = rate_of_epochs([run(-1, 1.0, ahead), run(0, 1.0), run(1, 0.1)])
+    assert rate is not None
+    laid = rates_ahead(rate, [1.0, 2.0], [1, 2], steps_per_unit=1.0, limit=9.0)
+    assert laid is not None
+
+    assert laid.rates[laid.steps <= 2.0] == pytest.approx(1.0)
+    assert laid.rates[(laid.steps > 2.01) & (laid.steps <= 4.0)] == pytest.approx(0.1)
+    assert laid.rates[laid.steps > 4.03] == pytest.approx(0.01)
+
+
+def test_rates_told_beforehand_that_callbacks_do_not_follow_are_not_believed() -> None:
+    assert rate_of_epochs([]) is None
+    assert rate_of_epochs([run(-1, 1.0)]) is None
+    assert rate_of_epochs([run(-1, 1.0, (1.0, 0.5)), run(0, 0.4)]) is None
+
+
+def test_rates_so_far_are_those_that_callbacks_have_set_or_a_loop_reports() -> None:
+    by_callbacks = rates_so_far(evaluated(3), [run(-1, 1.0), run(0, 1.0), run(1, 0.5), run(2, 0.5)], 2.0)
+    reported = rates_so_far([*evaluated(2, lr=0.1), EpochRecord(2, 30, {"lr": 0.05}, 0.1, 3.0)], [], 2.0)
+    assert by_callbacks is not None
+    assert reported is not None
+
+    assert by_callbacks.steps == pytest.approx([2.0, 4.0, 6.0])
+    assert by_callbacks.rates == pytest.approx([1.0, 1.0, 0.5])
+    assert reported.rates == pytest.approx([0.1, 0.1, 0.05])
+
+
+@pytest.mark.parametrize("metrics", [{}, {"lr": float("nan")}, {"learning_rate": 0.0}])
+def test_rates_that_are_unknown_are_no_schedule(metrics: dict[str, float]) -> None:
+    assert rates_so_far(evaluated(3, **metrics), [], 1.0) is None

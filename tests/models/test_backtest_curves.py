@@ -70,7 +70,7 @@ def at(results: list[CurveResult], seen: float, method: str = OWN) -> CurveError
 def test_real_runs_are_forecast_better_than_by_simple_methods(results: list[CurveResult]) -> None:
     medians = [float(np.median(at(results, seen).total)) for seen in (0.25, 0.5, 0.75)]
 
-    assert [median < most for median, most in zip(medians, (32.0, 21.0, 17.0), strict=True)] == [True] * 3
+    assert [median < most for median, most in zip(medians, (33.0, 20.0, 16.0), strict=True)] == [True] * 3
     for seen, median in zip((0.25, 0.5, 0.75), medians, strict=True):
         for simple in ("last value", "power law", "log-log line", "wrong hint"):
             assert median < float(np.median(at(results, seen, simple).total))
@@ -83,10 +83,10 @@ def test_nine_in_ten_truths_lie_in_their_intervals(results: list[CurveResult]) -
     assert 0.85 <= covered.mean() <= 0.97
 
 
-def test_a_known_schedule_gives_the_final_loss_of_a_language_model(results: list[CurveResult]) -> None:
+def test_a_known_schedule_tells_when_a_language_model_reaches_its_target(results: list[CurveResult]) -> None:
     # The constants of the law were fitted to llm-25M.
-    (unseen,) = (one for one in results if one.workload == "llm-100M" and one.seen == 0.5)
-    final = {one.method: float(np.median(one.final)) for one in unseen.methods}
-
-    assert final["schedule known"] < 0.3
-    assert final[OWN] < 2.0 < final["last value"]
+    unseen = [one for one in results if one.workload == "llm-100M" and one.seen != 0.25]
+    for one in unseen:
+        errors = {method.method: float(np.median(method.total)) for method in one.methods}
+        assert errors["schedule known"] < 15.0
+        assert errors["schedule known"] < errors["last value"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scavenger.control.search.rates import rates_ahead, schedule_of
+from scavenger.control.search.rates import rate_of_epochs, rates_ahead, rates_so_far, schedule_of
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
@@ -42,7 +42,7 @@ class _Course:
 
     Attributes:
         at, values: Of every evaluation with a value.
-        schedule: The learning rates of the whole run; None if they do not change, or are not known.
+        schedule: The learning rates of the whole run, or so far; None if they do not change, or are not known.
         worth: Epochs at that batch size for which one of those so far counts.
         limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
@@ -201,7 +201,9 @@ class Outlook:
         return _Course(
             at=at,
             values=tuple(value for *_, value in rows),
-            schedule=self._schedule(at, [(epoch, step) for epoch, step, _ in rows], limit, dataset_size),
+            schedule=self._schedule(
+                at, [(epoch, step) for epoch, step, _ in rows], worth, limit, dataset_size
+            ),
             worth=worth,
             limit=limit,
             epochs=epochs,
@@ -209,16 +211,28 @@ class Outlook:
         )
 
     def _schedule(
-        self, at: Sequence[float], ends: Sequence[tuple[int, int]], limit: float, dataset_size: int
+        self,
+        at: Sequence[float],
+        ends: Sequence[tuple[int, int]],
+        worth: float,
+        limit: float,
+        dataset_size: int,
     ) -> Schedule | None:
-        manifest, now = self._trainer.supervisor.manifest, self._trainer.configuration
-        rate = None if manifest is None else schedule_of(manifest.optimizer)
-        if manifest is None or rate is None or now is None:
+        """The rates of the whole run where the optimizer or a callback tells them; else those so far."""
+        history, now = self._trainer.history, self._trainer.configuration
+        manifest = self._trainer.supervisor.manifest
+        if manifest is None or now is None:
             return None
-        own = manifest.schedule_batch
-        steps_per_unit = -(-dataset_size // (own or now.global_batch_size))
-        steps = [epoch * steps_per_unit if own else step for epoch, step in ends]
-        return rates_ahead(rate, at, steps, steps_per_unit=steps_per_unit, limit=limit)
+        of_steps = schedule_of(manifest.optimizer)
+        if of_steps is not None:
+            own = manifest.schedule_batch
+            steps_per_unit = -(-dataset_size // (own or now.global_batch_size))
+            steps = [epoch * steps_per_unit if own else step for epoch, step in ends]
+            return rates_ahead(of_steps, at, steps, steps_per_unit=steps_per_unit, limit=limit)
+        of_epochs = rate_of_epochs(history.callback_runs)
+        if of_epochs is not None:
+            return rates_ahead(of_epochs, at, [epoch for epoch, _ in ends], steps_per_unit=1.0, limit=limit)
+        return rates_so_far(history.epochs, history.callback_runs, worth)
 
     def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:
         """Tell observers of the forecast, and warn if the limits come too early."""

@@ -1,25 +1,24 @@
-"""The learning-rate schedule of a job's optimizer, laid out over its run for the forecast of its metric."""
+"""The learning rates of a job, planned or so far, laid out over its run for the forecast of its metric."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scavenger.domain.callback_run import CallbackRunRecord
+from scavenger.domain.curve import FloatArray
+from scavenger.domain.measurement import EpochRecord
 from scavenger.models.curve_shapes import Schedule
 from scavenger.train.aggregation.schedules import LearningRate, read_learning_rate
-
-__all__ = ["rates_ahead", "schedule_of"]
-
-LAW_STEPS = 24_000.0
-"""Steps of a run that the law of schedules was fitted to; a job's schedule counts as long."""
 
 BEFORE, AHEAD = 64, 448
 """Places at which the rate is read, even up to now and in their logarithm from now on."""
 
-RATE_MIN = 1e-3
-"""Least rate that counts, relative to the highest."""
+REPORTED = ("learning_rate", "lr")
+"""Metrics by which loops tell their learning rate."""
 
 
 def schedule_of(optimizer: str) -> LearningRate | None:
@@ -33,13 +32,39 @@ def schedule_of(optimizer: str) -> LearningRate | None:
         return None
 
 
-def rates_ahead(
-    rate: LearningRate, at: Sequence[float], steps: Sequence[int], *, steps_per_unit: float, limit: float
-) -> Schedule | None:
-    """The rates of a whole run over the unit of its evaluations; None if they are the same everywhere.
+def rate_of_epochs(runs: Sequence[CallbackRunRecord]) -> Callable[[int], float] | None:
+    """The rate after a number of epochs, as callbacks told it beforehand; None if they did not, or do otherwise.
 
     Args:
-        at, steps: Where the evaluations were, in epochs and in optimizer steps, increasing.
+        runs: Of the callbacks, oldest first.
+    """
+    ahead = runs[0].rates_ahead if runs else ()
+    if not ahead:
+        return None
+
+    def rate(epochs: int) -> float:
+        return ahead[min(epochs, len(ahead) - 1)]
+
+    # Another function may have been resumed with.
+    follows = all(
+        math.isclose(run.rate_scale, rate(run.epoch + 1), rel_tol=1e-4) for run in runs if run.batch is None
+    )
+    return rate if follows else None
+
+
+def rates_ahead(
+    rate: Callable[[int], float | np.float32],
+    at: Sequence[float],
+    steps: Sequence[int],
+    *,
+    steps_per_unit: float,
+    limit: float,
+) -> Schedule | None:
+    """The rates of a whole run over the unit of its evaluations; None if it is never positive.
+
+    Args:
+        rate: By optimizer steps, or by epochs.
+        at, steps: Where the evaluations were, in epochs and in what `rate` counts, increasing.
         steps_per_unit: Steps of an epoch from now on.
         limit: Where the run ends at the latest, in epochs.
     """
@@ -50,9 +75,31 @@ def rates_ahead(
     # A rate holds from the place before.
     begins = np.append(0.0, places[:-1])
     taken = np.interp(begins, [0.0, *at], [0.0, *steps]) + np.maximum(begins - now, 0.0) * steps_per_unit
-    rates = np.array([float(rate(int(step))) for step in taken])
-    rates = np.maximum(rates, RATE_MIN * rates.max())
-    changes = np.flatnonzero(np.diff(rates))
-    if not len(changes) or not rates.max() > 0.0:
+    return _of(places, [float(rate(int(step + 1e-6))) for step in taken])
+
+
+def rates_so_far(
+    epochs: Sequence[EpochRecord], runs: Sequence[CallbackRunRecord], worth: float
+) -> Schedule | None:
+    """The rates up to now, as a loop reports or callbacks have set them; None if unknown.
+
+    Args:
+        epochs: All that were evaluated.
+        runs: Of the callbacks, oldest first.
+        worth: Units of the schedule for which an epoch counts.
+    """
+    by_callbacks = {run.epoch + 1: run.rate_scale for run in runs if run.batch is None}
+    rates = [
+        next(
+            (epoch.metrics[name] for name in REPORTED if name in epoch.metrics),
+            by_callbacks.get(epoch.epoch, np.nan),
+        )
+        for epoch in epochs
+    ]
+    if not np.all(np.isfinite(rates)) or min(rates, default=0.0) <= 0.0:
         return None
-    return Schedule(places, rates, LAW_STEPS / float(places[changes[-1]]))
+    return _of(worth * np.array([epoch.epoch + 1.0 for epoch in epochs]), rates)
+
+
+def _of(places: FloatArray, rates: Sequence[float]) -> Schedule | None:
+    return Schedule.of(places, np.array(rates)) if max(rates) > 0.0 else None

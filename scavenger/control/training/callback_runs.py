@@ -101,6 +101,7 @@ class CallbackRuns:
             stopped_by=run.stopped_by,
             keep_best=run.keep_best,
             batch=None if run.ends_epoch else awaited.batch,
+            rates_ahead=run.rates_ahead,
         )
         self._history.callback_runs.append(record)
         return record

@@ -232,6 +232,7 @@ class _CallbackRun(msgspec.Struct, tag_field="kind", tag="callbacks"):
     stopped_by: str
     keep_best: bool | None
     batch: int | None = None
+    rates_ahead: tuple[float, ...] = ()
 
     def record(self) -> CallbackRunRecord:
         """Convert to a `CallbackRunRecord`."""

@@ -213,6 +213,8 @@ class CallbacksRun(Tagged, frozen=True):
         stopped_by: The class of the callback that stops training; empty if none does.
         keep_best: Whether this epoch's weights are those to restore at the end; None if no callback decides that.
         notes: What the user should know about them.
+        rates_ahead: At the beginning of training, the learning rate of each epoch over the compiled one, where it is
+            known beforehand; else empty.
     """
 
     number: int
@@ -225,6 +227,7 @@ class CallbacksRun(Tagged, frozen=True):
     keep_best: bool | None
     notes: tuple[str, ...]
     ends_epoch: bool = True
+    rates_ahead: tuple[float, ...] = ()
 
 
 class ViewInstalled(Tagged, frozen=True):

@@ -29,6 +29,7 @@ from scavenger.train.worker.callbacks.checks import (
     restores_best_weights,
 )
 from scavenger.train.worker.callbacks.other_state import OtherState, changes
+from scavenger.train.worker.callbacks.rates import rates_asked
 
 __all__ = ["CallbackRunner"]
 
@@ -148,6 +149,7 @@ class CallbackRunner:
                 keep_best=keep_best,
                 notes=(*(self._notes if request.epoch < 0 else ()), *self._unkept()),
                 ends_epoch=request.ends_epoch,
+                rates_ahead=self._rates_ahead(request.epochs) if request.epoch < 0 else (),
             ),
         )
         return self._answer
@@ -296,6 +298,11 @@ class CallbackRunner:
                 "were compiled with"
             )
         return (max(known) if known else 1.0), (now[0] if now else None)
+
+    def _rates_ahead(self, epochs: int) -> tuple[float, ...]:
+        """The learning rate of each epoch over the compiled one; empty where it cannot be known beforehand."""
+        rate = self._rates[0][1] if self._rates else 0.0
+        return tuple(one / rate for one in rates_asked(self._callbacks, rate, epochs)) if rate else ()
 
     def _untouchable(self, weights: bool) -> Any:
         """What callbacks must leave as it is, to be compared, with or without the weights."""
