@@ -219,7 +219,10 @@ class ProfileSpec(FrozenModel):
     """Limits on profiling; its steps also train the model."""
 
     steps: int = Field(
-        default=20, ge=3, le=STEPS_MAX, description="Undisturbed steps measured at each configuration."
+        default=20,
+        ge=3,
+        le=STEPS_MAX,
+        description="Undisturbed steps measured at each configuration; 10 where their median is known by then.",
     )
     points: int = Field(
         default=6, ge=1, le=1000, description="Most configurations that a partial search measures."

@@ -129,6 +129,8 @@ class Profile:
         mean_over_median: Mean time of a step over the median, see `TrainingHistory.mean_over_median`; None if unknown.
         run_ratios: Step time in the run over that in its profile, of earlier jobs on such hardware.
         rerun_ratios: Step time in a run over that of the run of the same job before it, on such hardware.
+        twice: The first measurement, and the same configuration at the end of the search; empty if it was not
+            measured again.
     """
 
     measurements: tuple[Measurement, ...]
@@ -140,3 +142,4 @@ class Profile:
     mean_over_median: float | None = None
     run_ratios: tuple[float, ...] = ()
     rerun_ratios: tuple[float, ...] = ()
+    twice: tuple[Measurement, ...] = ()

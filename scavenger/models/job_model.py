@@ -46,7 +46,14 @@ from scavenger.models.course import Course
 from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
-from scavenger.models.run_scatter import RERUN_LOG_SD, RUN_LOG_SD, run_log_sd
+from scavenger.models.run_scatter import (
+    DRIFT,
+    RERUN_LOG_SD,
+    RUN_LOG_SD,
+    drift_log_sd,
+    drift_note,
+    run_log_sd,
+)
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 from scavenger.models.transfer import transfer
@@ -147,6 +154,7 @@ class JobModel:
         mean_over_median: s, at least 1.
         course: The course of the metric in this job's run, or in a similar job's; None if there was none.
         run_log_sd: Standard deviation of ln of a run's step times over the profile's, see `run_scatter`.
+        drift_log_sd: The same by drift of the machine during the search; 0 if nothing was measured twice.
     """
 
     dataset_size: Count
@@ -158,6 +166,7 @@ class JobModel:
     mean_over_median: Positive = 1.0
     course: Course | None = None
     run_log_sd: NotNegative = RUN_LOG_SD
+    drift_log_sd: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         if not self.vms:
@@ -207,6 +216,7 @@ class JobModel:
             profile, offers[vms[0].vm], EvaluationLaw() if prior is None else prior.evaluation
         )
         notes = (
+            *((drift_note(*profile.twice),) if profile.twice else ()),
             *((f"measurements of other VM types left out: {left_out}",) if left_out else ()),
             *vm_notes,
             *evaluation_notes,
@@ -227,6 +237,7 @@ class JobModel:
             slow,
             course,
             scatter,
+            drift_log_sd(*profile.twice) if profile.twice else 0.0,
         )
 
     @property
@@ -244,7 +255,8 @@ class JobModel:
             offers: Offers whose interruptions `costs` includes.
         """
         parallel = [note for vm in self.vms for note in vm.parallel.notes]
-        notes = tuple(dict.fromkeys((*self.statistical.notes, *self.notes, *parallel)))
+        drift = [note for note in self.notes if note.startswith(DRIFT)]
+        notes = tuple(dict.fromkeys((*drift, *self.statistical.notes, *self.notes, *parallel)))
         counting = tuple(note for note in notes if note == NOT_COUNTED)
         others = tuple(note for note in notes if note != NOT_COUNTED)
         return (*others, *(counting if costs is None else terms_notes(costs, offers)))
@@ -305,7 +317,8 @@ class JobModel:
             steps_per_epoch * self.mean_over_median * step_time_s
             + self.evaluation.evaluation_s(count, contention)
         )
-        log_sd = np.hypot(np.hypot(step_log_sd, self.run_log_sd), epochs_log_sd)
+        common = math.hypot(self.run_log_sd, self.drift_log_sd)
+        log_sd = np.hypot(np.hypot(step_log_sd, common), epochs_log_sd)
         vms = -(-count // offer.workers_per_vm)
         usd_per_second = vms * offer.price_usd_per_hour / 3600.0
         setup_s = np.zeros(len(count))

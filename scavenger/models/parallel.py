@@ -333,7 +333,7 @@ def joined(times: Sequence[StepTimes]) -> tuple[Measured, ...]:
     for time in times:
         places.setdefault((time.workers, time.global_batch_size, time.workers_per_node), []).append(time)
     for key, alike in sorted(places.items()):
-        precision = np.array([_standard_error(t) ** -2 for t in alike])
+        precision = np.array([standard_error(t.step_time_s, t.spread_s, t.steps) ** -2 for t in alike])
         logs = np.log([t.step_time_s for t in alike])
         log_time = float(precision @ logs / precision.sum())
         excess = float(precision @ (logs - log_time) ** 2) / max(len(alike) - 1, 1)
@@ -343,9 +343,9 @@ def joined(times: Sequence[StepTimes]) -> tuple[Measured, ...]:
     return tuple(own)
 
 
-def _standard_error(time: StepTimes) -> float:
-    """Of the logarithm of the median of n steps: √(π/2) σ / (τ √n) for near-normal steps, with a floor."""
-    sampling = math.sqrt(math.pi / 2.0) * time.spread_s / (time.step_time_s * math.sqrt(time.steps))
+def standard_error(step_time_s: float, spread_s: float, steps: int) -> float:
+    """Of the logarithm of the median of n steps: √(π/2) σ/(τ √n) for near-normal steps, with a floor."""
+    sampling = math.sqrt(math.pi / 2.0) * spread_s / (step_time_s * math.sqrt(steps))
     return math.hypot(sampling, MEASUREMENT_LOG_SD_MIN)
 
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from scavenger.domain.measurement import Measurement
+from scavenger.models.parallel import standard_error
+
 __all__ = ["RERUN_LOG_SD", "RUN_LOG_SD", "run_log_sd"]
 
 RUN_LOG_SD = 0.06
@@ -22,6 +25,28 @@ RERUN_LOG_SD = 0.115
 again later were 0.115 away (root mean square, `python -m benchmarks prediction` on a quiet machine)."""
 _PRIOR_RUNS = 2.0
 """Jobs that the prior counts for: little, as it lies between machines that differ by a factor of five."""
+
+
+DRIFT = "drift: "
+"""Prefix of the note on what a search found when it measured its first point again."""
+
+
+def drift_log_sd(first: Measurement, again: Measurement) -> float:
+    """Standard deviation of ln of all step times by drift of the machine: its change, less what both medians err by.
+
+    Args:
+        first, again: The same configuration at the beginning and at the end of a search.
+    """
+    change = math.log(again.step_time_s / first.step_time_s)
+    errors = [standard_error(m.step_time_s, m.step_time_spread_s, m.steps) for m in (first, again)]
+    return math.sqrt(max(change**2 - math.hypot(*errors) ** 2, 0.0))
+
+
+def drift_note(first: Measurement, again: Measurement) -> str:
+    """The change, for the user."""
+    change, log_sd = again.step_time_s / first.step_time_s - 1.0, drift_log_sd(first, again)
+    words = f"{DRIFT}steps of the first point took {change:+.0%} at the end of the search"
+    return f"{words}; all intervals contain it" if log_sd > 0.0 else f"{words}, within their error"
 
 
 def run_log_sd(ratios: Iterable[float], before: float = RUN_LOG_SD) -> float:

@@ -39,7 +39,7 @@ PARTS = {
     "range": "beyond the measured range",
     "aggregators": "another number of aggregator VMs",
     "measurement": "its own measurement",
-    "drift": "drift between profile and run",
+    "drift": "drift during the search and after it",
     "epochs": "number of epochs",
 }
 """The parts of an interval, for the user."""
@@ -141,7 +141,8 @@ def explain(
     variances = {name: value * pull**2 for name, value in variances.items()}
     variances["measurement"] = (1.0 - pull) ** 2 * (own or 0.0)
     _, (epochs_log_sd,) = model.statistical.predict(batch.astype(np.float64))
-    variances["drift"], variances["epochs"] = model.run_log_sd**2, float(epochs_log_sd) ** 2
+    variances["drift"] = model.run_log_sd**2 + model.drift_log_sd**2
+    variances["epochs"] = float(epochs_log_sd) ** 2
     rest = variances["drift"] + variances["epochs"]
     whole = float(step_log_sd) ** 2 + rest
     after = _after(vm, kriging, covariance, place, float(law_log_sd) ** 2, own, probes)

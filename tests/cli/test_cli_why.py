@@ -96,7 +96,7 @@ def test_the_explanation_fits_a_screen(job: str, store_url: str, scavenger: Run)
         "law: overlap 100%; computing",
         "1  1024",
         "coefficients of the law",
-        "drift between profile and run",
+        "drift during the search and after it",
         "narrowed most by measuring",
         "itself",
     ):

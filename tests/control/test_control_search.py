@@ -12,14 +12,16 @@ import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
 from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, search_outcome
-from scavenger.control.search.profile import Search, Spent, profile
+from scavenger.control.search.profile import Search, Spent, profile, repeat_first
 from scavenger.control.search.select import Decision, ask_while_training, decide, fit_model, profile_of
+from scavenger.control.training.measure import STEPS_MIN, is_known
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
+from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
-from scavenger.domain.measurement import Measurement
+from scavenger.domain.measurement import Measurement, StepRecord
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.models.job_model import JobModel
 from scavenger.models.starts import Starts
@@ -77,6 +79,53 @@ def test_what_is_profiled_is_what_was_planned_in_order(tmp_path: Path) -> None:
     assert trainer.warnings == []
 
 
+def test_a_point_ends_once_its_median_is_known(tmp_path: Path) -> None:
+    plan = replace(PLAN, steps_per_configuration=50)
+    search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
+
+    assert search.measurements[0].steps >= 50 - VIEW_WARM_UP_STEPS  # until the noise has settled
+    assert all(STEPS_MIN <= m.steps < 2 * STEPS_MIN for m in search.measurements[1:])
+
+
+@pytest.mark.parametrize(("off", "known"), [(0.0, True), (0.03, True), (0.2, False)])
+def test_a_median_is_known_by_its_spread_and_never_from_few_steps(off: float, known: bool) -> None:
+    step = StepRecord(1, 1, 0, 1, 32, 32, 0.1, 0.09, 0.01, 1.0, 1.0, 1.0, 2, False, 0.0)
+    window = [replace(step, step_time_s=0.1 * (1.0 + off * (-1) ** n)) for n in range(STEPS_MIN)]
+
+    assert is_known(window) is known
+    assert not is_known(window[1:])
+
+
+def test_the_first_point_is_measured_again_where_there_is_time(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    again = repeat_first(search, trainer, SPACE, lost=0.5, left_s=1000.0)
+
+    first = search.measurements[0]
+    assert again.twice[0] == first
+    assert again.twice[1].configuration == first.configuration == trainer.configuration
+    assert again.twice[1].steps >= PLAN.steps_per_configuration
+    assert (again.measurements, again.tried) == (search.measurements, search.tried)
+    assert len(trainer.supervisor.alive) == 2  # the workers of the other points stay for the choice
+
+
+@pytest.mark.parametrize("left_s", [0.0, 50 * 5 * STEP_S])
+def test_the_first_point_is_not_measured_again_for_more_than_two_hundredths_of_what_is_left(
+    tmp_path: Path, left_s: float
+) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    step = trainer.step
+
+    assert repeat_first(search, trainer, SPACE, lost=1.0, left_s=left_s) == search
+    assert trainer.step == step
+
+
+def test_a_search_of_one_point_has_nothing_to_compare(tmp_path: Path) -> None:
+    plan = SearchPlan("full", "asked for", SPACE.configurations()[:1], 5)
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
+
+    assert repeat_first(search, trainer, SPACE, lost=0.5, left_s=1000.0) == search
+
+
 def test_what_a_workers_memory_does_not_hold_is_left_out_and_said_once(tmp_path: Path) -> None:
     search, trainer = searched(Scripted(epoch_steps=10**6, too_many=40), tmp_path)
 
@@ -97,7 +146,7 @@ def test_more_steps_than_noise_needs_to_settle_may_be_asked_for(tmp_path: Path) 
 
     search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
 
-    assert search.measurements[0].steps >= 300
+    assert search.measurements[0].steps >= 300 - VIEW_WARM_UP_STEPS
 
 
 @pytest.mark.parametrize("limits", [{"max_time": 2.0}, {"max_cost": 2.0 * PRICE / 3600}])

@@ -11,7 +11,7 @@ from spaces import curve_of
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.search.choose import choose
-from scavenger.search.replan import GAIN_MIN, Move, Switch, why_measure_no_more, worth_moving
+from scavenger.search.replan import GAIN_MIN, Move, Switch, why_measure_no_more, worth_moving, worth_repeating
 
 FREE = Switch(0.0, 0.0)
 POINTS = st.lists(
@@ -156,3 +156,10 @@ def test_more_doubt_never_ends_a_search_sooner(
 
     if why(curve, "time", 2.0 * log_sd, Switch(price, 0.0)):
         assert why(curve, "time", log_sd, Switch(price, 0.0))
+
+
+def test_a_point_is_measured_again_for_two_hundredths_of_the_rest_and_at_another_moment() -> None:
+    assert worth_repeating(since_s=10.0, takes_s=4.0, lost=0.5, left_s=100.0)
+    assert worth_repeating(since_s=10.0, takes_s=4.0, lost=0.0, left_s=0.0)  # where the job goes on anyway
+    assert not worth_repeating(since_s=10.0, takes_s=4.0, lost=0.5, left_s=99.0)
+    assert not worth_repeating(since_s=7.9, takes_s=4.0, lost=0.5, left_s=100.0)

@@ -27,6 +27,7 @@ from scavenger.control.search.select import (
     fit_model,
     misfit,
     profile_of,
+    repeated,
     steps_of,
     why_measure_no_more,
 )
@@ -323,6 +324,7 @@ class JobWorkflow:
                 samples=expected,
             ):
                 self.state = replace(self.state, search=search)
+            search = self._repeated(search, known)
         if trainer.finished:
             return None, None
         count = len(search.measurements)
@@ -568,6 +570,7 @@ class JobWorkflow:
             convergence=known.library.convergence,
             run_ratios=known.library.run_ratios,
             rerun_ratios=() if measurements else known.library.rerun_ratios,
+            twice=() if self.state.search is None else self.state.search.twice,
         )
         prior = known.similar if prior is None else prior
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
@@ -592,6 +595,16 @@ class JobWorkflow:
         except ConfigurationError:
             return ""  # more measurements may help
         return why_measure_no_more(search, self.outlook.told(model), self._trainer, known.space, self._job)
+
+    def _repeated(self, search: Search, known: Known) -> Search:
+        """The search with its first point measured again at its end, which shows how the machine drifts."""
+        if self._job.profile.max_time is not None or self._job.profile.max_cost is not None:
+            return search  # what profiling may take is for points that can change the choice
+        with contextlib.suppress(ConfigurationError):  # without a fit, `_search_and_move` tells why
+            told = self.outlook.told(self._fit(search.measurements, known, prior=None))
+            search = repeated(search, told, self._trainer, known.space, self._job)
+            self.state = replace(self.state, search=search)
+        return search
 
     def _expected_samples(self, known: Known) -> float | None:
         """Expected samples to the target before the models are fitted; None if unknown."""

@@ -6,17 +6,26 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from scavenger.control.training.measure import measure
+from scavenger.control.training.measure import STEPS_MIN, is_known, measure
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
+from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import PhaseChanged, Profiled
 from scavenger.models.noise import NoiseStability
 from scavenger.search.plan import SearchPlan, next_configuration
+from scavenger.search.replan import worth_repeating
 
 __all__ = ["Search", "Spent", "next_to_profile", "profile"]
+
+
+SLOWER_MAX = 3.0
+"""Times as long as expected that measuring a configuration again may take."""
+
+VIEWS = 2
+"""Changes of view of a configuration that is measured again: there, and on to the choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,9 @@ class Search:
         began, ended: Time and cost of the job at the search's start and end; `ended` is None until the choice is made.
         measurements: One per measured configuration, in order.
         tried: Configurations that were tried, whether measured or not.
+        first_at_s: Running time of the job when the first of them was made; None before.
+        twice: The first of them, and the same configuration at the end of the search; empty if it was not measured
+            again.
         ended_because: Why fewer configurations were profiled than the plan allows; empty if none was left out.
     """
 
@@ -47,6 +59,8 @@ class Search:
     began: Spent
     measurements: tuple[Measurement, ...] = ()
     tried: tuple[Configuration, ...] = ()
+    first_at_s: float | None = None
+    twice: tuple[Measurement, ...] = ()
     ended_because: str = ""
     ended: Spent | None = None
 
@@ -87,7 +101,11 @@ def profile(
         measurement = _measured(search, configuration, trainer, space, give_up=spent, samples=samples)
         search = replace(search, tried=(*search.tried, configuration))
         if measurement is not None:
-            search = replace(search, measurements=(*search.measurements, measurement))
+            search = replace(
+                search,
+                measurements=(*search.measurements, measurement),
+                first_at_s=trainer.elapsed_s if search.first_at_s is None else search.first_at_s,
+            )
             trainer.journal.add("measurement", measurement)
             recorder.measured(measurement)
             recorder.on_event(Profiled(measurement, len(search.tried), count))
@@ -112,15 +130,20 @@ def _measured(
     *,
     give_up: Callable[[], bool],
     samples: float | None,
+    steps: int | None = None,
 ) -> Measurement | None:
-    """Move to a configuration and measure it; None if it had no undisturbed step, or its samples do not fit at once."""
+    """Move to a configuration and measure it; None if it had no undisturbed step, or its samples do not fit at once.
+
+    Args:
+        steps: Most undisturbed steps; None for as many as the plan says.
+    """
     if not trainer.move(
         configuration, "profiling", meanwhile=space.global_batch_sizes[0], give_up=give_up, keep=True
     ):
         return None
     begin = trainer.step
     wanted = _Enough(
-        trainer, configuration, begin, search.plan.steps_per_configuration, settle=not search.tried
+        trainer, configuration, begin, steps or search.plan.steps_per_configuration, settle=not search.tried
     )
     history, samples_each = trainer.history, configuration.local_batch_size
 
@@ -137,6 +160,40 @@ def _measured(
     done = sum(history.samples_by_batch.values())
     behind = None if samples is None else min(1.0, done / samples)
     return measure(configuration, window, history.noise, trainer.worker_memory_bytes(), behind or None)
+
+
+def repeat_first(
+    search: Search, trainer: Trainer, space: SearchSpace, *, lost: float, left_s: float
+) -> Search:
+    """Measure the first configuration again where that pays, see `worth_repeating`; no worker is started for it.
+
+    Args:
+        search: All that was measured.
+        lost: Share of the time on that configuration in which the chosen one would have trained as much more.
+        left_s: Predicted rest of the run.
+    """
+    if len(search.measurements) < 2 or search.first_at_s is None:
+        return search
+    first = search.measurements[0]
+    configuration, steps = first.configuration, min(STEPS_MIN, search.plan.steps_per_configuration)
+    present = trainer.ready_on(configuration.vm)
+    if trainer.offer.vm != configuration.vm or present < configuration.workers:
+        return search
+    takes_s = (steps + VIEWS * VIEW_WARM_UP_STEPS) * first.step_time_s
+    since_s = trainer.elapsed_s - search.first_at_s
+    if not worth_repeating(since_s=since_s, takes_s=takes_s, lost=lost, left_s=left_s):
+        return search
+    until_s = trainer.elapsed_s + SLOWER_MAX * takes_s
+    again = _measured(
+        search,
+        configuration,
+        trainer,
+        space,
+        give_up=lambda: trainer.elapsed_s >= until_s,
+        samples=None,
+        steps=steps,
+    )
+    return search if again is None else replace(search, twice=(first, again))
 
 
 def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool) -> str:
@@ -204,4 +261,5 @@ class _Enough:
             self._seen = trainer.step
             if not self._stability.ended:
                 return False
-        return len(trainer.history.window(self._configuration, self._begin)) >= self._steps
+        window = trainer.history.window(self._configuration, self._begin)
+        return len(window) >= self._steps or is_known(window)

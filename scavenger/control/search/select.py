@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of, run_ahead
-from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
+from scavenger.control.search.profile import Search, Spent, next_to_profile, repeat_first, too_large_model
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.capabilities import capabilities_of
@@ -113,6 +113,7 @@ def profile_of(
     convergence: tuple[ConvergenceRecord, ...],
     run_ratios: tuple[float, ...] = (),
     rerun_ratios: tuple[float, ...] = (),
+    twice: tuple[Measurement, ...] = (),
 ) -> Profile:
     """Collect the data for a fit: measurements, earlier runs, and evaluation and setup times of this run."""
     manifest = trainer.supervisor.manifest
@@ -126,6 +127,7 @@ def profile_of(
         mean_over_median=trainer.history.mean_over_median,
         run_ratios=run_ratios,
         rerun_ratios=rerun_ratios,
+        twice=twice,
     )
 
 
@@ -277,6 +279,19 @@ def why_measure_no_more(
         remaining=1.0 - progress_of(trainer, model),
         measuring=measuring,
     )
+
+
+def repeated(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> Search:
+    """The search with its first point measured again, where there is time; see `repeat_first`."""
+    if trainer.finished or len(search.measurements) < 2:
+        return search
+    curve, choice = choose_now(model, trainer, space, job)
+    first = curve.find(search.measurements[0].configuration)
+    if isinstance(choice, Infeasible) or first is None:
+        return search
+    left_s = choice.point.rest_s(1.0 - progress_of(trainer, model))
+    lost = max(0.0, 1.0 - choice.point.time_s / first.time_s)
+    return repeat_first(search, trainer, space, lost=lost, left_s=left_s)
 
 
 def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> Switch:

@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement, StepRecord
 from scavenger.models.noise import NoiseTracker
+from scavenger.models.parallel import MEASUREMENT_LOG_SD_MIN, standard_error
 
-__all__ = ["measure"]
+__all__ = ["is_known", "measure"]
 
 _MAD_TO_SD = 1.4826
+
+STEPS_MIN = 10
+"""Fewest steps after which a median may count as known: of fewer, the spread that is to tell is itself chance."""
+
+
+def is_known(window: Sequence[StepRecord]) -> bool:
+    """Whether the median of the steps is known better than it would repeat some minutes later.
+
+    The error is at most √2 times that floor then, and all further steps could only take the √2 away. Ending once a
+    width is reached keeps the interval's coverage as the width goes to 0 [1]_.
+
+    References:
+        .. [1] Chow and Robbins, "On the Asymptotic Theory of Fixed-Width Sequential Confidence Intervals for the Mean",
+           1965.
+    """
+    if len(window) < STEPS_MIN:
+        return False
+    middle, spread = _median_and_spread(window)
+    return standard_error(middle, spread, len(window)) <= math.sqrt(2.0) * MEASUREMENT_LOG_SD_MIN
+
+
+def _median_and_spread(window: Sequence[StepRecord]) -> tuple[float, float]:
+    times = [record.step_time_s for record in window]
+    middle = statistics.median(times)
+    return middle, _MAD_TO_SD * statistics.median(abs(value - middle) for value in times)
 
 
 def measure(
@@ -32,9 +59,7 @@ def measure(
     """
     if not window:
         raise ValueError(f"no undisturbed step of {configuration}")
-    times = [record.step_time_s for record in window]
-    middle = statistics.median(times)
-    spread = _MAD_TO_SD * statistics.median(abs(value - middle) for value in times)
+    middle, spread = _median_and_spread(window)
     measurement = Measurement(
         configuration=configuration,
         steps=len(window),
