@@ -18,8 +18,6 @@ from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["BENCHMARK"]
-
 _CHECKPOINT_BYTES = 100_000_000
 _WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(600)"]
 _WRITE = """

@@ -17,8 +17,6 @@ from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Update
 from scavenger.train.transport.messages.values import TensorSpec
 
-__all__ = ["BENCHMARK", "one_core"]
-
 _Shapes = tuple[tuple[int, ...], ...]
 _LARGE: _Shapes = ((5000, 4000), (4_999_744,), (256,))
 _SMALL: _Shapes = ((64,),) * 1000

@@ -32,8 +32,6 @@ from scavenger.train.transport.messages.data import (
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.shared_memory import Block
 
-__all__ = ["BENCHMARK"]
-
 _SHAPES = ((4000, 4000), (4000, 4000))
 _MODEL_BYTES = 4 * sum(rows * width for rows, width in _SHAPES)
 _WORKERS = (2, 64)

@@ -20,8 +20,6 @@ from benchmarks.peers.shapes import parameters
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.step_laws import StepTimes
 
-__all__ = ["BENCHMARK"]
-
 _NETWORK, _LOCAL_BATCH = "quarter", 2
 _RATE_BITS_PER_S = 2e8
 _ROUND_TRIP_S = 0.005

@@ -22,8 +22,6 @@ from scavenger.scheduler.packing import moved_buckets, repack
 from scavenger.scheduler.pool import Bucket, JobLoad, NodeType, Pool, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
-__all__ = ["BENCHMARK", "SPEED"]
-
 _CASES = 1000
 """Of each repetition."""
 _JOBS_MAX, _BUCKETS_MAX = 5, 4

@@ -27,8 +27,6 @@ from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 
-__all__ = ["BENCHMARK"]
-
 DATA = public_steps.DATA / "measured"
 
 CLUSTERS = {1: "T4, 1 a node", 4: "T4, 4 a node", 8: "A100, 8 a node"}

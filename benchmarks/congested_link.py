@@ -14,8 +14,6 @@ from benchmarks.emulated_link import EmulatedLink, emulated_link
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.shapes import parameters
 
-__all__ = ["BENCHMARK"]
-
 _NETWORK, _BATCH = "quarter", 2
 _RATE_BITS_PER_S = 4e8
 _CONGESTED = (0.25, 0.1)

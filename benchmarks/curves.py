@@ -15,8 +15,6 @@ from benchmarks.figures import Benchmark, Result
 from scavenger.control.search.tables import read_curves
 from scavenger.models.backtest_curves import OWN, CurveErrors, CurveResult, backtest_curves, pooled
 
-__all__ = ["BENCHMARK"]
-
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "curves" / "curves.csv"
 SEEN = (0.25, 0.5, 0.75)
 

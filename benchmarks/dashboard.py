@@ -27,8 +27,6 @@ from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.server.app import create_app
 from scavenger.store import Store
 
-__all__ = ["BENCHMARK"]
-
 JOBS = 10_000
 LIVE = 200
 """Jobs of those that run, with progress; the others have ended."""

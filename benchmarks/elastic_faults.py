@@ -14,8 +14,6 @@ from random import Random
 from benchmarks.elastic_supervisor import Training, median_s
 from benchmarks.figures import Benchmark, Result, Spread
 
-__all__ = ["BENCHMARK"]
-
 _WORKERS, _BATCH = 2, 128
 _STEPS = 10
 _WATCH_S = 2.5

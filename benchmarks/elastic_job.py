@@ -12,8 +12,6 @@ from typing import Any
 
 from benchmarks.figures import Benchmark, Result, Spread
 
-__all__ = ["BENCHMARK"]
-
 _PODS_S, _STALL_MS, _LOST_S = 0.3, 100.0, 5.0
 
 
@@ -27,7 +25,6 @@ def _once(folder: Path) -> Any:
 
 
 def run(repetitions: int, folder: Path) -> Result:
-    """See `Benchmark.run`."""
     found = [_once(folder / str(number)) for number in range(repetitions)]
     figures = {
         "more_pods_s": Spread.of(one.pods_s[3] for one in found),

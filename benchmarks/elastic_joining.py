@@ -11,8 +11,6 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.shapes import parameters
 from scavenger.train.transport.messages import StepReport
 
-__all__ = ["BENCHMARK", "standstill_s"]
-
 _BATCH = 32
 _STEPS = 15
 _AIM_JOIN_S = 0.1

@@ -21,8 +21,6 @@ from scavenger.train import process
 from scavenger.train.transport import messages as m
 from scavenger.train.transport import sockets as wire
 
-__all__ = ["is_bare"]
-
 
 def is_bare(step: int, window: int) -> bool:
     """Whether a step is one of those without what could be left out."""

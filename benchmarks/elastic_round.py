@@ -9,8 +9,6 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters
 
-__all__ = ["BENCHMARK"]
-
 _WORKERS = 2
 _BATCH = 2
 """A sample for each worker: as little computing as there can be around the round."""

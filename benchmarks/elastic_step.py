@@ -13,8 +13,6 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters
 
-__all__ = ["BENCHMARK", "slowest"]
-
 _WORKERS = 2
 _BATCHES = {"mlp": 32, "cnn": 128}
 _WARM_UP_STEPS = 5

@@ -21,8 +21,6 @@ from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 
-__all__ = ["ROOT", "Training", "gradient_s", "median_s"]
-
 ROOT = Path(__file__).resolve().parent.parent
 _PEERS = ROOT / "benchmarks" / "peers"
 _SEED = 1

@@ -10,8 +10,6 @@ from benchmarks.elastic_process import is_bare
 from benchmarks.elastic_supervisor import Training
 from benchmarks.figures import Benchmark, Result, Spread
 
-__all__ = ["BENCHMARK", "paired"]
-
 _WORKERS = 2
 _WINDOW = 10
 """Steps in a row with them, then without: few, so that other load affects both, and no process seems silent."""

@@ -29,8 +29,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MTU", "EmulatedLink", "Lane", "emulated_link", "wire_bytes"]
-
 MTU = 1500
 _FRAMING_BYTES = 38
 """Of Ethernet, for each segment: header, check sequence, preamble and gap."""

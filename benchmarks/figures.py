@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["Benchmark", "Result", "Spread", "markdown_table", "relative_error", "replace_section"]
-
 _WIDTH_MIN = 3
 """Smallest width of a column: some Markdown parsers need a rule of so many characters."""
 

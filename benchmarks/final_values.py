@@ -20,8 +20,6 @@ from scavenger.control.search.tables import read_curves
 from scavenger.models.backtest_curves import CurveRun
 from scavenger.models.final_value import ValueForecast, forecast_value
 
-__all__ = ["BENCHMARK"]
-
 LENGTHS = (8, 16, 32, 64)
 """Evaluations of a whole run."""
 SEEN = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48)

@@ -25,8 +25,6 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
 
-__all__ = ["BENCHMARK", "shared_or_strange", "why_not"]
-
 _EXAMPLE = "digits"
 _BATCHES = (64, 256, 1024)
 _STEPS = 30

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["measured"]
-
 _TIMEOUT_S = 540.0
 _WARM_UP = 3
 

@@ -29,8 +29,6 @@ from scavenger.sdk import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.program import Program
 
-__all__ = ["PROJECTS", "Project", "project_verdict", "table"]
-
 SECTION = "keras_projects"
 
 _TOLERANCE = 1e-5

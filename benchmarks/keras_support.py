@@ -29,17 +29,6 @@ from scavenger.sdk import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.program import Program
 
-__all__ = [
-    "LAYERS",
-    "LEFT_OUT",
-    "OPTIMIZERS",
-    "Case",
-    "Verdict",
-    "exported",
-    "stateful_layers",
-    "verdict_of",
-]
-
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "keras.md"
 SECTION = "keras_support"
 

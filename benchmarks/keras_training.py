@@ -24,8 +24,6 @@ from scavenger.train.worker.memory import WorkerMemory
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
-__all__ = ["SEED", "STEPS", "by_fit", "by_job", "furthest", "in_pieces", "made"]
-
 SEED = 3
 STEPS = 4
 Array = npt.NDArray[Any]

@@ -22,8 +22,6 @@ from scavenger.domain.report import Event, Observer, WorkerChanged
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
 
-__all__ = ["EXAMPLES", "at", "job_code", "job_file", "train", "visit"]
-
 EXAMPLES = ("digits", "charlm")
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,7 +42,6 @@ class _NoLoss(Observer):
     """Ends the benchmark when a worker dies: the figures would be of something else."""
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         if isinstance(event, WorkerChanged) and event.state == "lost":
             raise RuntimeError(f"{event.process} {event.detail} during the benchmark; measure again")
 

@@ -15,8 +15,6 @@ from scavenger import run_loop
 from scavenger.train.custom_loop.report import LoopEvent, StepDone
 from scavenger.train.custom_loop.run import LoopRun
 
-__all__ = ["BENCHMARK"]
-
 _WORKERS = 2
 _BATCHES = {"mlp": 32, "cnn": 128}
 _STEPS, _WARM_UP = 12, 3

@@ -11,8 +11,6 @@ import psutil
 
 from scavenger.cloud.local import LocalCloud
 
-__all__ = ["conditions", "describe"]
-
 _WATCH_S = 2.0
 _BUSY_MAX = 0.1
 """Largest load by other processes, over all processors: above it, they influence the figures."""

@@ -16,8 +16,6 @@ from benchmarks.live import job_file, train, visit
 from scavenger.control.training.trainer import Trainer
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["BENCHMARK"]
-
 _EXAMPLE = "digits"
 _WORKERS = (2, 8, 32)
 _BATCH = 128

@@ -11,8 +11,6 @@ from benchmarks.elastic_supervisor import Training
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.shapes import parameters
 
-__all__ = ["BENCHMARK", "delay_s"]
-
 _BATCH = 32
 _STEPS = 15
 _AIM_S = 0.010

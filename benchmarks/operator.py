@@ -21,8 +21,6 @@ from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.control.cluster.crd import crd
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, KIND, PLURAL, VERSION, leader_name
 
-__all__ = ["BENCHMARK"]
-
 JOBS, PODS = 200, 2_000
 REPORT_EVERY_S, REPORTS_S = 5.0, 30.0
 _AIM_S, _AIM_BYTES = 2.0, 300e6
@@ -156,7 +154,6 @@ def _figures(file: Path, rss_bytes: float, *, cpu_s: float) -> dict[str, float]:
 
 
 def run(repetitions: int, folder: Path) -> Result:
-    """See `Benchmark.run`."""
     found = [_once(folder / str(number)) for number in range(repetitions)]
     figures = {name: Spread.of(one[name] for one in found) for name in found[0]}
     p99, rss = figures["p99_s"], figures["rss_bytes"]

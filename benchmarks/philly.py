@@ -24,8 +24,6 @@ from scavenger.scheduler.scaling import ScalingRules, SharedPool
 from scavenger.sim.nodes import Delays, JobSpeed, run_nodes
 from scavenger.sim.trace import History, PoolManager, replay
 
-__all__ = ["BENCHMARK", "OURS", "Study", "Workload"]
-
 _AIM = 0.6
 _MOVE_S = 0.0438
 """Work that a job loses by a migration: the most that AutoPS measured (table 3, BERT, all tensors of the job)."""

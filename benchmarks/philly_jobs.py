@@ -35,18 +35,6 @@ from scavenger.scheduler.pool import Bucket, JobLoad, NodeType
 from scavenger.sim.nodes import Steps, step_time_alone
 from scavenger.sim.trace import TracedJob
 
-__all__ = [
-    "NODE",
-    "Arrival",
-    "Mapping",
-    "ModelShape",
-    "Rate",
-    "bert_base",
-    "busiest",
-    "from_keras",
-    "read_philly",
-]
-
 _TRACE = DATA / "philly" / "philly_compact.csv.gz"
 _GPUS_PER_WORKER = 4
 _BUCKET_BYTES = 4 * 2**20

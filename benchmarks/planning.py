@@ -15,8 +15,6 @@ from scavenger.models.job_model import JobModel
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve, find_knee, pareto_front
 
-__all__ = ["BENCHMARK"]
-
 _WORKERS = range(1, 101)
 _BATCHES = range(100, 1100)
 _VMS = 10

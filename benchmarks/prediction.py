@@ -17,8 +17,6 @@ from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.report import Observer
 from scavenger.store import Store
 
-__all__ = ["BENCHMARK", "shape_error"]
-
 _STEPS = 20
 """Undisturbed steps of one visit; every configuration is visited `repetitions` times."""
 _VISITS_MIN = 2

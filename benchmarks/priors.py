@@ -23,8 +23,6 @@ from scavenger.models.overlap_fit import fit_widths, prior_of
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import joined
 
-__all__ = ["BENCHMARK", "log_likelihood"]
-
 FIXED = ((-1.5, 1.0), (-0.5, 1.0), (0.0, 1.5), (0.5, 2.0))
 STRAGGLING = ((0.02, 0.03), (0.04, 0.03))
 GROWTH = (0.25, 0.12, 0.06)

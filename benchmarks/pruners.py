@@ -22,8 +22,6 @@ from benchmarks.curves import DATA
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.integrations.optuna_search import CostPruner, note_epoch
 
-__all__ = ["BENCHMARK"]
-
 EVALUATIONS_MAX, RUNS_MIN, START = 30, 6, 0.01
 """Evaluations of a run, evenly thinned out; runs of a workload; price of a start, relative to a mean run."""
 REGRET = 0.1

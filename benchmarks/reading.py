@@ -13,8 +13,6 @@ from scavenger.elastic.view import Position, WorkerView, step_range
 from scavenger.train.worker.data import open_source
 from scavenger.train.worker.samples import Samples
 
-__all__ = ["BENCHMARK"]
-
 _THREADS = (1, 2, 4, 8)
 _SAMPLE_S, _STEP_S, _BATCH, _STEPS = 0.005, 0.1, 32, 25
 _AIM = 0.02

@@ -24,8 +24,6 @@ from scavenger.store import Store
 from scavenger.store.intent_rows import row_of
 from scavenger.store.schema import IntentRow
 
-__all__ = ["BENCHMARK"]
-
 VMS, JOBS = 1_000, 10
 LAGS = 4
 """Ends for each repetition, while looks follow one another."""

@@ -17,8 +17,6 @@ from scavenger.control.service.runner import RENEW_S
 from scavenger.domain.submission import NewSubmission, runner_lease
 from scavenger.store import Store
 
-__all__ = ["BENCHMARK"]
-
 _EPOCHS, _WORKERS, _BATCH = 6, 1, 32
 _LIMIT_S = 900.0
 _ROUNDS = 300

@@ -21,8 +21,6 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.search_tables import EPOCHS, GRID, Table, tables
 from scavenger.integrations.optuna_search import CostPruner, CostSampler, note_epoch
 
-__all__ = ["BENCHMARK"]
-
 REGRETS = (0.25, 0.1)
 """Of what a median trial lacks to the best."""
 BUDGET_TRIALS = 40

@@ -15,8 +15,6 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Actual, Observer, RunReport
 from scavenger.store import Store
 
-__all__ = ["BENCHMARK", "at_epochs"]
-
 _EXAMPLE = "digits"
 _AIM = 0.10
 

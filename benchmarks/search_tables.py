@@ -14,8 +14,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GRID", "TASKS", "Table", "tables"]
-
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 

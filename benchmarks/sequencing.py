@@ -18,8 +18,6 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
 
-__all__ = ["BENCHMARK", "SequencedJob"]
-
 _WORKERS = (10, 100, 1000)
 _SAMPLES_PER_WORKER = 4
 _AIM_MS = 10

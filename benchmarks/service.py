@@ -32,8 +32,6 @@ from scavenger.store import Store
 from scavenger.store.intent_rows import row_of
 from scavenger.store.schema import EventRow, IntentRow, JobRow, ProcessRow, SubmissionRow
 
-__all__ = ["BENCHMARK"]
-
 JOBS, LIVE, VMS = 10_000, 100, 2_000
 CLIENTS = 16
 READ_S, SUBMIT_S, INDICATOR_S = 15.0, 15.0, 10.0

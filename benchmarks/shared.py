@@ -26,8 +26,6 @@ from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["BENCHMARK"]
-
 _TRAIN, _BATCH = "keras_jobs:cnn", 32
 _JOBS = 4
 _WINDOW_S, _HARM_WINDOW_S = 10.0, 4.0

@@ -24,8 +24,6 @@ from pathlib import Path
 
 from benchmarks.figures import Benchmark, Result
 
-__all__ = ["BENCHMARK", "Costs", "elastic_s", "ideal_s", "read_trace", "stopping_s"]
-
 _TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "spot_traces"
 _FILES = (
     (

@@ -18,8 +18,6 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
 
-__all__ = ["BENCHMARK"]
-
 _EXAMPLE = "digits"
 _WORKERS = (1, 2, 4)
 _WAYS: dict[str, Callable[[Path, int], Engine]] = {

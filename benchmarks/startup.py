@@ -11,8 +11,6 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.live import EXAMPLES, job_file, train, visit
 from scavenger.control.job_file.load import load_job
 
-__all__ = ["BENCHMARK"]
-
 _AIM_HELP_S = 0.5
 _AIM_BYTES = 1e9
 _STEPS = 10

@@ -11,8 +11,6 @@ from benchmarks.keras_peer import run_peer
 from benchmarks.live import EXAMPLES, job_code, job_file, train, visit
 from scavenger.domain.measurement import StepRecord
 
-__all__ = ["BENCHMARK", "HARD_CASES"]
-
 _BATCH = {"digits": 128, "charlm": 64}
 _BATCH_HARD = 32
 _HARD = ("embedding", "embedding:adagrad", "embedding:sgd", "diverging")

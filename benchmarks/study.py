@@ -13,8 +13,6 @@ from scavenger import Client, Job
 from scavenger.domain.report import Event, Observer, PhaseChanged, StepDone
 from scavenger.pipelines.study import Study, Trial
 
-__all__ = ["BENCHMARK"]
-
 _EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "study"
 _EPOCHS = 10
 _FIXED = (2, 32)
@@ -29,7 +27,6 @@ class _Clock(Observer):
     first_s: dict[str, float] = field(default_factory=dict)
 
     def on_event(self, event: Event) -> None:
-        """See `Observer`."""
         name = event.phase if isinstance(event, PhaseChanged) else type(event).__name__
         if isinstance(event, (PhaseChanged, StepDone)):
             self.first_s.setdefault(name, time.perf_counter() - self.asked_s)

@@ -12,8 +12,6 @@ from benchmarks.keras_peer import run_peer
 from benchmarks.live import job_file, train, visit
 from scavenger.control.training.trainer import Trainer
 
-__all__ = ["BENCHMARK"]
-
 _EXAMPLE = "digits"
 _BATCH, _OTHER_BATCH = 128, 64
 _STEPS = 15

@@ -17,8 +17,6 @@ from pathlib import Path
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.train.pool.shares import Shares, TenantGroup, find_shares
 
-__all__ = ["BENCHMARK"]
-
 _STEPS_S = (0.020, 0.027, 0.035, 0.050)
 _FILLS = (0.2, 0.4, 0.6, 0.8)
 _ORDERS = ("equal shares", "permits, as asked", "permits, as due")

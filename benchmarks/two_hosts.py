@@ -12,8 +12,6 @@ from benchmarks.emulated_link import EmulatedLink, emulated_link
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.shapes import parameters
 
-__all__ = ["BENCHMARK"]
-
 _RATE_BITS_PER_S = 1e9
 _ROUND_TRIP_S = 0.02
 _CASES = (("quarter", 1), ("mlp", 1), ("mlp", 2), ("quarter", 8))

@@ -23,8 +23,6 @@ from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.engines.vm.values import Role
 
-__all__ = ["agent"]
-
 _WARM_UP_STEPS = 3
 _VM = "c5.large"
 

@@ -23,8 +23,6 @@ from scavenger.models.job_model import TRANSFER_MAX, JobModel
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.step_laws import StepTimes
 
-__all__ = ["BENCHMARK"]
-
 PROBES = 12
 
 SHORTENED = (0.4, 0.7)

@@ -20,18 +20,6 @@ from typing import TextIO
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 
-__all__ = [
-    "FORMAT_VARIABLE",
-    "LEVEL_VARIABLE",
-    "Repeated",
-    "Settings",
-    "of_job",
-    "read_settings",
-    "set_job",
-    "set_up",
-    "write_utf8",
-]
-
 LEVEL_VARIABLE = "SCAVENGER_LOG_LEVEL"
 FORMAT_VARIABLE = "SCAVENGER_LOG_FORMAT"
 

@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["MASK", "StreamMask", "keep_secret", "mask", "mask_values", "names_a_secret"]
-
 MASK = "***"
 
 _SECRET_NAME = re.compile(

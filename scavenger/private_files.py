@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["FILE_MODE", "FOLDER_MODE", "make_private_folder", "private_opener"]
-
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 

@@ -11,8 +11,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-__all__ = ["certificate"]
-
 
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate of `localhost` that signs itself."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["kept"]
-
 
 def kept(path: Path) -> list[tuple[int, str]]:
     """Each seed with the mutant that brings its fault back; lines that begin with # are remarks."""

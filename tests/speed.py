@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["UNIT_S", "units"]
-
 UNIT_S = 0.01
 """About what one unit takes on a quiet processor of 2020 or later."""
 

@@ -11,8 +11,6 @@ import numpy as np
 from benchmarks.peers import shapes
 from scavenger.sdk import KerasJob
 
-__all__ = ["cnn", "cnn_model", "mlp", "mlp_model", "mlp_sgd", "quarter_sgd"]
-
 _SAMPLES = 4096
 
 

@@ -14,8 +14,6 @@ from scipy.optimize import least_squares, nnls
 
 from scavenger.domain.curve import FloatArray
 
-__all__ = ["critical_batch", "noise_linear", "p_norm"]
-
 _RIDGE = 0.03
 """Pull of the p-norm's terms towards nothing, relative to a step: six points do not tell seven coefficients."""
 

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["installed", "peer_arguments", "run_peers"]
-
 _TIMEOUT_S = 300.0
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-__all__ = [
-    "CLASSES",
-    "CNN_SIDE",
-    "CNN_WIDTHS",
-    "LEARNING_RATE",
-    "MLP_INPUTS",
-    "MLP_WIDTHS",
-    "QUARTER_INPUTS",
-    "QUARTER_WIDTHS",
-    "parameters",
-]
-
 CLASSES = 10
 MLP_INPUTS = 2048
 MLP_WIDTHS = (2560, 2560, 2560, 2560)

@@ -15,8 +15,6 @@ from benchmarks.peers.torch_models import build, samples
 from scavenger.sdk import loop
 from scavenger.sdk.torch import Elastic
 
-__all__ = ["BATCH", "STEPS", "cnn", "mlp"]
-
 BATCH, STEPS = "BENCHMARK_LOCAL_BATCH", "BENCHMARK_STEPS"
 """Variables of the environment: samples of a worker's batch, and steps of the run."""
 

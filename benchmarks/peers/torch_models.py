@@ -9,8 +9,6 @@ from torch import nn
 
 from benchmarks.peers import shapes
 
-__all__ = ["build", "samples"]
-
 
 def build(network: str) -> Any:
     """`mlp` or `cnn`, as `benchmarks.peers.shapes` has it."""

@@ -10,8 +10,6 @@ import typer
 
 from scavenger_cli.options import Output, OutputOption, finish
 
-__all__ = ["register"]
-
 
 class Example(StrEnum):
     """The folder of an example."""

@@ -10,8 +10,6 @@ import typer
 from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption, finish
 
-__all__ = ["app"]
-
 
 class Provider(StrEnum):
     """A cloud of the catalogue."""

@@ -8,8 +8,6 @@ import typer
 
 from scavenger_cli.options import DryRunOption, Output, OutputOption, StoreOption, YesOption, finish
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""

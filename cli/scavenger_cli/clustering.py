@@ -8,8 +8,6 @@ import typer
 
 from scavenger_cli.options import Output, finish
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""

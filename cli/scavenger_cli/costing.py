@@ -6,8 +6,6 @@ import typer
 
 from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption, finish
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""

@@ -9,8 +9,6 @@ import typer
 
 from scavenger_cli.options import Output, OutputOption, finish
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""

@@ -21,16 +21,6 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store import Store
 
-__all__ = [
-    "BY_SERVER",
-    "OF_THIS_MACHINE",
-    "WHY_NOT",
-    "delete_powered_off",
-    "here_only",
-    "not_by_server",
-    "with_store",
-]
-
 BY_SERVER = (
     "optimize",
     "plan",

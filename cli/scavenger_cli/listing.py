@@ -19,8 +19,6 @@ from scavenger_cli.options import (
     finish,
 )
 
-__all__ = ["app"]
-
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

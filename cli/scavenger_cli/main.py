@@ -65,8 +65,6 @@ from scavenger_cli.options import (
 )
 from scavenger_cli.ui import console
 
-__all__ = ["app", "main"]
-
 USAGE_ERROR = 2
 
 

@@ -25,8 +25,6 @@ from scavenger_cli.options import (
     finish,
 )
 
-__all__ = ["register"]
-
 TIMEOUT = "15m"
 """Default of `--timeout`: on a cloud, starting and warming up a new worker takes minutes."""
 LINES = 20

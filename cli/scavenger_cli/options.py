@@ -13,46 +13,6 @@ from scavenger.errors import ScavengerError
 from scavenger_cli.leftovers import with_store
 from scavenger_cli.ui import console
 
-__all__ = [
-    "AuditOption",
-    "BatchSizesOption",
-    "BudgetOption",
-    "ConvergenceOption",
-    "CurveFormat",
-    "CurvesOption",
-    "DatasetSizeOption",
-    "DeadlineOption",
-    "DetachOption",
-    "DryRunOption",
-    "InfraOption",
-    "JobFile",
-    "JobKey",
-    "ListedJobKey",
-    "ModelKey",
-    "ObjectiveName",
-    "ObjectiveOption",
-    "OutOption",
-    "Output",
-    "OutputOption",
-    "PriceOption",
-    "Pricing",
-    "QuietOption",
-    "RunningJob",
-    "StateName",
-    "StateOption",
-    "StepTimesOption",
-    "StoreOption",
-    "Strategy",
-    "StrategyOption",
-    "TimeoutOption",
-    "VerboseOption",
-    "WaitOption",
-    "WorkersOption",
-    "WorkloadOption",
-    "YesOption",
-    "finish",
-]
-
 
 class Output(StrEnum):
     """The format of a command's answer."""

@@ -10,8 +10,6 @@ import typer
 from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption, StoreOption, finish
 
-__all__ = ["app"]
-
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

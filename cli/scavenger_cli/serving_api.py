@@ -10,8 +10,6 @@ import typer
 from scavenger.domain.access import Role
 from scavenger_cli.options import Output, OutputOption, StoreOption, finish
 
-__all__ = ["app"]
-
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

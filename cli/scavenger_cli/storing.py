@@ -9,8 +9,6 @@ import typer
 
 from scavenger_cli.options import Output, OutputOption, StoreOption, finish
 
-__all__ = ["app"]
-
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -29,8 +29,6 @@ from typing import Protocol
 from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 
-__all__ = ["CONSOLE_CHARACTERS", "AdmittingProvider", "Cloud", "Inspection", "Provider"]
-
 CONSOLE_CHARACTERS = 32_000
 """Longest console output that a provider returns: its end, which shows what went wrong last."""
 
@@ -57,7 +55,6 @@ class Provider(Protocol):
 
     Attributes:
         name: `gcp`, `aws`, `local`, ...
-        region: The region.
         visibility_s: How long a new VM may be missing from `list_owned`.
     """
 

@@ -25,8 +25,6 @@ from scavenger.cloud.metadata import (
     http_transport,
 )
 
-__all__ = ["IdentityVerifier", "audience_of", "read_proof"]
-
 _TRIES = 5
 _PAUSE_S = 1.0
 _TOKEN_MAX_S = 5.0

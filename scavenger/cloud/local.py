@@ -18,8 +18,6 @@ import psutil
 from scavenger.domain.configuration import Offer
 from scavenger.errors import ConfigurationError
 
-__all__ = ["LocalCloud"]
-
 PRICE_VARIABLE = "SCAVENGER_LOCAL_PRICE"
 _PRICE_DEFAULT = 0.13402
 """US dollars per hour and worker: an e2-standard-4 of Google Cloud as in Scavenger (Tyagi and Sharma), section V."""
@@ -67,7 +65,6 @@ class LocalCloud:
         return _usable_cpus(), psutil.virtual_memory().total
 
     def hardware(self) -> str:
-        """See `Cloud.hardware`."""
         processors = f"{_processor()}, {_usable_cpus()} processors"
         return f"{processors}, {self.gpus} {self._gpu_model}" if self.gpus else processors
 

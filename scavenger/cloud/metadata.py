@@ -15,17 +15,6 @@ from urllib.parse import urlsplit
 
 from scavenger.errors import ConfigurationError
 
-__all__ = [
-    "ANSWER_MAX_S",
-    "Ec2Metadata",
-    "Reply",
-    "Transport",
-    "address_of_service",
-    "gce_page",
-    "good",
-    "http_transport",
-]
-
 ADDRESS = "169.254.169.254"
 """Address of the metadata service on every VM of both clouds."""
 ANSWER_MAX_S = 0.5

@@ -33,8 +33,6 @@ from scavenger.cloud.metadata import (
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudUnavailableError, NotSupportedError
 
-__all__ = ["NOTICE_DELAY_MAX_S", "watch"]
-
 NOTICE_DELAY_MAX_S = 3.0
 """Longest delay from the cloud's notice to ours, while the metadata service answers."""
 _POLL_S = 1.0

@@ -11,8 +11,6 @@ from scavenger.cloud.catalog.types import GIB
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.domain.vm import Quota
 
-__all__ = ["after_vms", "vms_left", "vms_left_of_either"]
-
 _Share = Callable[[Quota, str, int, bool], float]
 
 

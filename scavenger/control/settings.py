@@ -15,15 +15,6 @@ from scavenger.domain.infra import Infra
 from scavenger.domain.vm_settings import CloudSettings, Settings, faults_of, overridden
 from scavenger.errors import JobFileError
 
-__all__ = [
-    "SETTINGS_VARIABLE",
-    "cloud_settings",
-    "load_settings",
-    "parse_settings",
-    "settings_of",
-    "settings_path",
-]
-
 SETTINGS_VARIABLE = "SCAVENGER_CONFIG"
 """Path of a settings file, instead of `config.toml` in the user's configuration folder."""
 

@@ -24,8 +24,6 @@ from scavenger.store import Store
 if TYPE_CHECKING:
     from scavenger.cloud.base import AdmittingProvider
 
-__all__ = ["EVERY_S", "Sweep", "end_leftovers", "find_leftovers", "region_of", "sweep_once", "sweeping"]
-
 log = logging.getLogger(__name__)
 
 EVERY_S = 3600.0

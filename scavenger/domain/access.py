@@ -9,21 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, get_args
 
-__all__ = [
-    "ROLES",
-    "SERVER",
-    "TOKEN_PREFIX",
-    "AuditRecord",
-    "Caller",
-    "KeyedRequest",
-    "Role",
-    "Token",
-    "User",
-    "check_user_name",
-    "is_loopback",
-    "token_digest",
-]
-
 Role = Literal["admin", "user", "viewer"]
 """`admin`: sees and changes everything, users too. `user`: submits jobs, sees and changes their own. `viewer`: sees
 every job and changes none."""

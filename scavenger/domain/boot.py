@@ -8,22 +8,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-__all__ = [
-    "BOOTING",
-    "BOOT_PHASES",
-    "INSTALLING",
-    "MARK",
-    "NODE",
-    "NOT_INSTALLED",
-    "NO_ANSWER",
-    "NO_TIME_LIMIT",
-    "REACHED",
-    "REFUSED",
-    "RETRYING",
-    "STARTED",
-    "BootPhase",
-]
-
 BootPhase = Literal["asked", "running", "booting", "installing", "joined"]
 """`asked`: requested from the cloud; `running`: the cloud has started it; `booting`: its boot script runs;
 `installing`: it installs Scavenger; `joined`: its agent has been admitted."""

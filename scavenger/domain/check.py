@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "CheckStatus"]
-
 CheckStatus = Literal["ok", "warn", "fail"]
 """`warn`: jobs run, with a disadvantage that `fix` removes; `fail`: jobs cannot run."""
 

@@ -20,18 +20,6 @@ from pydantic import (
 
 from scavenger.domain.forms import Duration, FrozenModel, did_you_mean, fault, shown
 
-__all__ = [
-    "DONE_GROUP",
-    "EPOCH_GROUPS",
-    "NUMBER",
-    "PLACEHOLDERS",
-    "RunSpec",
-    "RunText",
-    "fill",
-    "placeholders_of",
-    "regular_expression",
-]
-
 PLACEHOLDERS: Mapping[str, str] = {
     "local_batch_size": "samples of a step that this process computes",
     "global_batch_size": "samples of a step over all processes",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Configuration", "Offer", "SearchSpace"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:

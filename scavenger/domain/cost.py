@@ -9,25 +9,6 @@ from datetime import date
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = [
-    "AggregationShare",
-    "BilledVm",
-    "CostEstimate",
-    "CostItem",
-    "CostTerms",
-    "LeaderUse",
-    "Ledger",
-    "Price",
-    "PricedPoint",
-    "PricingCurves",
-    "Rental",
-    "ResourceRates",
-    "SharedCosts",
-    "SpotRisk",
-    "Traffic",
-    "TrafficPrice",
-]
-
 
 def _require(name: str, value: float, *, above: bool = False) -> None:
     if not (math.isfinite(value) and (value > 0 if above else value >= 0)):

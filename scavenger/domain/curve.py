@@ -10,21 +10,6 @@ import numpy.typing as npt
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = [
-    "EPOCHS_FROM",
-    "Choice",
-    "CurveConfigurations",
-    "CurvePoint",
-    "Infeasible",
-    "Interval",
-    "Objective",
-    "PointMarks",
-    "TradeoffCurve",
-    "paid_share",
-    "rest",
-    "thinned",
-]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Blacklist", "Decision", "Hold", "Pause", "Replace", "ScaleTo", "Stop", "StopCause"]
-
 StopCause = Literal["budget", "deadline", "failures"]
 
 

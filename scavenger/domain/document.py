@@ -32,15 +32,6 @@ from scavenger.domain.curve import (
 )
 from scavenger.domain.report import RunReport, time_error
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "curve_from_document",
-    "estimate_from_document",
-    "report_document",
-    "report_from_document",
-    "without_nonfinite",
-]
-
 SCHEMA_VERSION = 1
 """Incremented when a field changes its meaning or is removed; new fields do not change it."""
 

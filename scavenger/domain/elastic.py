@@ -10,16 +10,6 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, mod
 from scavenger.domain.forms import Duration, FrozenModel, did_you_mean, fault, shown
 from scavenger.domain.ranges import BATCH_MAX, WORKERS_MAX
 
-__all__ = [
-    "AGGREGATORS_MAX",
-    "BatchScaling",
-    "ElasticSpec",
-    "FailuresSpec",
-    "LrScaling",
-    "ScalingPolicy",
-    "StragglerSpec",
-]
-
 ScalingPolicy = Literal["model", "throughput", "utility", "fixed"]
 BatchScaling = Literal["strong", "weak"]
 LrScaling = Literal["none", "linear", "sqrt", "adascale"]

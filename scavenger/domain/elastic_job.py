@@ -15,35 +15,6 @@ from scavenger.domain.forms import FrozenModel, fault
 from scavenger.domain.job import JobSpec
 from scavenger.domain.ranges import WORKERS_MAX
 
-__all__ = [
-    "CODE_VARIABLE",
-    "DOCUMENT_VARIABLE",
-    "GROUP",
-    "JOB_LABEL",
-    "JOB_VARIABLE",
-    "KIND",
-    "LEADER",
-    "PLURAL",
-    "REMOVE",
-    "REMOVED",
-    "ROLE_LABEL",
-    "SHORT",
-    "SINGULAR",
-    "STORE_VARIABLE",
-    "VERSION",
-    "WORKER",
-    "CodeSpec",
-    "ElasticJobSpec",
-    "JobState",
-    "LeaderSpec",
-    "StoreSpec",
-    "job_document",
-    "leader_name",
-    "owner_of",
-    "read_spec",
-    "worker_selector",
-]
-
 GROUP, VERSION = "scavenger.dev", "v1alpha1"
 KIND, SINGULAR, PLURAL, SHORT = "ElasticJob", "elasticjob", "elasticjobs", "ejob"
 

@@ -14,18 +14,6 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from scavenger.domain.forms import fault, shown
 
-__all__ = [
-    "NAME",
-    "SECRET_LENGTH_MIN",
-    "EnvironmentText",
-    "SecretNames",
-    "check_name",
-    "literal",
-    "named",
-    "plain",
-    "references",
-]
-
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of a variable's name."""
 _DOLLAR = re.compile(rf"\$(?:\$|\{{({NAME})\}})")

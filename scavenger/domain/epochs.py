@@ -10,8 +10,6 @@ from typing import Any
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event
 
-__all__ = ["EPOCHS", "EpochsToTell", "epochs_data", "read_epochs"]
-
 EPOCHS = "epochs"
 """Kind of the events in the store that hold evaluations."""
 

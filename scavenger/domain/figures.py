@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["rounded"]
-
 
 def rounded(value: float, digits: int = 4) -> str:
     """A number with `digits` significant digits, as `12,350`: without an exponent from 0.0001 up to 10^15."""

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Fingerprint", "hardware_of_vms", "place_of_hardware", "settings_of", "with_sources"]
-
 _SEVERAL = re.compile(r"(?P<place>.*) with (?P<vms>\d+) aggregator VMs")
 
 

@@ -25,32 +25,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-__all__ = [
-    "FAULT",
-    "NUMBER",
-    "VM",
-    "Duration",
-    "EngineText",
-    "EntryPoint",
-    "EntryPointText",
-    "FrozenModel",
-    "JobName",
-    "MetricName",
-    "Money",
-    "Path",
-    "VmName",
-    "did_you_mean",
-    "fault",
-    "is_number",
-    "nearest",
-    "parse_duration",
-    "parse_engine",
-    "parse_money",
-    "shown",
-    "text_form",
-    "worker_group_of",
-]
-
 MONEY_MAX_USD = 1e9
 """Highest accepted budget; a higher one is a typing error."""
 DURATION_MAX_S = 366 * 86400.0

@@ -14,8 +14,6 @@ from pydantic import Field, model_validator
 
 from scavenger.domain.forms import FrozenModel, MetricName, fault
 
-__all__ = ["EPOCHS_MAX", "Direction", "GoalSpec", "guessed_direction", "known_direction"]
-
 EPOCHS_MAX = 10**6
 """Largest accepted number of epochs; no training needs more."""
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["BATCH_VALUES_MAX", "COLUMNS_MAX", "IndicatorBatch", "check_batch"]
-
 BATCH_VALUES_MAX = 100_000
 """Most values of one batch, over all its columns."""
 COLUMNS_MAX = 64

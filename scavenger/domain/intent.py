@@ -20,22 +20,6 @@ from typing import Literal
 
 from scavenger.domain.vm import LaunchTemplate, VmRequest
 
-__all__ = [
-    "Ending",
-    "Fence",
-    "FleetSpec",
-    "Handover",
-    "Intent",
-    "IntentState",
-    "Lease",
-    "Past",
-    "PlacementOption",
-    "Situation",
-    "VmCharges",
-    "VmSlot",
-    "VmTimes",
-]
-
 IntentState = Literal["PLAN", "UP", "DELETING", "GONE"]
 """`PLAN`: no VM is known. `UP`: the VM exists. `DELETING`: it is to end. `GONE`: it no longer exists."""
 
@@ -202,8 +186,6 @@ class Handover:
     """A VM is to go over from one job to another of the same process.
 
     Attributes:
-        intent_id: Its intent.
-        from_job, to_job: The jobs.
         slot: Its slot of the second one, at least of this generation.
         attempt: That of the second job.
         reserved_usd: What the second job sets aside for its end.

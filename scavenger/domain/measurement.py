@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = ["ConvergenceRecord", "EpochRecord", "Measurement", "Profile", "StepRecord"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

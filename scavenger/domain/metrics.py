@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Census", "LiveJob", "VmSums"]
-
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:

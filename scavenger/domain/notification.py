@@ -9,16 +9,6 @@ from typing import Any, Literal, get_args
 
 from scavenger.domain.report import JobState
 
-__all__ = [
-    "NOTIFICATION_KINDS",
-    "JobStanding",
-    "Notification",
-    "NotificationCount",
-    "NotificationKind",
-    "NotificationState",
-    "QueuedNotification",
-]
-
 NotificationKind = Literal[
     "ping",
     "job.done",

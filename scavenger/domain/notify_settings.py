@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from scavenger.domain.forms import FrozenModel, fault
 from scavenger.domain.notification import NotificationKind
 
-__all__ = ["Webhook"]
-
 
 class Webhook(FrozenModel):
     """A receiver of notifications, a table `[notify.NAME]` of the settings file.

@@ -11,22 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = [
-    "REASON_MAX",
-    "REASON_PATTERN",
-    "Migrate",
-    "Operation",
-    "ProfileRange",
-    "ScaleAggregators",
-    "ScaleIn",
-    "ScaleOut",
-    "ScaleTo",
-    "StopJob",
-    "describe",
-    "operation_document",
-    "operation_from_document",
-]
-
 STEPS_MIN = 3
 """Fewest undisturbed steps that give the spread of a profile; as `profile.steps` in the job file."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["UNCHANGED", "Overrides", "Renewal", "sizes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Overrides:

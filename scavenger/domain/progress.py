@@ -20,8 +20,6 @@ from scavenger.domain.report import (
     ViewChanged,
 )
 
-__all__ = ["PROGRESS", "Moved", "Progress", "ProgressTracker"]
-
 PROGRESS = "progress"
 """Kind of the event in the store that holds the progress."""
 

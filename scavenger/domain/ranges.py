@@ -14,24 +14,6 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, mod
 
 from scavenger.domain.forms import NUMBER, VM, FrozenModel, fault, is_number, shown
 
-__all__ = [
-    "BATCH_MAX",
-    "CONFIGURATIONS_MAX",
-    "WORKERS_MAX",
-    "Accelerators",
-    "AcceleratorsText",
-    "Amount",
-    "BatchRange",
-    "BatchSizes",
-    "CpuAmount",
-    "MemoryAmount",
-    "VmNames",
-    "WorkerCounts",
-    "batch_sizes_of_text",
-    "size_ranges",
-    "workers_of_text",
-]
-
 WORKERS_MAX = 4096
 """Most workers of one job: larger than any cluster reported for training with parameter servers."""
 BATCH_MAX = 2**24

@@ -11,31 +11,6 @@ from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
 
-__all__ = [
-    "Actual",
-    "ChoiceMade",
-    "EpochEnded",
-    "EpochsForecast",
-    "Event",
-    "Forecasted",
-    "JobState",
-    "MetricOutcome",
-    "Noted",
-    "Observer",
-    "PhaseChanged",
-    "Predicted",
-    "Profiled",
-    "ReportedJob",
-    "RunReport",
-    "SearchOutcome",
-    "StepDone",
-    "TimeError",
-    "TrainingResult",
-    "ViewChanged",
-    "WorkerChanged",
-    "time_error",
-]
-
 JobState = Literal[
     "starting",
     "profiling",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Quarantine", "QuarantinedVm", "Restore"]
-
 
 @dataclass(frozen=True, slots=True)
 class Restore:

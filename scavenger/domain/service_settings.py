@@ -6,8 +6,6 @@ from pydantic import Field
 
 from scavenger.domain.forms import FrozenModel, Money
 
-__all__ = ["ServiceSettings"]
-
 
 class ServiceSettings(FrozenModel):
     """What a server that runs submitted jobs allows."""

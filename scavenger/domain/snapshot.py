@@ -8,19 +8,6 @@ from typing import Literal
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = [
-    "ClusterSnapshot",
-    "Delays",
-    "Departure",
-    "JobCosts",
-    "JobLimits",
-    "JobSnapshot",
-    "Throughput",
-    "TrainingProgress",
-    "WorkerPhase",
-    "WorkerSnapshot",
-]
-
 WorkerPhase = Literal["starting", "standby", "training", "leaving"]
 
 SECONDS_PER_HOUR = 3600.0

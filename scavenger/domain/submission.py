@@ -21,23 +21,6 @@ from typing import Any, Literal
 from scavenger.domain.intent import Lease
 from scavenger.domain.report import JobState
 
-__all__ = [
-    "OPEN_SUBMISSIONS",
-    "SERVER_LEASE",
-    "Backlog",
-    "GivenEnvironment",
-    "NewSubmission",
-    "RunnerSeen",
-    "ServerRecord",
-    "Spending",
-    "StoredBudgets",
-    "Submission",
-    "SubmissionState",
-    "not_begun",
-    "not_submitted",
-    "runner_lease",
-]
-
 SubmissionState = Literal["queued", "running", "ended", "cancelled"]
 OPEN_SUBMISSIONS: tuple[SubmissionState, ...] = ("queued", "running")
 """States of a submission that still needs a server."""

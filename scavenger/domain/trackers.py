@@ -8,8 +8,6 @@ from pydantic import ConfigDict, Field, model_validator
 
 from scavenger.domain.forms import FrozenModel, JobName, Path, fault
 
-__all__ = ["TrackersSpec"]
-
 
 class TrackersSpec(FrozenModel):
     """Where parameters, metrics, costs and view changes are told, beside the store."""

@@ -20,8 +20,6 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError, Wi
 
 from scavenger.domain.forms import Duration, FrozenModel, Money, did_you_mean, fault, shown
 
-__all__ = ["ConcaveUtility", "LinearUtility", "StepUtility", "Utility", "UtilityCurve", "UtilityStep"]
-
 POWER_MAX = 20.0
 """Largest power of a concave utility; a higher one is practically a step, which has a form of its own."""
 STEPS_MAX = 100

@@ -7,19 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-__all__ = [
-    "DEFAULT_SETTINGS",
-    "LaunchTemplate",
-    "Notice",
-    "Quota",
-    "VmPackage",
-    "VmRequest",
-    "VmSeen",
-    "VmSettings",
-    "VmState",
-    "VmTags",
-]
-
 VmState = Literal["pending", "running", "stopping", "gone"]
 """`pending`: accepted, not yet up. `stopping`: ending, may still be paid for. `gone`: not paid for any more."""
 

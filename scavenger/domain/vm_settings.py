@@ -27,18 +27,6 @@ from scavenger.domain.notify_settings import Webhook
 from scavenger.domain.service_settings import ServiceSettings
 from scavenger.domain.vm import VmSettings
 
-__all__ = [
-    "CLOUD_SETTINGS",
-    "AwsSettings",
-    "CloudSettings",
-    "GcpSettings",
-    "KubernetesSettings",
-    "NodePool",
-    "Settings",
-    "faults_of",
-    "overridden",
-]
-
 
 def _list_form(pattern: str, words: str) -> tuple[BeforeValidator, WithJsonSchema]:
     """The form of a list of different texts."""
@@ -223,11 +211,9 @@ class AwsSettings(CloudSettings):
 
     @property
     def leader_identity(self) -> str:
-        """See `CloudSettings.leader_identity`."""
         return self.leader_profile
 
     def launch_settings(self) -> VmSettings:
-        """See `CloudSettings.launch_settings`."""
         return VmSettings(
             network=self.vpc,
             subnets=self.subnets,
@@ -239,7 +225,6 @@ class AwsSettings(CloudSettings):
         )
 
     def vm_tags(self) -> tuple[tuple[str, str], ...]:
-        """See `CloudSettings.vm_tags`."""
         return tuple(sorted(self.tags.items()))
 
 
@@ -275,11 +260,9 @@ class GcpSettings(CloudSettings):
 
     @property
     def leader_identity(self) -> str:
-        """See `CloudSettings.leader_identity`."""
         return self.leader_service_account
 
     def launch_settings(self) -> VmSettings:
-        """See `CloudSettings.launch_settings`."""
         return VmSettings(
             network=self.network,
             subnets=(self.subnetwork,) if self.subnetwork else (),
@@ -291,7 +274,6 @@ class GcpSettings(CloudSettings):
         )
 
     def vm_tags(self) -> tuple[tuple[str, str], ...]:
-        """See `CloudSettings.vm_tags`."""
         return tuple(sorted(self.labels.items()))
 
 
@@ -374,11 +356,9 @@ class KubernetesSettings(CloudSettings):
 
     @property
     def leader_identity(self) -> str:
-        """See `CloudSettings.leader_identity`."""
         return self.leader_service_account
 
     def vm_tags(self) -> tuple[tuple[str, str], ...]:
-        """See `CloudSettings.vm_tags`."""
         return tuple(sorted(self.labels.items()))
 
 

@@ -40,29 +40,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = [
-    "Action",
-    "Endpoint",
-    "Event",
-    "Greeted",
-    "Informed",
-    "Initialization",
-    "InitializePart",
-    "Lost",
-    "PartHeld",
-    "PartReady",
-    "Phase",
-    "PrepareWorker",
-    "Present",
-    "Reconnect",
-    "RenewView",
-    "Rewound",
-    "RollBack",
-    "Seeded",
-    "Spared",
-    "TakeOver",
-]
-
 
 class Phase(Enum):
     """State of the weights that the job begins with."""
@@ -254,7 +231,6 @@ class _Part:
     """State of one aggregator.
 
     Attributes:
-        name: Its name.
         endpoint: Address of the process that can be reached.
         asked: Address of the process that was asked to load the part.
         holds: Whether that process has loaded it.

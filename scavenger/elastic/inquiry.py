@@ -8,8 +8,6 @@ from scavenger.elastic import quarantine as q
 from scavenger.elastic.steps import Death, Despair, Instruction, Quarantine
 from scavenger.elastic.view import Piece, Share, View, step_range
 
-__all__ = ["Inquiry"]
-
 
 class Inquiry:
     """Distinguishes bad data from bad machines for the sequencer.

@@ -7,26 +7,6 @@ from typing import NamedTuple
 
 from scavenger.elastic.quarantine import Cause, Finding, Quarantined
 
-__all__ = [
-    "Apply",
-    "Ask",
-    "Attempt",
-    "Begin",
-    "Committed",
-    "EpochEnded",
-    "Event",
-    "Found",
-    "Grant",
-    "Instruction",
-    "Lost",
-    "Part",
-    "Proposed",
-    "Refuse",
-    "Requeued",
-    "Revoke",
-    "Wait",
-]
-
 
 class Attempt(NamedTuple):
     """Identifier of one lease of one shard, unique even across restarts of the ledger's process."""

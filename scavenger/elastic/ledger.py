@@ -54,8 +54,6 @@ from scavenger.elastic.leases import (
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import Piece, Quarantined, Suspects
 
-__all__ = ["Ledger", "ShardState"]
-
 _QUARANTINED_FRACTION_MAX = 0.01
 """Largest share of the samples that may be quarantined."""
 _QUARANTINED_ALWAYS = 1

@@ -5,17 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = [
-    "HEARTBEAT_S",
-    "LATE_S",
-    "SILENT_S",
-    "SLOW_S",
-    "Liveness",
-    "ProcessorUse",
-    "evaluation_limit_s",
-    "is_working",
-]
-
 HEARTBEAT_S = 0.25
 """Interval of the heartbeats of every process."""
 SILENT_S = 5.0

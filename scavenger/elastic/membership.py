@@ -16,9 +16,6 @@ from enum import Enum
 from scavenger.elastic.barrier import Announce, Death
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, View
 
-__all__ = ["Membership", "WorkerState", "worker_name", "worker_slot"]
-
-
 _GONE_KEPT = 100
 """Number of workers that are still remembered after they are gone and in no view."""
 

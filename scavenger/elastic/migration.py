@@ -29,21 +29,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = [
-    "Adopt",
-    "BucketMap",
-    "Copied",
-    "Copy",
-    "Migrate",
-    "Migrated",
-    "Migration",
-    "Phase",
-    "Take",
-    "Taken",
-    "respread",
-    "spared",
-]
-
 _NUMBERS_PER_VIEW = 1 << 32
 """Range of map numbers of a view, larger than a view ever needs: a restarted sequencer, which always has a newer view,
 never reuses a number of its predecessor."""
@@ -119,7 +104,6 @@ class Copy:
 
     Attributes:
         number: That of the map if it is adopted.
-        step: The step.
         target: The aggregator that is to copy.
         buckets: Each bucket, with the aggregator that holds it.
     """
@@ -354,7 +338,6 @@ def respread(current: BucketMap, over: Collection[int], sizes: Sequence[int]) ->
     that has less than the fullest afterwards.
 
     Args:
-        current: The map.
         over: The aggregators that are to hold something.
         sizes: Bytes of each bucket.
 

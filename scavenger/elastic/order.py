@@ -10,8 +10,6 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Blocks", "EpochOrder", "Passes", "epoch_order", "random_streams"]
-
 _UINT64 = (1 << 64) - 1
 _HALF_BITS = 24
 _HALF_MASK = (1 << _HALF_BITS) - 1

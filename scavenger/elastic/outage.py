@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["MEND_MAX_S", "Outage"]
-
 MEND_MAX_S = 130.0
 """Longest time of mending: TCP waits at most 120 s between two attempts."""
 _MEND_LEAST_S = 10.0

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Arrival", "Delivery"]
-
 
 class Arrival:
     """The receiver's half: tracks which chunks of one payload are still missing.

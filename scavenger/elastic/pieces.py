@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share, split
 
-__all__ = ["Pieces"]
-
 _PIECES_PER_VIEW = 1 << 32
 """Range of piece numbers of a view, larger than a view ever needs: so a restarted sequencer never reuses the number
 of a piece that its predecessor gave out in the same step under an older view."""

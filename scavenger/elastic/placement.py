@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["cut", "spread"]
-
 
 def cut(sizes: Sequence[int], units: Sequence[int], bucket_bytes: int) -> tuple[int, ...]:
     """Cut a line of extents into buckets; small extents share a bucket. A pure function of its arguments.

@@ -29,20 +29,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Cause",
-    "Finding",
-    "Innocent",
-    "NotTheData",
-    "Piece",
-    "Quarantined",
-    "Split",
-    "Suspected",
-    "Suspects",
-    "cause_of_death",
-    "without",
-]
-
 DEATHS_MIN = 3
 HOSTS_MIN = 2
 """Hosts on which a piece must have killed a worker: on one host alone, the host may be the cause."""

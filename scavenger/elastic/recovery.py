@@ -33,33 +33,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = [
-    "Action",
-    "AggregatorEnded",
-    "Closing",
-    "CodeEnded",
-    "ConfirmRollBack",
-    "CoordinatorEnded",
-    "EndAggregator",
-    "Event",
-    "Leads",
-    "Lost",
-    "PartHeld",
-    "PartsDiffer",
-    "Phase",
-    "Recovered",
-    "Recovery",
-    "Refused",
-    "Role",
-    "RollBack",
-    "RolledBack",
-    "StartAggregator",
-    "StartCoordinator",
-    "Status",
-    "TooManyDeaths",
-    "worker_ended",
-]
-
 DEATHS_MAX = 5
 """Most deaths of one process, or of coordinators, that are repaired within `DEATHS_WITHIN_S`."""
 DEATHS_WITHIN_S = 60.0

@@ -7,29 +7,6 @@ from dataclasses import dataclass
 from scavenger.elastic.leases import EpochEnded, Found, Grant, Part, Requeued, Revoke
 from scavenger.elastic.quarantine import Cause
 
-__all__ = [
-    "Arrived",
-    "Asked",
-    "Average",
-    "Averaged",
-    "Donate",
-    "Donated",
-    "Expel",
-    "Finished",
-    "Gone",
-    "Happening",
-    "Launched",
-    "Leave",
-    "Order",
-    "Over",
-    "Publish",
-    "Pushed",
-    "Resized",
-    "Start",
-    "Stranded",
-]
-
-
 # ---- what happens ------------------------------------------------------------------------------------------
 
 

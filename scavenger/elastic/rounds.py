@@ -67,8 +67,6 @@ from scavenger.elastic.round_events import (
 )
 from scavenger.elastic.view import split
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """The rounds of one job. Not thread-safe; feed it one event at a time.

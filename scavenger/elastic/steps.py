@@ -8,33 +8,6 @@ from scavenger.elastic import quarantine as q
 from scavenger.elastic.migration import BucketMap, MigrationEvent, MigrationInstruction
 from scavenger.elastic.view import Member, Piece, StepPlan, View
 
-__all__ = [
-    "Announce",
-    "Applied",
-    "Apply",
-    "Contribution",
-    "Death",
-    "Despair",
-    "Evaluated",
-    "Event",
-    "Expect",
-    "Formed",
-    "Halt",
-    "Inform",
-    "Installed",
-    "Instruction",
-    "Lead",
-    "Proceed",
-    "Quarantine",
-    "Refuse",
-    "Report",
-    "Sum",
-    "Summed",
-    "Tick",
-    "Verdict",
-]
-
-
 # ---- events ------------------------------------------------------------------------------------------------
 
 

@@ -46,25 +46,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Action",
-    "Add",
-    "Answered",
-    "Arrived",
-    "Ask",
-    "Drop",
-    "Event",
-    "Expect",
-    "Formed",
-    "Hold",
-    "Keep",
-    "Offered",
-    "Sums",
-    "Term",
-    "Tick",
-    "unasked",
-]
-
 _RESERVE = 4
 """One in so many bytes of the budget is for what can be added on arrival."""
 _UNASKED = 2

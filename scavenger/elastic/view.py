@@ -6,22 +6,6 @@ import functools
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = [
-    "SLOTS_PER_WORKER",
-    "Member",
-    "Piece",
-    "Position",
-    "Share",
-    "StepPlan",
-    "StepRange",
-    "View",
-    "WorkerView",
-    "plan_step",
-    "share_of",
-    "split",
-    "step_range",
-]
-
 SLOTS_PER_WORKER = 64
 """A worker's own slots: one for its share, the others for what it computes in place of lost workers."""
 

@@ -39,18 +39,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "OWN_BYTES",
-    "WAITING_GRADIENTS",
-    "AggregatorVms",
-    "ModelSize",
-    "held_models",
-    "loop_leader_lack",
-    "optimizer_copies",
-    "vms_for_bandwidth",
-    "vms_for_memory",
-]
-
 WAITING_GRADIENTS = 0.25
 """G: gradients of workers of other hosts that aggregators keep at a time, in models."""
 

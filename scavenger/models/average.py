@@ -23,8 +23,6 @@ from scavenger.models.statistical import (
 )
 from scavenger.models.step_laws import StepTimes, fit_linear
 
-__all__ = ["average"]
-
 BETWEEN_JOBS_LOG_SD = 1.0
 """Prior standard deviation (of ln) between two jobs, a factor of e: one model does not show how much jobs differ."""
 

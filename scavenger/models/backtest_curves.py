@@ -21,8 +21,6 @@ from scavenger.models.learning_curve import (
     forecast,
 )
 
-__all__ = ["OWN", "CurveErrors", "CurveResult", "CurveRun", "backtest_curves", "pooled"]
-
 TARGET_AT = 0.9
 """A run's target is the best value that it has reached at this share of its length."""
 

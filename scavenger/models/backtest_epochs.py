@@ -12,8 +12,6 @@ from scavenger.models.backtest import GroupResult, Predicted, RunRow, Skipped
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 
-__all__ = ["backtest_epochs"]
-
 
 def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResult | Skipped]:
     """Fit each workload's epochs to the runs at a few batch sizes, and predict the mean epochs at the others.

@@ -18,17 +18,6 @@ from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 
-__all__ = [
-    "POINTS",
-    "SEARCH_POINTS",
-    "START_S",
-    "STEPS",
-    "backtest_steps",
-    "notes_on_rows",
-    "profiled_rows",
-    "step_times_of",
-]
-
 POINTS = ("search", "marked", "extremes")
 """What a back-test can fit to, beside a number of placements."""
 

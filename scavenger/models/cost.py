@@ -30,25 +30,6 @@ from scavenger.domain.curve import CurvePoint, FloatArray, IntArray
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 
-__all__ = [
-    "BILLED_MIN_S",
-    "NEVER_COUNTED",
-    "VmPrices",
-    "estimate",
-    "estimate_of",
-    "expected_interruptions",
-    "expected_time_s",
-    "ledger",
-    "loss_per_interruption_s",
-    "pricing_curves",
-    "scatter_of_interruptions",
-    "size_price",
-    "slowdowns",
-    "terms_notes",
-    "traffic_gib",
-    "traffic_usd_per_second",
-]
-
 _HOUR_S = 3600.0
 BILLED_MIN_S = 60.0
 """Minimum billed time: Compute Engine and EC2 (Linux) bill by the second, and at least one minute."""

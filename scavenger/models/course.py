@@ -11,8 +11,6 @@ import numpy as np
 from scavenger.models.curve_shapes import EarlierRun
 from scavenger.models.types import Finite, Positive
 
-__all__ = ["Course"]
-
 POINTS_MAX = 128
 
 LATE_MIN = 4

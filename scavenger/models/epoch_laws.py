@@ -39,18 +39,6 @@ from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.even_points import even_points
 from scavenger.models.types import Finite, NotNegative, Positive
 
-__all__ = [
-    "CriticalBatch",
-    "EpochEvidence",
-    "EpochLaw",
-    "EpochPosterior",
-    "FixedEpochs",
-    "LawName",
-    "NoiseLinear",
-    "UShaped",
-    "posterior",
-]
-
 LAW_LOG_SD = 0.08
 """Of δ: what a law leaves at one batch size. On the developing half of public convergence data (docs/models.md)
 0.06 to 0.1 predict alike, and 0.08 is where nine in ten truths lie within the 90 % intervals."""

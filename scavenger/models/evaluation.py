@@ -13,8 +13,6 @@ from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.domain.measurement import Profile
 from scavenger.models.types import NotNegative
 
-__all__ = ["EvaluationLaw", "fit_evaluation"]
-
 FORWARD_SHARE = 1.0 / 3.0
 """Compute of an evaluation, as a share of that of training on as many samples, until one was measured: a backward pass
 takes about twice as long as a forward pass."""

@@ -9,8 +9,6 @@ from scipy.optimize import brentq
 
 from scavenger.domain.curve import FloatArray
 
-__all__ = ["even_points"]
-
 
 @lru_cache(maxsize=8)
 def even_points(count: int, dimensions: int) -> FloatArray:

@@ -24,8 +24,6 @@ import numpy as np
 
 from scavenger.domain.curve import FloatArray
 
-__all__ = ["LASTING", "ValueForecast", "forecast_value", "further_fall"]
-
 Mode = Literal["min", "max"]
 
 LASTING = 0.6

@@ -16,8 +16,6 @@ from scipy.special import log_ndtr
 
 from scavenger.domain.curve import FloatArray, IntArray
 
-__all__ = ["evaluations_ahead", "first_passage", "resampled"]
-
 SINGLE_MAX, GROUPS = 64, 96
 """Evaluations ahead that are looked at one by one, and groups of them, even in their logarithm, after that."""
 

@@ -34,18 +34,6 @@ from scipy.special import ndtri
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import StepRecord
 
-__all__ = [
-    "CriticalBatchEstimate",
-    "Ewma",
-    "NoiseReading",
-    "NoiseStability",
-    "NoiseTracker",
-    "critical_batch_from_noise",
-    "gradient_noise",
-    "noise_scale_parts",
-    "norms_of_halves",
-]
-
 
 def gradient_noise(mean_worker_sqnorm: float, mean_sqnorm: float, parts: int) -> float:
     """γ: mean squared norm of the parts' gradients over the squared norm of their mean [1]_.

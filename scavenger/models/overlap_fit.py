@@ -21,22 +21,6 @@ from scavenger.models.overlap_law import (
     overlap_prior,
 )
 
-__all__ = [
-    "SCATTER_LOG_SD",
-    "WIDTHS",
-    "Mixture",
-    "fit_each_width",
-    "fit_overlap",
-    "fit_widths",
-    "held_out_errors",
-    "log_evidence",
-    "mix_widths",
-    "posterior_covariance",
-    "prior_of",
-    "surprise",
-    "undetermined",
-]
-
 SCATTER_LOG_SD = 0.04
 """What a law leaves of a step that computing decides, where no point has told yet: the wide side of `WIDTHS`."""
 

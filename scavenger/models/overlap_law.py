@@ -32,8 +32,6 @@ from scavenger.domain.curve import FloatArray
 from scavenger.models.step_laws import AS_MEASURED, STEP_TIME_MIN_S, Load
 from scavenger.models.types import Finite, Positive
 
-__all__ = ["BELIEFS", "COEFFICIENTS", "Beliefs", "OverlapLaw", "Prior", "overlap_prior"]
-
 COEFFICIENTS = (
     "fixed computing",
     "computing per sample",

@@ -28,8 +28,6 @@ from scavenger.domain.curve import FloatArray
 from scavenger.models.even_points import even_points
 from scavenger.models.starts import Lasting
 
-__all__ = ["Ahead", "RunAhead"]
-
 POINTS = 2048
 """Points of the distribution: its quantiles are then within a hundredth of what more points give."""
 

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from scavenger.domain.measurement import Measurement
 from scavenger.models.parallel import standard_error
 
-__all__ = ["RERUN_LOG_SD", "RUN_LOG_SD", "run_log_sd"]
-
 RUN_LOG_SD = 0.06
 """Before any job has run. Profiled configurations were 0.036 away (root mean square) in an idle run of
 `python -m benchmarks prediction`, and 0.13 to 0.25 on a busy machine."""

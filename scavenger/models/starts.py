@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Lasting", "Starts", "first_start", "further_start"]
-
 FIRST_S, FIRST_LOG_SD = 6.0, 0.8
 """Start of a first worker on a machine that nothing is known of: 5.4 s in `python -m benchmarks starting`, a third of
 it without TensorFlow, several times as much for large models or on a busy machine."""

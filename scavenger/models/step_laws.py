@@ -13,17 +13,6 @@ from scipy.optimize import nnls
 from scavenger.domain.curve import FloatArray
 from scavenger.models.types import NotNegative, Positive
 
-__all__ = [
-    "AS_MEASURED",
-    "STEP_TIME_MIN_S",
-    "LinearLaw",
-    "Load",
-    "StepLaw",
-    "StepTimes",
-    "fit_linear",
-    "join",
-]
-
 StepLaw = Literal["linear", "overlap"]
 
 OF_TWO_MIN = 1e-9

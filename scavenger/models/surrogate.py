@@ -21,8 +21,6 @@ import numpy as np
 
 from scavenger.domain.curve import FloatArray
 
-__all__ = ["Surrogate"]
-
 NODES, KEPT = 48, 8
 """Nodes that are weighed, and those of most weight that predict."""
 

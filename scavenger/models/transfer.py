@@ -18,8 +18,6 @@ from scavenger.models.kriging import Kriging, Measured, places_of
 from scavenger.models.parallel import ParallelModel, joined
 from scavenger.models.step_laws import StepTimes
 
-__all__ = ["transfer"]
-
 SPEED_LOG_SD = 0.5
 """Of computing carried over by a known ratio of speed, such as that of the processors: a factor of 1.6."""
 

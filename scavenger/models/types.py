@@ -6,8 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-__all__ = ["Count", "Finite", "NotNegative", "Positive"]
-
 LARGEST, SMALLEST = 1e100, 1e-100
 """Range of plausible values; products of a few larger ones would overflow."""
 

@@ -114,7 +114,6 @@ def explain(
     """Explain the prediction of a configuration.
 
     Args:
-        model: The job's.
         vm: One of its VM types.
         workers, global_batch_size: K and B.
         probes: Configurations (K, B) that may be measured.

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 
 from scavenger.domain.submission import Backlog, StoredBudgets, Submission
 
-__all__ = ["Admission", "QueueLimits", "admit", "budget_period"]
-
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:

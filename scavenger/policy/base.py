@@ -8,8 +8,6 @@ from typing import Protocol
 from scavenger.domain.decision import Decision, Hold
 from scavenger.domain.snapshot import JobSnapshot
 
-__all__ = ["Chain", "Policy"]
-
 
 class Policy(Protocol):
     """Decides from the snapshot alone: the same snapshot always gives the same decision."""
@@ -38,7 +36,6 @@ class Chain:
             raise ValueError("a chain needs a policy")
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         considered: list[str] = []
         for policy in self.policies:
             decision = policy.decide(job)

@@ -27,15 +27,6 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.elastic import BatchScaling, LrScaling
 from scavenger.models.noise import NoiseTracker
 
-__all__ = [
-    "BatchRule",
-    "StrongScaling",
-    "WeakScaling",
-    "adascale_gain",
-    "batch_rule",
-    "learning_rate_scale",
-]
-
 
 class BatchRule(Protocol):
     """Chooses the global batch for a number of workers."""
@@ -54,7 +45,6 @@ class StrongScaling:
     """Keeps the global batch, so training takes the same steps with any number of workers [1]_."""
 
     def global_batch_size(self, workers: int, reference: Configuration) -> int:
-        """See `BatchRule`."""
         _check_workers(workers)
         return reference.global_batch_size
 

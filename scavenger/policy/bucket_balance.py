@@ -30,8 +30,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-__all__ = ["DEFAULT_RULES", "Balance", "BalanceRules", "Measured", "Move", "balanced", "observe"]
-
 _SHORTEST = 0.05
 """Shortest wait that is counted, as a share of the longest: a link that nothing waits for is not infinitely fast."""
 

@@ -20,22 +20,6 @@ from typing import Any, Literal
 from scavenger.domain.elastic_job import JobState
 from scavenger.domain.operation import Migrate, ScaleIn, ScaleTo
 
-__all__ = [
-    "AGAIN_S",
-    "ENDED",
-    "Action",
-    "Decision",
-    "JobSeen",
-    "KeepAvailable",
-    "LeaderSeen",
-    "RemoveLeader",
-    "StartLeader",
-    "Told",
-    "Training",
-    "decide",
-    "next_operation",
-]
-
 ENDED: Mapping[str, JobState] = {
     "succeeded": "Succeeded",
     "target_missed": "Succeeded",
@@ -149,7 +133,6 @@ def decide(job: JobSeen, leader: LeaderSeen | None, available: int | None, *, no
     """Decide what is to be done for a job.
 
     Args:
-        job: The job.
         leader: The pod of its leader; None if there is none.
         available: Workers that evictions leave now; None if nothing says so.
         now: The time, for conditions that change, as the API has it.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Stop
 from scavenger.domain.snapshot import Departure, JobSnapshot
 
-__all__ = ["AvoidFailures"]
-
 UNHEALTHY_MAX = 0.4
 """Share of the launched workers that may die before their first step; a few failed starts are no create-die loop."""
 
@@ -40,7 +38,6 @@ class AvoidFailures:
             )
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         recent = [left for left in job.cluster.departures if left.at_s > job.at_s - self.window_s]
         failures = [left for left in recent if left.kind == "failure"]
         stillborn = sum(1 for left in failures if left.steps == 0)

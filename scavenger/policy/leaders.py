@@ -11,18 +11,6 @@ from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import VmSeen
 
-__all__ = [
-    "END_LATE_S",
-    "IngressChanges",
-    "LeaderChoice",
-    "LeaderPlan",
-    "choose_leader",
-    "ingress_changes",
-    "leader_state",
-    "what_is_lost",
-    "where_checkpoints_are",
-]
-
 _OBJECT_STORE = "checkpoint.path: s3://..., or checkpoints in the settings of the cloud"
 
 END_LATE_S = 900.0

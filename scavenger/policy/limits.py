@@ -10,8 +10,6 @@ from scavenger.domain.snapshot import JobSnapshot
 from scavenger.policy.projection import HEADROOM, Misfit, Projection, misfit, project
 from scavenger.policy.schedule import Schedule
 
-__all__ = ["StayWithinLimits"]
-
 
 @dataclass(frozen=True, slots=True)
 class StayWithinLimits:
@@ -29,7 +27,6 @@ class StayWithinLimits:
     schedule: Schedule | None = None
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         ahead_s = job.delays.look_every_s + job.delays.drain_s
         if job.limits.budget_usd is not None:
             rate = job.costs.rate_usd_per_s(max(len(job.cluster.workers), job.configuration.workers))

@@ -15,19 +15,6 @@ from scavenger.masking import mask
 from scavenger.policy.admission import QueueLimits, budget_period
 from scavenger.presentation.formatting import clean, duration, money, plural
 
-__all__ = [
-    "BUDGET_SHARE",
-    "GIVE_UP",
-    "Delivered",
-    "Refused",
-    "SendAgain",
-    "after_answer",
-    "budget_notifications",
-    "job_notifications",
-    "leftover_notification",
-    "ping",
-]
-
 BUDGET_SHARE = 0.8
 """Share of a job's budget whose spending is told."""
 GIVE_UP = timedelta(days=3)
@@ -52,7 +39,6 @@ def job_notifications(job: JobStanding, now: datetime, *, address: str = "") -> 
     """What is to be told of a job as it stands: the end of each of its attempts, and once that its budget runs out.
 
     Args:
-        job: The job.
         now: Time of a budget that is found to run out.
         address: URL of the dashboard; empty if there is none.
     """

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 from scavenger.domain.snapshot import JobSnapshot
 
-__all__ = ["HEADROOM", "Misfit", "Projection", "affords", "misfit", "project", "usable"]
-
 HEADROOM = 0.9
 """Share of the rest of a limit that a *new* size may be projected to use; the current size may use all of it.
 

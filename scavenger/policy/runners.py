@@ -10,23 +10,6 @@ from typing import Literal
 from scavenger.domain.intent import Lease
 from scavenger.domain.submission import RunnerSeen, Submission
 
-__all__ = [
-    "FAULTS_MAX",
-    "GAP_S",
-    "SILENT_S",
-    "STARTS_MAX",
-    "AskRunner",
-    "EndSubmission",
-    "Holder",
-    "KeepRunner",
-    "RunnerDecision",
-    "Silences",
-    "StartRunner",
-    "follow_runner",
-    "given_up",
-    "rest_s",
-]
-
 SILENT_S = 60.0
 """A runner that does not renew its lease for so long is asked, and ended if it does not answer; it renews it every few
 seconds."""

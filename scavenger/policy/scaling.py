@@ -23,8 +23,6 @@ from scavenger.domain.utility import UtilityCurve
 from scavenger.policy.projection import affords, project, usable
 from scavenger.policy.schedule import Schedule, Verdict
 
-__all__ = ["FollowModel", "KeepSize", "ScaleByThroughput", "ScaleByUtility", "scaling_efficiency"]
-
 EFFICIENCY_MIN = 0.1
 """S, the threshold that the paper evaluates with [1]_."""
 
@@ -63,7 +61,6 @@ class ScaleByThroughput:
             raise ValueError(f"an efficiency threshold lies in [0, 1], not {self.efficiency_min}")
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         return self.schedule.decide(job, self.worth_it)
 
     def worth_it(self, job: JobSnapshot, known: Mapping[int, float], smaller: int, larger: int) -> Verdict:
@@ -90,7 +87,6 @@ class ScaleByUtility:
     efficiency_min: float = EFFICIENCY_MIN
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         return self.schedule.decide(job, self.worth_it)
 
     def worth_it(self, job: JobSnapshot, known: Mapping[int, float], smaller: int, larger: int) -> Verdict:
@@ -123,7 +119,6 @@ class FollowModel:
     """Run on the configuration that the model now chooses; if it is not asked again, on its first choice."""
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         planned, now = job.planned, job.configuration
         if planned is None or planned == now:
             return Hold(f"the model's choice stands: {now}")
@@ -146,5 +141,4 @@ class KeepSize:
     """Never change the number of workers."""
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         return Hold(f"the size is fixed: {job.configuration}")

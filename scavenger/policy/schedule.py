@@ -29,8 +29,6 @@ from scavenger.domain.snapshot import JobSnapshot
 from scavenger.policy.batch import BatchRule, StrongScaling
 from scavenger.policy.projection import HEADROOM, affords, misfit, project, usable
 
-__all__ = ["Condition", "Schedule", "Verdict"]
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

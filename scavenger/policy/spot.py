@@ -20,8 +20,6 @@ import numpy as np
 from scavenger.domain.cost import SpotRisk
 from scavenger.models.cost import slowdowns
 
-__all__ = ["RATE_UNKNOWN", "SpotDecision", "SpotMode", "SpotTerms", "decide_spot", "hourly_rate_bound"]
-
 SpotMode = Literal["never", "auto", "always"]
 
 DAY_H = 24.0

@@ -26,8 +26,6 @@ from scavenger.domain.snapshot import JobSnapshot
 from scavenger.models.noise import Ewma
 from scavenger.policy.projection import affords
 
-__all__ = ["PEERS_MIN", "ReplaceStragglers", "SlowInARow", "SlowOnAverage", "StragglerRule"]
-
 PEERS_MIN = 3
 """With three workers the median is a worker's own time, and one slow worker cannot move it."""
 
@@ -69,7 +67,6 @@ class SlowOnAverage:
             raise ValueError(f"no rule with a share of {self.fraction_min} after {self.steps_min} steps")
 
     def slow(self, steps: Sequence[Step]) -> dict[str, float]:
-        """See `StragglerRule.slow`."""
         averages: dict[str, Ewma] = {}
         for step in steps:
             typical = median(1.0 / pace for pace in step.values())
@@ -95,7 +92,6 @@ class SlowInARow:
             raise ValueError(f"no rule of {self.steps_min} steps above {self.slowdown_max} times the median")
 
     def slow(self, steps: Sequence[Step]) -> dict[str, float]:
-        """See `StragglerRule.slow`."""
         last = steps[-self.steps_min :]
         if len(last) < self.steps_min:
             return {}
@@ -131,7 +127,6 @@ class ReplaceStragglers:
             )
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """See `Policy.decide`."""
         workers = len(job.cluster.training)
         if workers < PEERS_MIN:
             return Hold(f"{workers} workers are too few to detect a slow one")

@@ -14,8 +14,6 @@ from scavenger.policy.scaling import FollowModel, KeepSize, ScaleByThroughput, S
 from scavenger.policy.schedule import Schedule
 from scavenger.policy.stragglers import ReplaceStragglers, SlowInARow, SlowOnAverage, StragglerRule
 
-__all__ = ["SCALING", "STRAGGLER_RULES", "policy_for", "schedule_for"]
-
 
 def schedule_for(job: JobSpec) -> Schedule:
     """The sizes that the job may have while it runs."""

@@ -17,8 +17,6 @@ from scavenger.domain.report import (
 )
 from scavenger.presentation.formatting import duration, plural, quantity
 
-__all__ = ["event_words"]
-
 
 def event_words(event: Event) -> str | None:
     """An event in one line; None for steps and other events that are not shown."""

@@ -25,8 +25,6 @@ from scavenger.presentation.panel import (
     with_interval,
 )
 
-__all__ = ["HOVER_WIDTH", "NAMED_MAX", "axis_look", "layout_of", "panel_figure", "themes"]
-
 HOVER_WIDTH = 34
 """Longest line of the text over a point, in characters: it fits a telephone."""
 NAMED_MAX = 12

@@ -7,21 +7,6 @@ import re
 import unicodedata
 from datetime import datetime
 
-__all__ = [
-    "clean",
-    "difference",
-    "digits_apart",
-    "duration",
-    "duration_range",
-    "money",
-    "money_range",
-    "plural",
-    "quantity",
-    "size",
-    "used_up",
-    "when",
-]
-
 UNKNOWN = "unknown"
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _DIGITS_MAX = 17

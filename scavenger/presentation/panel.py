@@ -11,22 +11,6 @@ from scavenger.domain.curve import BoolArray, Choice, FloatArray, TradeoffCurve
 from scavenger.domain.report import Actual, Predicted, RunReport
 from scavenger.presentation.formatting import clean, duration, money
 
-__all__ = [
-    "COUNTS_MAX",
-    "FINISHED",
-    "RELATIVE_NOTE",
-    "Panel",
-    "axis_span",
-    "describe",
-    "describe_panels",
-    "drawn_limits",
-    "landmarks",
-    "limit_words",
-    "panel_of",
-    "time_unit",
-    "with_interval",
-]
-
 FINISHED = ("succeeded", "target_missed")
 """States of a run that reached the end for which the prediction was made."""
 RELATIVE_NOTE = (

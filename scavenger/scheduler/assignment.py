@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from scavenger.scheduler.pool import Assignment, JobLoad, Node, NodeLoad, Pool, Tenant
 
-__all__ = ["Placement", "Refused", "assign_by_bucket"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -35,8 +35,6 @@ from scavenger.scheduler.events import (
 from scavenger.scheduler.pool import JobLoad, Pool
 from scavenger.scheduler.scaling import SharedPool, decide
 
-__all__ = ["ClusterRules", "Manager"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:

@@ -26,8 +26,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-__all__ = ["cyclic_step_time", "execution_cycle", "speed_loss", "steps_in_cycle", "worst_loss"]
-
 _ROUNDING = 1e-9
 """Two times that differ by less than this share of them are the same: 0.3 s has three steps of 0.1 s."""
 

@@ -7,24 +7,6 @@ from typing import Literal
 
 from scavenger.scheduler.pool import Assignment, JobLoad, Node
 
-__all__ = [
-    "Action",
-    "DrainNode",
-    "EndNode",
-    "Event",
-    "JobArrived",
-    "JobLeft",
-    "MoveBucket",
-    "NodeLost",
-    "PeriodEnded",
-    "PlaceJob",
-    "Reason",
-    "RunAlone",
-    "StartNode",
-    "StepTimeMeasured",
-]
-
-
 Reason = Literal["pack", "drain", "revert"]
 
 

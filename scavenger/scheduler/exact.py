@@ -36,8 +36,6 @@ from scipy.sparse import csr_matrix
 from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
 from scavenger.scheduler.pool import Assignment, JobLoad, NodeType, Rules
 
-__all__ = ["Solution", "cheapest", "least_loss"]
-
 _LIMIT_REACHED, _INFEASIBLE = 1, 2
 _CLOSE = 1e-9
 _SMALL = 1e-6

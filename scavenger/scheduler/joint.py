@@ -19,8 +19,6 @@ from scavenger.scheduler.assignment import Placement, Refused
 from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
 from scavenger.scheduler.pool import Bucket, JobLoad, Node, NodeLoad, NodeType, Pool, Rules, Tenant
 
-__all__ = ["Room", "assign", "reassign", "room_for"]
-
 _TOLERANCE = 1e-10
 """Below that of `NodeLoad.within`, so that what fits by the sums here fits by those there."""
 

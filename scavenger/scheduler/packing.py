@@ -21,8 +21,6 @@ from scavenger.scheduler.assignment import Refused
 from scavenger.scheduler.joint import assign, reassign
 from scavenger.scheduler.pool import JobLoad, NodeLoad, NodeType, PlacedJob, Pool
 
-__all__ = ["moved_buckets", "recycle", "repack"]
-
 _ORDERS_MAX = 12
 """About as many orders of the jobs are tried by `repack`."""
 

@@ -20,19 +20,6 @@ from scavenger.scheduler.cycles import (
     worst_loss,
 )
 
-__all__ = [
-    "Assignment",
-    "Bucket",
-    "JobLoad",
-    "Node",
-    "NodeLoad",
-    "NodeType",
-    "PlacedJob",
-    "Pool",
-    "Rules",
-    "Tenant",
-]
-
 Assignment = tuple[str, ...]
 """The name of the node of each bucket of a job, in the order of `JobLoad.buckets`."""
 

@@ -50,8 +50,6 @@ from scavenger.scheduler.joint import assign, reassign
 from scavenger.scheduler.packing import moved_buckets, recycle, repack
 from scavenger.scheduler.pool import JobLoad, Pool
 
-__all__ = ["Decided", "ScalingRules", "SharedPool", "Trial", "decide"]
-
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:

@@ -38,8 +38,6 @@ from heapq import heapify, heappop, heappush
 
 from scavenger.scheduler.timetable import Timetable
 
-__all__ = ["CyclicExecution", "Execute", "Request"]
-
 _ROUNDING = 1e-9
 
 

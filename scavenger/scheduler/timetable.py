@@ -20,8 +20,6 @@ from heapq import heapify, heapreplace
 
 from scavenger.scheduler.cycles import steps_in_cycle
 
-__all__ = ["CyclicJob", "Slots", "Timetable", "assign_cores", "plan_timetable"]
-
 _ROUNDING = 1e-9
 """Seconds: overlaps that are shorter than this are rounding."""
 

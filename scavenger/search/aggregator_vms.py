@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.presentation.formatting import duration, money, plural
 
-__all__ = ["GAIN_MIN", "ChosenVms", "choose_vms"]
-
 GAIN_MIN = 0.05
 """Share of an objective's figure that further VMs have to save: predictions of step times are off by as much."""
 

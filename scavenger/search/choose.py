@@ -10,8 +10,6 @@ from scavenger.domain.curve import Choice, FloatArray, Infeasible, IntArray, Obj
 from scavenger.domain.figures import rounded
 from scavenger.search.curve import OVER_BUDGET, PAST_DEADLINE
 
-__all__ = ["OBJECTIVES", "choose"]
-
 NOTHING_USD = 1e-6
 """Costs below a ten-thousandth of a cent count as 0: ratios of them are meaningless."""
 

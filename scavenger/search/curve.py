@@ -33,8 +33,6 @@ from scavenger.domain.curve import (
 from scavenger.models.job_model import JobModel, Prediction
 from scavenger.models.parallel import local_batch_sizes
 
-__all__ = ["OVER_BUDGET", "PAST_DEADLINE", "build_curve", "find_knee", "pareto_front", "repriced"]
-
 PAST_DEADLINE, OVER_BUDGET = "past the deadline", "over the budget"
 """Prefixes of the reasons that exclude a configuration although it could run."""
 

@@ -20,8 +20,6 @@ from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.job_model import TRANSFER_MAX, step_times
 
-__all__ = ["NO_MODEL", "POINTS", "STRATEGIES", "SearchPlan", "evenly", "next_configuration", "plan_search"]
-
 STRATEGIES = ("auto", "reuse", "full", "partial", "extremes", "none", "universal")
 
 NO_MODEL = {

@@ -13,8 +13,6 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, FloatArray, Objective, TradeoffCurve
 from scavenger.domain.figures import rounded
 
-__all__ = ["Move", "Switch", "why_measure_no_more", "worth_moving"]
-
 GAIN_MIN = 0.05
 """Least gain, as a share of the rest by the objective's measure; smaller gains are within the prediction error."""
 

@@ -12,8 +12,6 @@ from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.fingerprint import Fingerprint, settings_of
 from scavenger.models.job_model import JobModel
 
-__all__ = ["DRIFT_MAX", "SIMILAR_MAX", "as_prior", "distance", "find_nearest", "step_time_drift"]
-
 DRIFT_MAX = 0.25
 """A stored model whose step time is off by more than this factor, less one, is of another job or another
 machine: what the laws leave of a measured configuration is a tenth of it."""

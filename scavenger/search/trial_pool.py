@@ -13,15 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["PoolPlan", "RunningTrial", "plan_pool"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
     """A running trial that has been evaluated.
 
     Attributes:
-        id: Its id.
         score: What it has reached; higher is better.
         epochs: Epochs that it has trained, at least 1.
         epochs_max: Epochs that it trains at most.

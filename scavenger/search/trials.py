@@ -34,8 +34,6 @@ from scavenger.domain.curve import FloatArray
 from scavenger.models.final_value import further_fall
 from scavenger.models.surrogate import Surrogate
 
-__all__ = ["Outlook", "SearchTrial", "TrialDecision", "decide_trial", "is_look", "outlook", "propose"]
-
 Mode = Literal["min", "max"]
 
 GROWTH = 1.4

@@ -15,19 +15,6 @@ from scavenger.server.context import Context, ContextOf
 from scavenger.server.problems import RefusedError
 from scavenger.store.records import JobRecord
 
-__all__ = [
-    "COOKIE",
-    "SESSION",
-    "TOKEN_HEADER",
-    "Admin",
-    "CallerOf",
-    "Changer",
-    "Overseer",
-    "cookie_name",
-    "find_job",
-    "only_of",
-]
-
 COOKIE = "scavenger_session"
 SESSION = timedelta(hours=12)
 TOKEN_HEADER = "X-Scavenger-Token"  # noqa: S105 - the name of a header

@@ -38,8 +38,6 @@ from scavenger.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-__all__ = ["create_app"]
-
 BODY_BYTES_MAX = 8 << 20
 """Largest accepted body: a batch of indicators of the largest size has some 2 MB."""
 _REFUSALS: dict[int | str, dict[str, Any]] = {

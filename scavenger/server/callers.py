@@ -8,8 +8,6 @@ from collections.abc import Callable
 from scavenger.domain.access import Caller, token_digest
 from scavenger.store import Store
 
-__all__ = ["KEPT_S", "Callers"]
-
 KEPT_S = 1.0
 """How long a caller is kept, seconds: so long may a token be valid after another process has revoked it."""
 KEPT_MAX = 1_000

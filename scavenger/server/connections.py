@@ -16,8 +16,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from scavenger.train.transport.connections import raise_descriptor_limit
 
-__all__ = ["HEAD_S", "LOOP", "Connections", "Loop"]
-
 HEAD_S = 10.0
 """How long a handshake, and then the head of each request, may take to arrive, seconds."""
 UNPROVEN_S = 60.0
@@ -35,7 +33,6 @@ class Loop(uvloop.Loop):
     """Ends handshakes of TLS that do not come to their end."""
 
     async def create_server(self, *args: Any, ssl: Any = None, **options: Any) -> Any:
-        """See `asyncio.AbstractEventLoop.create_server`."""
         if ssl is not None:
             options.setdefault("ssl_handshake_timeout", HEAD_S)
         return await super().create_server(*args, ssl=ssl, **options)

@@ -18,8 +18,6 @@ from scavenger.server.settings import ServerSettings
 from scavenger.server.writer import Writer
 from scavenger.store import Store
 
-__all__ = ["Context", "ContextOf", "answer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Context:

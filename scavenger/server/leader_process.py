@@ -10,8 +10,6 @@ import msgspec
 
 from scavenger.errors import ConfigurationError, ScavengerError
 
-__all__ = ["exit_status_of"]
-
 
 def exit_status_of(lead: Callable[[], None], sent: Path) -> int:
     """Lead; returns the exit status. What ends it is one line on the standard error.

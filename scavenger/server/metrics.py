@@ -17,8 +17,6 @@ from prometheus_client.registry import Collector
 from scavenger.domain.metrics import Census
 from scavenger.version import __version__
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 STREAMS_MAX = 200

@@ -36,8 +36,6 @@ from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 
-__all__ = ["lead", "main"]
-
 log = logging.getLogger("scavenger.server.on_leader_pod")  # this module may be `__main__`
 
 

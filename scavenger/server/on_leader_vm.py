@@ -33,8 +33,6 @@ from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 
-__all__ = ["kept_alive", "lead", "main"]
-
 log = logging.getLogger("scavenger.server.on_leader_vm")  # this module may be `__main__`
 
 RENEW_S = 60.0

@@ -14,8 +14,6 @@ import msgspec
 from scavenger.control.documents.logs import LogPosition
 from scavenger.server.problems import RefusedError
 
-__all__ = ["PAGE_MAX", "encode", "encode_logs", "job_place", "log_place", "number_place"]
-
 PAGE_MAX = 200
 UNPACKED_MAX = 1 << 20
 """Bytes of an unpacked cursor of logs."""

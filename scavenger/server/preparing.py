@@ -14,8 +14,6 @@ from scavenger.control.jobs.variables import asked_variables
 from scavenger.domain.overrides import Overrides
 from scavenger.errors import ConfigurationError
 
-__all__ = ["job_file_path", "prepared"]
-
 NOTHING = Overrides()
 NO_VARIABLES: Mapping[str, str] = {}
 KEPT_S = 10.0

@@ -24,8 +24,6 @@ from starlette.responses import Response
 from scavenger import errors
 from scavenger.masking import mask
 
-__all__ = ["MEDIA_TYPE", "STATUSES", "Problem", "RefusedError", "problem_of", "problem_response", "register"]
-
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"

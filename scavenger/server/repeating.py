@@ -14,8 +14,6 @@ from scavenger.domain.access import KeyedRequest
 from scavenger.server.access import Changer
 from scavenger.server.context import Context, ContextOf, answer
 
-__all__ = ["IdempotencyKey", "Once", "OnceOf"]
-
 IdempotencyKey = Annotated[
     str | None,
     Header(

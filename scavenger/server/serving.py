@@ -21,8 +21,6 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.tracing import tracing
 
-__all__ = ["first_token", "serving"]
-
 log = logging.getLogger(__name__)
 
 _START_S = 60.0

@@ -8,8 +8,6 @@ from pathlib import Path
 from scavenger.domain.access import is_loopback
 from scavenger.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORT", "ServerSettings"]
-
 DEFAULT_PORT = 8765
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 

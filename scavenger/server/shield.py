@@ -16,8 +16,6 @@ from scavenger.masking import mask
 from scavenger.server.context import Context
 from scavenger.server.problems import RefusedError, problem_response
 
-__all__ = ["Shield"]
-
 log = logging.getLogger(__name__)
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})

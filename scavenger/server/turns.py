@@ -7,8 +7,6 @@ import os
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["READS_MIN", "WAIT_S", "Turns"]
-
 READS_MIN = 2
 """Reads at a time on a machine with one processor: one may wait for the database while the other computes."""
 WAIT_S = 0.25

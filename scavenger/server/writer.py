@@ -15,8 +15,6 @@ from typing import Any, Self, TypeVar
 from scavenger.errors import StoreError
 from scavenger.store import Store
 
-__all__ = ["Writer"]
-
 BATCH_MAX = 200
 """Most writes of one transaction, so that other processes get their turn."""
 

@@ -17,8 +17,6 @@ from scavenger.scheduler.pool import Bucket, Pool
 from scavenger.scheduler.serving import CyclicExecution, Execute, Request
 from scavenger.scheduler.timetable import CyclicJob, Timetable, plan_timetable
 
-__all__ = ["Delays", "JobSpeed", "Steps", "run_nodes", "step_time_alone"]
-
 
 @dataclass(frozen=True, slots=True)
 class Steps:

@@ -33,8 +33,6 @@ from scavenger.scheduler.pool import JobLoad, NodeLoad, Pool
 from scavenger.scheduler.scaling import SharedPool
 from scavenger.scheduler.timetable import CyclicJob, plan_timetable
 
-__all__ = ["Finished", "History", "PoolManager", "TracedJob", "Use", "replay"]
-
 _UNPROMISED_LOSS = 0.5
 """Loss that is reported for a job without slots: in the worst case each request waits for a whole step."""
 
@@ -187,7 +185,6 @@ class _Replay:
         self._period_ends_s = period_s or float("inf")
 
     def run(self, jobs: Iterable[TracedJob], until_s: float) -> History:
-        """See `replay`."""
         before_s = 0.0
         for job in jobs:
             if job.arrival_s < before_s:

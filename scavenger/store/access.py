@@ -24,8 +24,6 @@ from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.store.base import Part
 from scavenger.store.schema import AuditRow, TokenRow, UserRow
 
-__all__ = ["AUDIT_MAX", "REFUSED_MAX", "Access"]
-
 AUDIT_MAX = 100_000
 """Most records kept of what a user has changed, the newest."""
 REFUSED_MAX = 10_000

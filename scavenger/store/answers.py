@@ -15,8 +15,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.store.base import Part
 from scavenger.store.schema import AnswerRow
 
-__all__ = ["KEPT", "Answers"]
-
 KEPT = timedelta(days=1)
 """How long an answer is kept: a client that repeats a request does so within minutes."""
 

@@ -43,8 +43,6 @@ from scavenger.store.database import Database
 from scavenger.store.schema import REVISION, Base
 from scavenger.version import __version__
 
-__all__ = ["Backup", "BackupHeader", "check_backup", "column_kind", "decoder", "read_rows", "write_backup"]
-
 FORMAT_VERSION = 1
 _BATCH = 1_000
 _FREE_TEXTS = frozenset({"detail", "error", "label", "message", "reason", "text"})

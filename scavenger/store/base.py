@@ -18,16 +18,6 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import Owner
 from scavenger.store.schema import FingerprintRow, JobRow, SubmissionRow
 
-__all__ = [
-    "FINGERPRINT_FIELDS",
-    "KEY_PREFIX_MIN",
-    "Part",
-    "fingerprint_of",
-    "fingerprint_row",
-    "job_row",
-    "open_submissions",
-]
-
 FINGERPRINT_FIELDS = tuple(Fingerprint.__dataclass_fields__)
 
 KEY_PREFIX_MIN = 4

@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["PLACE_VARIABLE", "Birth", "Fate", "birth_of_this_process", "fate_of"]
-
 PLACE_VARIABLE = "SCAVENGER_PLACE"
 """Place of this process and of all that it starts, in a container that has it alone; see `Birth.place`."""
 

@@ -12,8 +12,6 @@ from scavenger.store.documents import budget_of
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import IntentRow, JobRow, NotificationRow, ProcessRow, SubmissionRow
 
-__all__ = ["Counts"]
-
 _PAID = ("UP", "DELETING")
 _ENDED = ("lost", "failed", "gone")
 

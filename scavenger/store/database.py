@@ -35,8 +35,6 @@ from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store.documents import dump
 from scavenger.store.installation import installation_in, user_folder
 
-__all__ = ["Database", "default_url", "filesystem_of", "is_busy", "is_there"]
-
 BUSY_TIMEOUT_S = 5.0
 """How long one attempt waits for the write lock; `?timeout=` in a SQLite URL overrides it."""
 

@@ -18,18 +18,6 @@ from scavenger.store.records import ModelRecord
 if TYPE_CHECKING:
     from scavenger.store.exchange import ModelDocument
 
-__all__ = [
-    "EXPORT_SCHEMA_VERSION",
-    "MODEL_BYTES_MAX",
-    "budget_of",
-    "digest",
-    "dump",
-    "export_document",
-    "fingerprint_id",
-    "model_id",
-    "parse_document",
-]
-
 EXPORT_SCHEMA_VERSION = 1
 MODEL_BYTES_MAX = 1 << 20
 """Largest accepted model, bytes; a fitted model with its residuals takes some kilobytes."""

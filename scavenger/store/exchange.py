@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
-__all__ = ["ExportDocument", "ModelDocument"]
-
 INT64_MAX = 2**63 - 1
 MODELS_MAX = 10_000
 

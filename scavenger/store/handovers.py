@@ -16,8 +16,6 @@ from sqlalchemy.orm import Session
 from scavenger.domain.intent import Handover
 from scavenger.store.schema import IntentRow
 
-__all__ = ["hand_over", "held_before_s"]
-
 MayTake = Callable[[Session, tuple[str, str, str], int, float], bool]
 
 

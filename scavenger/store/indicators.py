@@ -13,8 +13,6 @@ from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.store.base import Part
 from scavenger.store.schema import IndicatorRow, JobRow
 
-__all__ = ["INDICATORS_MAX", "Indicators"]
-
 INDICATORS_MAX = 10_000_000
 """Most values kept of one job, the newest."""
 
@@ -35,7 +33,6 @@ class Indicators(Part):
         that was sent twice counts once.
 
         Args:
-            job_id: The job.
             steps: Steps, growing.
             values: By name, one number a step; NaN where a step has none.
 

@@ -19,8 +19,6 @@ from platformdirs import user_data_path
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import make_private_folder
 
-__all__ = ["INSTALLATION_VARIABLE", "installation_in", "is_installation", "user_folder"]
-
 INSTALLATION_VARIABLE = "SCAVENGER_INSTALLATION"
 """Names the installation instead of the file, such as one whose file was lost."""
 _FILE = "installation"

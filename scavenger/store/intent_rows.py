@@ -24,17 +24,6 @@ from scavenger.domain.vm import DEFAULT_SETTINGS, LaunchTemplate, VmRequest, VmS
 from scavenger.errors import StoreError
 from scavenger.store.schema import FleetSpecRow, IntentRow, JobRow, LeaseRow
 
-__all__ = [
-    "SHORTAGES",
-    "fleet_spec_document",
-    "fleet_spec_of",
-    "intent_of",
-    "lease_of",
-    "past_of",
-    "row_of",
-    "settle",
-]
-
 HEALTH_LAST = 32
 """Number of a job's latest VMs whose health is reported; decisions use fewer."""
 

@@ -45,8 +45,6 @@ from scavenger.store.quarantine import is_restored, new_lease
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import FleetSpecRow, InstallationRow, IntentRow, JobRow, LeaseRow
 
-__all__ = ["Intents", "held_lease"]
-
 
 class Intents(Part):
     """The part of `Store` that holds leases, fleet specs and intents.
@@ -179,7 +177,6 @@ class Intents(Part):
 
         Args:
             fence: Fencing token of the region's lease holder.
-            job_id: The job.
             provider: Of the region.
             region: Its name.
             alarms: Messages by kind of alarm; empty if there is no problem.
@@ -307,7 +304,6 @@ class Intents(Part):
 
         Args:
             fence: None for a manual clean-up, which needs no lease: that a VM is gone is true for every process.
-            intent_id: The intent.
             ending: Why it ended, unless that was recorded before.
             reason: Explanation of `ending`.
             vm: The VM as last seen; if the cloud reports both its times, they replace the counted time.

@@ -41,8 +41,6 @@ from scavenger.store.records import (
 )
 from scavenger.store.schema import FingerprintRow, FleetSpecRow, IntentRow, JobRow, SubmissionRow
 
-__all__ = ["Jobs"]
-
 _NOT_RESUMED: dict[str, str] = {
     "planned": "it is a plan, which ends where training would begin; `scavenger optimize {file}` trains",
     "succeeded": "it has succeeded, so nothing is left to do",
@@ -206,7 +204,6 @@ class Jobs(Part):
         """Refuse a job that `resume_job` would refuse.
 
         Args:
-            job: The job.
             again: Whether it may start again from its first step where it has no checkpoint.
             spec: The specification with which it is to go on; None for its own.
 
@@ -244,7 +241,6 @@ class Jobs(Part):
         Its error, report and processes are deleted; choice, prediction, measurements and cost are kept.
 
         Args:
-            job_id: The job.
             again, spec: See `check_resumable`; a new specification is recorded.
             checkpoint: Where its checkpoints are from now on; None for where they were.
 

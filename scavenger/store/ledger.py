@@ -29,8 +29,6 @@ from scavenger.store.owner import is_owner_alive, owner_of, this_process
 from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import BudgetRow, ClaimRow, IntentRow, JobRow, LedgerRow, SubmissionRow
 
-__all__ = ["Ledger", "Means", "book", "book_vms", "check_left_of_study", "left_of_study", "spending_of"]
-
 Item = Literal["job", "vms", "share", "pool", "leader"]
 
 
@@ -62,7 +60,6 @@ class Ledger(Part):
 
         Args:
             job_id: The job, which need not be on record.
-            item: The item.
             usd: Its total, over all months.
             name, user: Of a job that is not on record.
         """
@@ -193,7 +190,6 @@ def left_of_study(session: Session, study: str, user: str, budget_usd: float, no
         session: The transaction.
         study: The study, whose name its jobs have.
         user: Whose study it is: others may have one of the same name.
-        budget_usd: Its budget.
         now: Tells which owners are silent.
 
     Raises:

@@ -27,16 +27,6 @@ from scavenger.store import schema
 from scavenger.store.database import Database, is_busy
 from scavenger.store.schema import REVISION, VERSION_TABLE, Base
 
-__all__ = [
-    "check_references",
-    "migrate",
-    "migrating",
-    "migrations_path",
-    "revision_of",
-    "revision_within",
-    "upgrade",
-]
-
 WAIT_ATTEMPTS = 12
 """Attempts to get the lock, since another process may be migrating: a minute at the default busy timeout."""
 
@@ -70,7 +60,6 @@ def revision_of(database: Database) -> str | None:
 
 
 def revision_within(connection: Connection, database: Database) -> str | None:
-    """See `revision_of`."""
     inspector = inspect(connection)
     if inspector.has_table(VERSION_TABLE):
         version = table(VERSION_TABLE, column("version_num"))

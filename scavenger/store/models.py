@@ -24,8 +24,6 @@ from scavenger.store.documents import check_model, dump, export_document, model_
 from scavenger.store.records import ModelRecord, Origin
 from scavenger.store.schema import ConvergenceRow, FingerprintRow, JobRow, MeasurementRow, ModelRow
 
-__all__ = ["Models"]
-
 CONVERGES_ALIKE = ("architecture", "parameters", "optimizer", "dataset_size", "goal")
 """Fields of a fingerprint on which the epochs to the target depend: all but the hardware."""
 

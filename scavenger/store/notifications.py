@@ -28,8 +28,6 @@ from scavenger.store.documents import budget_of
 from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import JobRow, NotificationRow, SubmissionRow
 
-__all__ = ["KEPT", "WAITING_MAX", "Notifications"]
-
 WAITING_MAX = 1000
 """Most notifications of one webhook that wait; the oldest beyond it are not sent any more."""
 KEPT = timedelta(days=30)

@@ -36,8 +36,6 @@ from scavenger.store.records import (
 )
 from scavenger.store.schema import JobRow, OperationRow
 
-__all__ = ["KEPT", "POOL", "Operations", "end_open_operation"]
-
 KEPT = "study"
 """As `POOL`, of VMs that a study keeps between its trials."""
 POOL = "pool"
@@ -187,7 +185,6 @@ def end_open_operation(session: Session, job_id: str, state: JobState, reason: s
 
     Args:
         session: A session that holds the write lock.
-        job_id: The job.
         state: Final state of the job.
         reason: The job's error, one line; empty if it has none.
         at: Time of the end.

@@ -15,8 +15,6 @@ from scavenger.store.births import Birth, Fate, birth_of_this_process, fate_of
 from scavenger.store.records import JobRecord, Owner
 from scavenger.store.schema import JobRow
 
-__all__ = ["HEARTBEAT_STALE", "fate", "is_alive", "is_owner_alive", "owner_of", "this_process"]
-
 HEARTBEAT_STALE = timedelta(seconds=60)
 """Age at which a heartbeat is stale; owners send one every few seconds."""
 

@@ -24,8 +24,6 @@ from scavenger.store.records import (
 )
 from scavenger.store.schema import EventRow, MeasurementRow, ProcessRow
 
-__all__ = ["EVENTS_MAX", "Progress", "close_processes", "forget_processes"]
-
 EVENTS_MAX = 1_000
 """Most events kept of one job, the newest, so that a job that fails in a loop does not fill the disk."""
 
@@ -99,7 +97,6 @@ class Progress(Part):
         """Record an event; the oldest beyond `EVENTS_MAX` of the job are deleted.
 
         Args:
-            job_id: The job.
             kind: One word, as `view` or `worker`.
             message: Text for the user.
             level: Severity.

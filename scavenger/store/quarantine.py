@@ -13,8 +13,6 @@ from scavenger.errors import NotFoundError
 from scavenger.store.base import Part
 from scavenger.store.schema import LeaseRow, QuarantineRow, RestoreRow
 
-__all__ = ["Quarantine", "is_restored", "new_lease"]
-
 _FIELDS = tuple(QuarantinedVm.__dataclass_fields__)
 
 

@@ -17,8 +17,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.private_files import private_opener
 from scavenger.store.records import JobRecord
 
-__all__ = ["RECORD_FILE", "RecordFile", "read_record"]
-
 RECORD_FILE = "record.json"
 """File name of the copy in a job's output folder."""
 

@@ -14,27 +14,6 @@ from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.operation import Operation
 from scavenger.domain.report import Actual, JobState, Predicted
 
-__all__ = [
-    "LIVE_STATES",
-    "OPEN_STATES",
-    "RESUMABLE_STATES",
-    "EventLevel",
-    "EventRecord",
-    "JobProgress",
-    "JobRecord",
-    "JobUpdate",
-    "ModelRecord",
-    "OperationRecord",
-    "OperationState",
-    "Origin",
-    "Owner",
-    "ProcessRecord",
-    "ProcessRole",
-    "ProcessState",
-    "ProcessUpdate",
-    "Verdict",
-]
-
 LIVE_STATES: tuple[JobState, ...] = ("starting", "profiling", "running", "paused")
 """States of a job that has not ended; every other state is final, until the job is resumed."""
 

@@ -36,8 +36,6 @@ from scavenger.store.schema import (
     TokenRow,
 )
 
-__all__ = ["Restored", "restore_backup"]
-
 _TOKENS_PER_S = 1 << 20
 """Tokens after a restore begin at the time, in seconds, times this: more than any lease is ever taken in a second."""
 

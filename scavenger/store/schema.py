@@ -43,37 +43,6 @@ from scavenger.store.records import (
     ProcessState,
 )
 
-__all__ = [
-    "REVISION",
-    "VERSION_TABLE",
-    "AnswerRow",
-    "AuditRow",
-    "Base",
-    "BudgetRow",
-    "ClaimRow",
-    "ConvergenceRow",
-    "EventRow",
-    "FingerprintRow",
-    "FleetSpecRow",
-    "IndicatorRow",
-    "InstallationRow",
-    "IntentRow",
-    "JobRow",
-    "LeaseRow",
-    "LedgerRow",
-    "MeasurementRow",
-    "ModelRow",
-    "NotificationRow",
-    "OperationRow",
-    "ProcessRow",
-    "QuarantineRow",
-    "RestoreRow",
-    "ServerRow",
-    "SubmissionRow",
-    "TokenRow",
-    "UserRow",
-]
-
 REVISION = "0101"
 """The newest migration."""
 

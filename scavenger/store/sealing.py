@@ -17,8 +17,6 @@ from scavenger.private_files import make_private_folder
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet
 
-__all__ = ["seal", "unseal"]
-
 _FILE = "environment-key"
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from scavenger.store.backup import Backup
     from scavenger.store.restore import Restored
 
-__all__ = ["Store"]
-
 
 def _now() -> datetime:
     return datetime.now(UTC)

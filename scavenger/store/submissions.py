@@ -45,8 +45,6 @@ from scavenger.store.records import LIVE_STATES, Owner
 from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
 from scavenger.store.sealing import seal, unseal
 
-__all__ = ["Submissions"]
-
 _FIELDS = tuple(name for name in NewSubmission.__dataclass_fields__ if name != "environment")
 _OF_PLANS = "#plans"
 """Follows the host of submissions that are only planned. A server of an earlier version, which serves on while a store
@@ -101,8 +99,6 @@ class Submissions(Part):
         """Put a job that has ended into the queue, to be resumed; its earlier submission, if any, is replaced.
 
         Args:
-            job_id: The job.
-            new: Its submission.
             study_budget_usd: See `submit`; it goes on only if what it may cost is left.
 
         Raises:

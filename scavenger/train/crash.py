@@ -9,8 +9,6 @@ from typing import Literal
 
 from scavenger.errors import ScavengerError, TrainingCodeError, WorkersLostError
 
-__all__ = ["Crash", "crash_error", "crash_in"]
-
 Whose = Literal["theirs", "ours", "nobody's"]
 
 _TAIL_BYTES = 1 << 18
@@ -72,7 +70,6 @@ def crash_error(message: str, log: Path) -> ScavengerError:
 
     Args:
         message: Which worker was killed by which signal, without an end.
-        log: Its log.
     """
     crash = crash_in(log)
     inside = f", in native code of {crash.library}" if crash.library else ", in native code"

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from scavenger.errors import ScavengerError
 
-__all__ = ["Devices", "Gpu", "find_devices", "has_driver"]
-
 _ANSWER_S = 120.0
 _PREFIX = "devices: "
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")

@@ -11,8 +11,6 @@ import os
 import signal
 from dataclasses import dataclass
 
-__all__ = ["POINTS", "VARIABLE", "FailpointError", "fail_here", "load_failpoints"]
-
 VARIABLE = "SCAV_FAIL"
 
 POINTS = (

@@ -18,8 +18,6 @@ from scavenger.errors import (
     TransientError,
 )
 
-__all__ = ["DataError", "describe_disk_failure", "describe_failure", "describe_limit", "error_of"]
-
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NODES = re.compile(r"\{\{[^{}]*\}\} ?|\s*\[Op:\w+\](?: name:.*)?$")
 """Names of graph nodes and operations that TensorFlow adds to an error's message."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["JobSource", "Timeouts"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobSource:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["HEARTBEAT_SUFFIX", "SUPERVISOR", "aggregator_name", "coordinator_name", "partial_model"]
-
 HEARTBEAT_SUFFIX = "!"
 """Suffix of a process's name on the connection that carries only its heartbeats."""
 SUPERVISOR = ""

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCK_BYTES", "copied_sqnorm", "sqnorm"]
-
 Array = npt.NDArray[Any]
 BLOCK_BYTES = 256 * 1024
 """Size of the blocks that `copied_sqnorm` reads twice, the second time from the cache."""

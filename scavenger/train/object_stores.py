@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["filesystem_at"]
-
 
 def filesystem_at(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path within it.

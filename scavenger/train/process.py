@@ -23,8 +23,6 @@ from scavenger.train.failure import describe_failure, describe_limit
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import HubConnection
 
-__all__ = ["main"]
-
 _LINGER_MS = 500
 
 log = logging.getLogger("scavenger.train.process")  # this module is `__main__`

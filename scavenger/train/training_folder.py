@@ -8,8 +8,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["digest_of", "entries", "programs"]
-
 _LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
 """Folders that Python and jobs write next to the training code."""
 _ENVIRONMENT = "pyvenv.cfg"
@@ -23,7 +21,6 @@ def entries(folder: Path, leave_out: Collection[Path] = ()) -> Iterator[Path]:
     cannot be listed. Links are given, and not followed.
 
     Args:
-        folder: The folder.
         leave_out: Further paths to leave out.
     """
     paths: list[Path] = []

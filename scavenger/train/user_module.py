@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["enter", "module_file"]
-
 
 def module_file(folder: Path, module: str) -> Path:
     """The file of a module in a folder, whether it is there or not.

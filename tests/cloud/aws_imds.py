@@ -9,8 +9,6 @@ from email.message import Message
 
 from metadata_server import Answer, MetadataServer
 
-__all__ = ["Imds"]
-
 TEXT = {"Content-Type": "text/plain"}
 _ROLES = "/latest/meta-data/iam/security-credentials/"
 

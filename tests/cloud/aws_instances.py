@@ -18,8 +18,6 @@ from aws_imds import Imds
 from identity_documents import Signer, identity_document
 from moto.ec2.models import ec2_backends
 
-__all__ = ["ACCOUNT", "REGION", "STATES", "Instances", "Life", "limit_s"]
-
 ACCOUNT, REGION = "123456789012", "us-east-1"
 FORGET_S = 3_600.0
 STATES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}

@@ -12,8 +12,6 @@ from aws_instances import Life
 from aws_server import VCPUS, AwsServer
 from machines import Machine, Machines
 
-__all__ = ["LiveAws"]
-
 _TICK_S = 0.05
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EPOCHS", "PROGRAM", "RUN", "STEPS"]
-
 EPOCHS, STEPS = 40, 20
 RUN = {
     "command": "python program.py {local_batch_size} {checkpoint_dir} {epochs}",

@@ -30,8 +30,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["Fact", "ProviderConformance", "World", "make_request", "token_of"]
-
 OWNER = "conformance"
 EVERY_CALL = 1_000
 """More calls than any operation makes, its own retries included."""

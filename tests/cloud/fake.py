@@ -35,8 +35,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["Call", "FakeProvider", "Fault"]
-
 Operation = Literal[
     "zones", "launch", "describe", "terminate", "list_owned", "console", "quotas", "remove_leftovers"
 ]

@@ -10,8 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from metadata_server import Answer, MetadataServer
 
-__all__ = ["GceMetadata"]
-
 HEADERS = {
     "Metadata-Flavor": "Google",
     "Server": "Metadata Server for VM",

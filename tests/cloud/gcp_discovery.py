@@ -13,8 +13,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Discovery", "RefusedError"]
-
 _SYSTEM = {"$alt": {"json", "json;enum-encoding=int", "json;enum-encoding=int;"}}
 """Parameters that every Google API takes and no document lists."""
 _RANGES = {

@@ -15,8 +15,6 @@ from identity_documents import Signer, identity_token
 from machines import Machine as Vm
 from machines import Machines
 
-__all__ = ["LiveGcp"]
-
 _TICK_S = 0.05
 _ACCESS = "ya29.of-a-vm"
 

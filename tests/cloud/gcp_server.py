@@ -16,8 +16,6 @@ from urllib.parse import parse_qs, urlsplit
 from gcp_discovery import Discovery, RefusedError
 from gcp_state import PROJECT, ROOT, TYPES, ZONES, Project, shape
 
-__all__ = ["ComputeServer", "Faults"]
-
 _PREFIX = "compute."
 IMAGES = {"ubuntu-os-cloud": ("ubuntu-2404-noble-amd64-v20260101", "ubuntu-2404-lts-amd64-v20260201")}
 """Public images, by their projects."""

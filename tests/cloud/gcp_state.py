@@ -16,8 +16,6 @@ from uuid import UUID
 
 from gcp_discovery import RefusedError
 
-__all__ = ["EPOCH", "PROJECT", "REGION", "ROOT", "TYPES", "ZONES", "Clock", "Machine", "Operation", "Project"]
-
 PROJECT = "a-project"
 REGION = "us-central1"
 ZONES = {

@@ -11,8 +11,6 @@ from gcp_state import PROJECT, REGION, Clock, Machine
 from scavenger.cloud.gcp.names import tags_of
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 
-__all__ = ["DAY_S", "ZONE", "GcpWorld", "provider_of", "world_on"]
-
 ENDS = ("instances.insert", "instances.delete")
 DAY_S = 86_400.0
 ZONE = "us-central1-a"

@@ -15,8 +15,6 @@ from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 from served import Served
 
-__all__ = ["GcsServer"]
-
 
 class GcsServer:
     """A bucket in memory, at `url`.

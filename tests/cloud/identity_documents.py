@@ -20,8 +20,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.hazmat.primitives.serialization.pkcs7 import PKCS7Options, PKCS7SignatureBuilder
 from google.auth import crypt, jwt
 
-__all__ = ["Signer", "identity_document", "identity_token"]
-
 LINE = 64
 PART = 200
 

@@ -27,8 +27,6 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-__all__ = ["AGENT", "ROOT", "Ended", "Machine", "Machines", "left", "needs_machines", "sweep", "unavailable"]
-
 Ended = Literal["poweroff", "stopped", "killed"]
 """It powered off by itself; was asked to end; was ended."""
 

@@ -8,8 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from served import Served
 
-__all__ = ["Answer", "MetadataServer"]
-
 Answer = tuple[int, Mapping[str, str], str]
 
 

@@ -11,8 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["PriceServer", "product", "serve", "sku"]
-
 
 def product(name: str, usd: float, **changed: str) -> str:
     """One product of Amazon's price list, as text."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from http.server import HTTPServer
 
-__all__ = ["Served"]
-
 
 class Served:
     """Serves until `close`.

@@ -17,8 +17,6 @@ import sys
 import threading
 from pathlib import Path
 
-__all__ = ["CallerNet"]
-
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):

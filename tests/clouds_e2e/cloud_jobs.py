@@ -20,15 +20,6 @@ from ruamel.yaml import YAML
 from scavenger.domain.intent import Intent
 from scavenger.store import Store
 
-__all__ = [
-    "CloudJob",
-    "CloudOutcome",
-    "assert_nothing_left",
-    "assert_nothing_left_at",
-    "eventually",
-    "paid_usd",
-]
-
 WITHIN_S = 200.0
 EXAMPLE = ROOT / "examples" / "digits"
 

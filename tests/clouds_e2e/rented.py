@@ -19,8 +19,6 @@ from machines import Machine, Machines
 
 from scavenger.cloud.gcp.names import tags_of
 
-__all__ = ["AwsRented", "GcpRented", "Rented", "RentedVm", "rented"]
-
 BILLED_LEAST_S = 60.0
 BOOT_S = 1.5
 """Long enough that a job has looked at its VMs once before they join, as it always has with real ones."""

@@ -22,8 +22,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "building_alone", "folder", "missing"]
-
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 VERSION = "1.20.2"
 BUILT_MAX_S = 3600.0

@@ -19,8 +19,6 @@ from ruamel.yaml import YAML
 from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
 
-__all__ = ["PRICES", "ClusterJob"]
-
 EXAMPLE = ROOT / "examples" / "digits"
 PRICES = {"usd_per_cpu_hour": 0.03, "usd_per_gib_hour": 0.004}
 

@@ -22,8 +22,6 @@ from scavenger.cloud.kubernetes.provider import KubernetesProvider
 from tests.cluster.control_plane import HOST, ControlPlane
 from tests.cluster.kubelet import Idle, Kubelet, NodeShape
 
-__all__ = ["NODES", "Interceptor", "KubernetesWorld"]
-
 NODES = tuple(NodeShape(f"node-{zone}", f"tests-{zone}", cpus=64, memory_gib=128) for zone in "ab")
 _SETTLED_MAX_S = 20.0
 _STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}

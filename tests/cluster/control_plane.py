@@ -30,8 +30,6 @@ from urllib3.exceptions import HTTPError
 
 from tests.cluster.binaries import folder
 
-__all__ = ["ControlPlane", "running_control_plane"]
-
 HOST = "127.0.0.1"
 ADMIN, GROUP = "admin", "system:masters"
 _UP_MAX_S = 90.0

@@ -23,8 +23,6 @@ from kubernetes import client
 
 from tests.cluster.control_plane import HOST, ControlPlane
 
-__all__ = ["CustomMetrics", "custom_metrics"]
-
 GROUP, VERSION = "custom.metrics.k8s.io", "v1beta1"
 _NAMESPACE, _NAME = "default", "custom-metrics"
 

@@ -29,8 +29,6 @@ from tests.cluster.binaries import missing  # noqa: E402
 from tests.cluster.control_plane import running_control_plane  # noqa: E402
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of  # noqa: E402
 
-__all__ = ["Figures", "cannot", "play"]
-
 EPOCHS, WITHIN_S = 150, 300.0
 NAME = "digits"
 NODES = tuple(NodeShape(f"node-{name}", "zone-1", cpus=6, memory_gib=32) for name in "abcd")

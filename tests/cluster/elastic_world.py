@@ -30,8 +30,6 @@ from ruamel.yaml import YAML
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, KIND, PLURAL, ROLE_LABEL, VERSION
 from tests.cluster.control_plane import ControlPlane
 
-__all__ = ["ElasticWorld", "PodRunner", "account", "bound_claim", "until"]
-
 DEPLOY = ROOT / "deploy" / "kubernetes"
 
 

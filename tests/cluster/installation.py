@@ -18,8 +18,6 @@ from ruamel.yaml import YAML
 
 from tests.cluster.control_plane import ControlPlane
 
-__all__ = ["DEPLOY", "apply", "as_leader", "pods_of", "rendered", "unrestricted"]
-
 DEPLOY = ROOT / "deploy" / "kubernetes"
 _WHOLE_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
 _KEYS = {"apiVersion", "kind", "namespace", "resources", "configMapGenerator", "images"}

@@ -24,8 +24,6 @@ from urllib3.exceptions import HTTPError
 
 from tests.cluster.control_plane import HOST, ControlPlane
 
-__all__ = ["Idle", "Kubelet", "NodeShape", "Runner", "Running", "nodes_of"]
-
 ZONE, REGION, HOSTNAME = (
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",

@@ -13,8 +13,6 @@ from typing import Any
 
 from machines import Machine, Machines
 
-__all__ = ["MachineRunner"]
-
 _EXIT = re.compile(r"^pod of the tests: exit (\d+)$", re.MULTILINE)
 _SCRIPT = """\
 #!/bin/sh

@@ -29,8 +29,6 @@ from urllib3.exceptions import HTTPError
 
 from tests.cluster.control_plane import ControlPlane
 
-__all__ = ["KubeRay", "RayRunner", "define_rayclusters", "raycluster", "unavailable"]
-
 GROUP, VERSION, PLURAL = "ray.io", "v1", "rayclusters"
 HEAD = "127.0.0.10"
 _STORE_BYTES = 80 << 20

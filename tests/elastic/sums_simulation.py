@@ -12,8 +12,6 @@ import numpy as np
 
 from scavenger.elastic import sums as s
 
-__all__ = ["SumsWorld", "ViolationError"]
-
 _STEPS = 3
 _TICK_S = 5.0
 _REPEAT_S = 7.0

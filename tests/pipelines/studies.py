@@ -17,8 +17,6 @@ from scavenger.domain.report import (
 )
 from scavenger.store import Store
 
-__all__ = ["put_on_record"]
-
 
 def put_on_record(
     url: str,

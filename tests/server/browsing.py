@@ -22,8 +22,6 @@ from typing import Any
 from scavenger.server.app import create_app
 from scavenger.store import Store
 
-__all__ = ["axe_source", "browser", "serving", "why_no_browser"]
-
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",

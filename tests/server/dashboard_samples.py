@@ -22,8 +22,6 @@ from scavenger.server.dashboard.job_page import JobSight
 from scavenger.store import Store
 from scavenger.store.records import EventRecord, JobRecord
 
-__all__ = ["BEGAN", "HOSTILE", "NOW", "curve_of", "job_of", "sight_of_running"]
-
 NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
 BEGAN = NOW - timedelta(minutes=10)
 HOSTILE = "<script>alert(1)</script>\x1b[2J\"'&\u202e"

@@ -11,8 +11,6 @@ from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.submission import NewSubmission, runner_lease
 from scavenger.store import Store
 
-__all__ = ["JOB", "World", "build", "end_runner", "headers", "submission"]
-
 JOB = """\
 version: 1
 name: digits-cnn

@@ -29,8 +29,6 @@ from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 from scavenger.train.transport.connections import raise_descriptor_limit
 
-__all__ = ["CASES", "Verdicts"]
-
 Verdicts = list[tuple[str, bool]]
 
 SAMPLES = 1600

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["main"]
-
 
 def main() -> int:
     exec(os.environ["FORKED_PROGRAM"], {"__name__": "__main__"})

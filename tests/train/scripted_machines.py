@@ -17,8 +17,6 @@ from scavenger.train.pool.site import PoolJob
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import new_keys
 
-__all__ = ["SECRET", "Agents", "Pool", "scripted_pool"]
-
 SECRET = new_keys()[1].decode()
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from scavenger.train.pool.protocol import NodeLoad, PoolLoad, RentalLoad
     from scavenger.train.pool.rental import NodeSource
 
-__all__ = ["RentOptions", "drain_node", "expect_node", "serve_pool", "show_pool"]
-
 _CHANGES_SHOWN = 5
 
 _SHARES = {

@@ -19,8 +19,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, when
 from scavenger_cli.ui import console, render
 
-__all__ = ["login", "make_token", "revoke_tokens", "show_info"]
-
 
 def show_info(*, store_url: str | None, as_json: bool) -> int:
     """Print the addresses of live servers, users and their tokens, and webhooks.

@@ -11,8 +11,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.ui import console
 
-__all__ = ["backup_store", "restore_store"]
-
 _TOLD = (("jobs", "job"), ("models", "model"), ("intents", "VM"), ("submissions", "submission"))
 """Tables whose rows are counted for the user, with their word."""
 
@@ -51,7 +49,6 @@ def restore_store(path: Path, *, keep_tokens: bool | None, store_url: str | None
     Args:
         path: The backup.
         keep_tokens: Whether its tokens are valid again; None to ask.
-        store_url: The store.
         as_json: Whether the answer is JSON.
 
     Raises:

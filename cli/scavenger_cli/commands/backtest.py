@@ -14,8 +14,6 @@ from scavenger.models.backtest import GroupResult, Skipped, Summary, coverage90,
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
 
-__all__ = ["backtest"]
-
 POINTS_MAX = 1000
 
 

@@ -16,8 +16,6 @@ from scavenger.models.backtest_curves import OWN, CurveErrors, CurveResult, back
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
 
-__all__ = ["backtest_of_curves"]
-
 SEEN = (0.25, 0.5, 0.75)
 SEEN_MAX = 9
 """Most shares at once: more do not fit a screen."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from scavenger.cloud.catalog.types import Listing
     from scavenger.domain.cost import Price
 
-__all__ = ["refresh", "show"]
-
 ROWS_MAX = 14
 """Rows shown: with header, sources and notes, they fill a screen of 24 lines."""
 OLD_DAYS = 90

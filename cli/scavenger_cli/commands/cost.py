@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from scavenger.domain.cost import CostItem
 
-__all__ = ["show_cost"]
-
 JOBS_SHOWN = 20
 VMS_SHOWN = 30
 """VMs of one job shown as text; `-o json` has all."""

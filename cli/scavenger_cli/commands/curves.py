@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.pricing import Sizes
 
-__all__ = [
-    "Limits",
-    "explain",
-    "explain_imported",
-    "form_of",
-    "refuse_drawing_of_why",
-    "refuse_limits_of_a_job",
-    "refuse_sizes_of_a_job",
-    "show",
-    "show_imported",
-]
-
 RECENT = 50
 """Number of jobs among which the latest with a curve is looked for."""
 

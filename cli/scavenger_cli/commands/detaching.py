@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger_cli.commands.driving import Confirm, Driver
 
-__all__ = ["Detach", "Questions", "detach_job", "show_submission"]
-
 _STORED_ONLY = ("none", "universal")
 """Strategies that measure nothing, whose choice needs no plan to be repeated."""
 

@@ -23,8 +23,6 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store import Store
 
-__all__ = ["check_all", "show"]
-
 PYTHON_LEAST = (3, 11)
 WORKER_MEMORY_BYTES = 600 * 2**20
 """Resident memory of a process that has imported TensorFlow (565 MB measured), before it holds a model."""

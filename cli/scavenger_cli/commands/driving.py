@@ -21,8 +21,6 @@ from scavenger_cli.ui.outlet import has_room
 if TYPE_CHECKING:
     from scavenger.store import Store
 
-__all__ = ["Confirm", "Driver", "Interrupts", "Stoppable", "drive", "refuse_to_ask_nobody", "show_report"]
-
 _LAST_S = 5.0
 """Longest wait at the end for notifications that are being sent; the rest stays in the queue."""
 

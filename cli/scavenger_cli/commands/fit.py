@@ -12,8 +12,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
 
-__all__ = ["fit"]
-
 
 def fit(
     step_times: Path | None,

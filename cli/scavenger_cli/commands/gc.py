@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from scavenger.control.provisioning.clean_up import Leftover
     from scavenger.control.sweep import Sweep
 
-__all__ = ["collect", "keep"]
-
 
 def collect(
     regions: list[str],

@@ -8,8 +8,6 @@ from scavenger.control.documents.jobs import hosts_document, hosts_of
 from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console
 
-__all__ = ["show_hosts"]
-
 
 def show_hosts(key: str, *, store_url: str | None, as_json: bool) -> int:
     """Print a line `HOST:SLOTS` for each host of a running job's live workers; none for a job that does not run.

@@ -11,8 +11,6 @@ from scavenger.cloud.boot.package import own_package, own_wheel
 from scavenger.errors import ConfigurationError
 from scavenger_cli.ui import console
 
-__all__ = ["SCRIPT", "write_image"]
-
 SCRIPT = "install.sh"
 
 

@@ -20,8 +20,6 @@ from scavenger.errors import ConfigurationError, Interrupted
 from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console
 
-__all__ = ["Settings", "begin", "examples_path"]
-
 STARTER = "starter"
 JOB_FILE = "job.yaml"
 MODULE = "train.py"

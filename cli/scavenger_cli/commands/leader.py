@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger_cli.commands.detaching import Detach
 
-__all__ = ["connect_to", "end_leader", "follow_job", "is_led", "lead_on_vm", "list_leaders", "resume_led"]
-
 
 def lead_on_vm(
     prepared: PreparedJob, *, detach: Detach | None, audit: bool, store_url: str | None, as_json: bool

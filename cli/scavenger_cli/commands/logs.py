@@ -14,8 +14,6 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store.records import EventRecord
 
-__all__ = ["show_lines", "show_logs"]
-
 FOLLOW_S = 0.5
 """Between two polls: faster would not be noticed, and a poll costs a millisecond."""
 

@@ -15,8 +15,6 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord
 
-__all__ = ["operate"]
-
 
 def operate(
     key: str, operation: Operation, *, wait: bool, timeout: str, store_url: str | None, as_json: bool

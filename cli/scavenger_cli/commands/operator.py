@@ -7,8 +7,6 @@ import sys
 from scavenger.errors import NotSupportedError
 from scavenger_cli.ui import console
 
-__all__ = ["print_crd", "run_until_stopped"]
-
 
 def run_until_stopped(namespace: str, lease_namespace: str, leader_account: str, liveness: str) -> int:
     """Look after ElasticJobs until SIGTERM or SIGINT.

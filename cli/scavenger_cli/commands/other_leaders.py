@@ -24,8 +24,6 @@ from scavenger.errors import CloudError, ConfigurationError
 from scavenger.presentation.formatting import clean, duration, money
 from scavenger_cli.ui import console, render
 
-__all__ = ["OtherLeaders"]
-
 _STATES = {"live": "live", "overdue": "should have ended itself", "off": "powered off"}
 
 
@@ -35,7 +33,6 @@ class OtherLeaders:
 
     Attributes:
         ending: Those to end: by their state, or since they were named.
-        kept: The others.
         left: A line for each region that cannot be checked.
     """
 

@@ -10,8 +10,6 @@ from scavenger_cli.ui import console, render
 if TYPE_CHECKING:
     from scavenger.control.documents.preview import Preview
 
-__all__ = ["show_preview"]
-
 
 def show_preview(preview: Preview, *, as_json: bool = False, stream: TextIO | None = None) -> None:
     """Print the preview: everything that is checked before a job starts has been checked by now.

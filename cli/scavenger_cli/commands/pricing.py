@@ -13,8 +13,6 @@ from scavenger.domain.report import RunReport
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import quantity
 
-__all__ = ["Sizes", "priced"]
-
 FAMILY = "e2"
 REGION = "us-central1"
 """Default source of the rates: Google's list prices for the VMs of Scavenger (Tyagi and Sharma), section V."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from scavenger.control.sources import Source
     from scavenger.domain.submission import ServerRecord
 
-__all__ = ["await_begin", "cancel_jobs", "follow_logs", "show_queue"]
-
 SHOWN = 50
 LINES = 20
 _LOOK_S = 0.5

@@ -9,8 +9,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console
 
-__all__ = ["recover"]
-
 
 def recover(folders: Sequence[str], job_file: Path | None, *, store_url: str | None, as_json: bool) -> int:
     """Restore the records that are missing in the store; those that it has are left as they are.

@@ -24,14 +24,11 @@ if TYPE_CHECKING:
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
 
-__all__ = ["RemoteRun", "resume_remotely"]
-
 
 class RemoteRun:
     """A job file that a server is to run.
 
     Args:
-        source: The server.
         job_file: Path of the job file on the server's machine; a relative one is taken from the folder here.
         overrides: Values that replace those of the job file.
         run: False: the job ends with the choice, as of `plan`.

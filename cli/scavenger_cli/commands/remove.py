@@ -12,8 +12,6 @@ from scavenger_cli.ui import console, render
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord
 
-__all__ = ["remove_jobs"]
-
 
 def remove_jobs(keys: list[str], *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
     """Delete the records of jobs after asking: all or, if one of them may not be deleted, none.

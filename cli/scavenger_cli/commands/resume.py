@@ -16,8 +16,6 @@ from scavenger_cli.ui import console
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord
 
-__all__ = ["resume"]
-
 
 def resume(
     key: str,

@@ -34,7 +34,6 @@ def execute(
     """Run the job, or only plan it, or submit it.
 
     Args:
-        job_file: The job file.
         run: False to end with the choice.
         overrides: Values that replace those of the job file.
         yes: Whether every question is answered with yes.

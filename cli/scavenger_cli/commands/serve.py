@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from scavenger.policy.admission import QueueLimits
     from scavenger.store import Store
 
-__all__ = ["Given", "Place", "serve_jobs"]
-
 _LAST_S = 2.0
 """Longest wait at the end for notifications that are being sent; the next server sends the rest."""
 

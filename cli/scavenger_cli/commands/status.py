@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from scavenger.domain.restore import Quarantine
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
 
-__all__ = ["Filters", "show_status", "state_words"]
-
 FACTS_WIDTH = len("checkpoint")
 """Width of the names in the list of a job's facts; `checkpoint` is the longest."""
 JOBS_SHOWN = 20

@@ -17,8 +17,6 @@ from scavenger_cli.ui import console, render
 if TYPE_CHECKING:
     from scavenger.store.records import ModelRecord
 
-__all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model"]
-
 IMPORT_MAX_BYTES = 64 * 2**20
 """Ten thousand models take a few MiB; a larger file is not an export of models."""
 

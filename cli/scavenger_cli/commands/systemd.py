@@ -12,8 +12,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.store.owner import this_process
 from scavenger_cli.ui import console
 
-__all__ = ["print_unit", "unit"]
-
 _UNIT = """\
 # Written by `scavenger api systemd`. As root:
 #   scavenger api systemd --account {account} > /etc/systemd/system/scavenger.service

@@ -8,8 +8,6 @@ from typing import Any
 
 from scavenger.presentation.formatting import clean
 
-__all__ = ["curve_csv"]
-
 _FORMULA = ("=", "+", "-", "@")
 """Spreadsheets run a cell that begins with one of these as a formula."""
 

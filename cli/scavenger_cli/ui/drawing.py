@@ -21,8 +21,6 @@ from scavenger_cli.ui.terminal_plot import terminal_plot
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["BINARY", "ENDINGS", "FORMATS", "Drawing"]
-
 FORMATS = ("terminal", "svg", "png", "pdf", "html", "csv", "json")
 ENDINGS = (".svg", ".png", ".pdf", ".html", ".csv", ".json", ".txt")
 BINARY = ("png", "pdf")

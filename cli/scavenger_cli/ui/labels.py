@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.transforms import BboxBase
 
-__all__ = ["Label", "place_labels"]
-
 Box = tuple[float, float, float, float]
 """Left, bottom, right, top, in pixels."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-__all__ = ["CliObserver", "LiveObserver", "PlainObserver", "QuietObserver", "make_observer"]
-
 PLAIN_INTERVAL_S = 10.0
 """Between two lines about steps: an hour's log stays readable, and a job that hangs is soon noticed."""
 REDRAWS_PER_S = 8
@@ -106,7 +104,6 @@ class PlainObserver(CliObserver):
         self._next_at = float("-inf")
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         self._remember(event)
         if isinstance(event, StepDone):
             now = self._clock()
@@ -121,7 +118,6 @@ class PlainObserver(CliObserver):
             self._write(line)
 
     def stop(self) -> None:
-        """See `CliObserver.stop`."""
         _drain(self._stream)
 
     def _write(self, line: str, *, progress: bool = False) -> None:
@@ -161,13 +157,11 @@ class LiveObserver(CliObserver):
         )
 
     def start(self) -> None:
-        """See `CliObserver.start`."""
         if self._live is None:
             self._live = self._new_display()
             self._live.start()
 
     def stop(self) -> None:
-        """See `CliObserver.stop`."""
         if self._live is not None:
             with suppress(OSError):  # the terminal may be closed
                 self._live.stop()
@@ -176,11 +170,9 @@ class LiveObserver(CliObserver):
 
     @property
     def rows(self) -> int:
-        """See `CliObserver.rows`."""
         return DISPLAY_ROWS if self._live is not None else 0
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         self._remember(event)
         if isinstance(event, StepDone):
             self._step = event
@@ -222,7 +214,6 @@ class QuietObserver(PlainObserver):
     """Shows only warnings and lost workers."""
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         if isinstance(event, WorkerChanged) or (isinstance(event, Noted) and event.level == "warning"):
             super().on_event(event)
 

@@ -9,8 +9,6 @@ import threading
 from collections import deque
 from typing import TextIO, cast
 
-__all__ = ["TEXTS_WAITING_MAX", "Outlet", "has_room", "unblocked"]
-
 TEXTS_WAITING_MAX = 2_000
 """Longest queue of waiting texts; the oldest are dropped first."""
 CHUNK_BYTES = select.PIPE_BUF

@@ -17,8 +17,6 @@ from scavenger.presentation.figure import panel_figure, themes
 from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range, quantity
 from scavenger.presentation.panel import RELATIVE_NOTE, Panel, describe
 
-__all__ = ["panels_page"]
-
 
 def panels_page(panels: Sequence[Panel], *, title: str) -> str:
     """One page with one or more curves of the same configurations, with their choices and points.

@@ -39,14 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = [
-    "INK",
-    "panels_figure",
-    "panels_pdf",
-    "panels_png",
-    "panels_svg",
-]
-
 INK = "#010203"
 """Placeholder for `currentColor`, which matplotlib does not support; no data has this colour."""
 LEGEND_MAX = 9

@@ -39,17 +39,6 @@ from scavenger.presentation.panel import FINISHED, RELATIVE_NOTE
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-__all__ = [
-    "choice_lines",
-    "comparison",
-    "confirmation",
-    "curve_table",
-    "label",
-    "paths",
-    "report_text",
-    "table",
-]
-
 ROWS = 24
 """Configurations shown as text: a screenful; `curves` shows all."""
 

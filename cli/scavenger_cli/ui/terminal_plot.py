@@ -12,8 +12,6 @@ from rich.text import Text
 from scavenger.domain.curve import Choice, FloatArray, TradeoffCurve
 from scavenger.presentation.formatting import duration, money
 
-__all__ = ["terminal_plot"]
-
 HEIGHT = 16
 MARGIN = 11
 """Columns to the left of the frame, for the costs."""

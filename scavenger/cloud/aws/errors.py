@@ -24,8 +24,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["error_code", "translated"]
-
 _NO_ROLE = {"AuthFailure.ServiceLinkedRoleCreationNotPermitted"}
 _POLICY = "explicit deny in a service control policy"
 _ACTION = re.compile(r"not authorized to perform: ([a-z0-9]+:\w+)")

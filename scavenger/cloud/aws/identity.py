@@ -29,8 +29,6 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["AwsIdentity", "key_of_region"]
-
 _OCTETS, _SET, _ATTRIBUTES = 0x04, 0x31, 0xA0
 _CONSTRUCTED, _INDEFINITE = 0x20, 0x80
 _DEPTH_MAX = 16
@@ -79,7 +77,6 @@ class AwsIdentity:
         self._region, self._key = region, key
 
     def refusal(self, proof: str, *, instance_id: str, public_key: str) -> str:
-        """See `IdentityVerifier.refusal`."""
         try:
             content, signed, digest, signature = _parts(base64.b64decode(proof))
             document = json.loads(content)

@@ -18,8 +18,6 @@ from scavenger.cloud.aws.errors import error_code, translated
 from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.domain.vm import VmRequest
 
-__all__ = ["AwsInspection"]
-
 _DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 _NO_VM, _NO_VOLUME = "i-00000000000000000", "vol-00000000000000000"
 _NO_GROUP, _NO_NETWORK = "sg-00000000000000000", "vpc-00000000000000000"
@@ -74,7 +72,6 @@ class AwsInspection:
             raise translated(error, region=provider.region) from error
 
     def identity(self) -> str:
-        """See `Inspection.identity`."""
         try:
             return str(self._sts.get_caller_identity()["Arn"])
         except (ClientError, BotoCoreError) as error:
@@ -86,7 +83,6 @@ class AwsInspection:
         return tuple(self._refused(calls))
 
     def image(self, request: VmRequest) -> str:
-        """See `Inspection.image`."""
         return str(self._provider.parameters(request)["ImageId"])
 
     def network(self, request: VmRequest) -> str:

@@ -7,14 +7,11 @@ from typing import Any
 
 from scavenger.domain.vm import VmSettings
 
-__all__ = ["encryption_parameters", "network_parameters", "no_subnet", "profile_parameters"]
-
 
 def network_parameters(settings: VmSettings, shared: Mapping[str, Any], subnet: str = "") -> dict[str, Any]:
     """Parameters of `RunInstances` for the subnet, the security groups and the key pair.
 
     Args:
-        settings: Of the VM.
         shared: `SecurityGroupIds` and, with a key pair, `KeyName`.
         subnet: Id of the subnet; empty for the default one of the zone.
     """
@@ -48,7 +45,6 @@ def no_subnet(vm: str, settings: VmSettings, subnets: Mapping[str, object]) -> s
 
     Args:
         vm: The VM type.
-        settings: Of the VM.
         subnets: By the zones that have one.
     """
     if settings.subnets or settings.network:

@@ -46,8 +46,6 @@ from scavenger.errors import (
 )
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 
-__all__ = ["AwsProvider"]
-
 _IMAGES = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{architecture}/hvm/ebs-gp3/ami-id"
 """Canonical's own alias: the first Ubuntu LTS whose Python runs Scavenger."""
 _GPU_IMAGES = (
@@ -182,7 +180,6 @@ class AwsProvider:
         return vm_seen(instances[0])
 
     def terminate(self, instance_id: str, zone: str) -> None:
-        """See `Provider.terminate`."""
         try:
             self._read(partial(self._ec2.terminate_instances, InstanceIds=[instance_id]))
         except GoneError as error:
@@ -196,7 +193,6 @@ class AwsProvider:
         return tuple(seen for seen in self._tagged(OWNER_TAG, owner) if seen.tags.owner == owner)
 
     def list_leaders(self) -> tuple[VmSeen, ...]:
-        """See `AdmittingProvider.list_leaders`."""
         return tuple(
             seen
             for seen in self._tagged(SLOT_TAG, str(LEADER_SLOT))
@@ -228,15 +224,12 @@ class AwsProvider:
 
     @property
     def deletes_at(self) -> str:
-        """See `AdmittingProvider.deletes_at`."""
         return ""
 
     def let_in(self, request: VmRequest) -> None:
-        """See `AdmittingProvider.let_in`."""
         self._network(request)
 
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
-        """See `Provider.spot_prices`."""
         pages = self._pages(
             self._ec2.describe_spot_price_history,
             "SpotPriceHistory",

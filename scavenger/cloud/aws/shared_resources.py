@@ -13,8 +13,6 @@ from scavenger.cloud.aws.values import OWNER_TAG
 from scavenger.errors import CloudUnavailableError
 from scavenger.policy.leaders import ingress_changes
 
-__all__ = ["SharedResources"]
-
 SSH_PORT = 22
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from scavenger.domain.vm import Quota, VmRequest, VmSeen, VmState, VmTags
 
-__all__ = ["OWNER_TAG", "SLOT_TAG", "TOKEN_TAG", "quota_name", "quotas_of", "tags_of", "vm_seen"]
-
 OWNER_TAG = "scavenger-owner"
 TOKEN_TAG = "scavenger-token"  # noqa: S105 - a tag's name, no secret
 _JOB_TAG = "scavenger-job"

@@ -23,20 +23,6 @@ from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 
-__all__ = [
-    "FETCH_PROGRAM",
-    "GPU_REQUIREMENT",
-    "PACKAGE_VARIABLE",
-    "Join",
-    "boot_script",
-    "check_requirement",
-    "filled",
-    "image_script",
-    "install_command",
-    "proxy_variables",
-    "what_of",
-]
-
 PACKAGE_VARIABLE = "SCAVENGER_PACKAGE"
 """Environment variable with what VMs install instead of the leader's own wheel: one pip requirement, such as a URL."""
 

@@ -19,8 +19,6 @@ from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 
-__all__ = ["FOLDER", "NOT_INSTALLED", "LeaderAccess", "leader_boot_script", "leader_set_up_script"]
-
 FOLDER = "/var/lib/scavenger"
 """What a leader's VM has of its command's: the package, the job's folder, `leader.json`; and the leader's store."""
 

@@ -26,8 +26,6 @@ from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 from scavenger.version import __version__
 
-__all__ = ["CONSTRAINTS", "DISTRIBUTION", "Wheel", "extras_of", "is_own", "own_package", "own_wheel"]
-
 DISTRIBUTION = "scavenger-ml"
 CONSTRAINTS = "scavenger/cloud/boot/constraints.txt"
 """Path in the wheel of the versions that the project is tested with; a VM installs no others."""

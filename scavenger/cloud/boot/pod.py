@@ -27,8 +27,6 @@ from scavenger.cloud.boot.package import CONSTRAINTS
 from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
 
-__all__ = ["pod_script"]
-
 _SCRIPT = """\
 #!/bin/sh
 # Makes this pod a worker or an aggregator of Scavenger.

@@ -19,8 +19,6 @@ from email.mime.text import MIMEText
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ConfigurationError
 
-__all__ = ["LIMIT_TIMER", "RENEW_COMMAND", "user_data"]
-
 LIMIT_TIMER = "scavenger-limit.timer"
 RENEW_COMMAND = f"systemctl restart {LIMIT_TIMER}"
 """Command that restarts a VM's time limit when run as root on the VM: this renews its lease."""

@@ -15,8 +15,6 @@ from scavenger.cloud.catalog.types import Listing, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError
 
-__all__ = ["read_cache", "write_cache"]
-
 CACHE_MAX_BYTES = 64 * 2**20
 """All regions of both clouds take about 10 MiB; more is no file of ours."""
 

@@ -19,8 +19,6 @@ from scavenger.domain.cost import Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.errors import ConfigurationError
 
-__all__ = ["DEFAULT_REGIONS", "LIST_DAYS", "PROVIDERS", "SPOT_DAYS_MAX", "Catalog"]
-
 DEFAULT_REGIONS = {"gcp": "us-central1", "aws": "us-east-1"}
 """Each cloud's own first region, where it sells most types."""
 PROVIDERS = tuple(DEFAULT_REGIONS)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from scavenger.cloud.catalog.types import Listing, MachineType, Rates
 from scavenger.domain.cost import Price
 
-__all__ = ["SHAPES", "Shape", "custom_shape", "listing_of_shape"]
-
 _SHARED_CORE = "shared core: its speed is not its own"
 _CUSTOM = re.compile(r"(?:(n1|n2|n2d|e2)-)?custom-([1-9][0-9]{0,2})-([1-9][0-9]{0,6})(-ext)?")
 _CUSTOM_GIB_MAX = {"n1": 6.5, "n2": 8.0, "n2d": 8.0, "e2": 8.0}

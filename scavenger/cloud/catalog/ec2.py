@@ -19,8 +19,6 @@ from typing import Any
 
 from scavenger.cloud.catalog.types import MachineType
 
-__all__ = ["MendedPrice", "ec2_machine", "mend"]
-
 AGREE = 0.01
 """Prices within 1 % agree: list prices are rounded to 0.1 cents, and the dedicated surcharge is at least 6 %."""
 PROPORTIONAL_SHARE = 0.6

@@ -15,8 +15,6 @@ from scavenger.domain.cost import Price
 from scavenger.domain.forms import FrozenModel, VmName, fault, is_number, shown
 from scavenger.errors import ConfigurationError
 
-__all__ = ["Discount", "OwnPrice", "OwnPrices", "PriceFile"]
-
 USD_PER_HOUR_MAX = 10_000.0
 """No VM costs a tenth of that: a price above is a slip of the keyboard."""
 

@@ -15,8 +15,6 @@ from scavenger.cloud.catalog.snapshot import stock_of
 from scavenger.cloud.catalog.types import Stock
 from scavenger.errors import CloudUnavailableError
 
-__all__ = ["PUBLIC_URL", "PUBLIC_VARIABLE", "fetch_public"]
-
 PUBLIC_URL = "https://libcloud-pricing-data.s3.amazonaws.com/pricing.json"
 PUBLIC_VARIABLE = "SCAVENGER_PUBLIC_PRICES"
 """Where to read the table instead: a mirror of one's own."""

@@ -17,16 +17,6 @@ from scavenger.cloud.catalog.types import Fetched, Listing, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError
 
-__all__ = [
-    "ADVISOR_URL",
-    "ADVISOR_VARIABLE",
-    "fetch_aws",
-    "merged",
-    "parse_price_list",
-    "price_history",
-    "price_list",
-]
-
 ADVISOR_URL = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 """What Amazon's page "Spot Instance Advisor" shows; public."""
 ADVISOR_VARIABLE = "SCAVENGER_SPOT_ADVISOR"

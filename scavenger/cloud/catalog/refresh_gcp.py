@@ -18,8 +18,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["BILLING_URL", "BILLING_VARIABLE", "fetch_gcp", "parse_skus", "skus"]
-
 BILLING_URL = "https://cloudbilling.googleapis.com"
 BILLING_VARIABLE = "SCAVENGER_GCP_BILLING_ENDPOINT"
 """Where to ask in Google's place, without credentials: for tests."""

@@ -20,8 +20,6 @@ from scavenger.cloud.catalog.types import Listing, RateKey, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError
 
-__all__ = ["RELEASED", "read_snapshot", "stock_of"]
-
 RELEASED = Path(__file__).with_name("prices.json")
 """The public table of the day of a release (`make release`); not in the repository."""
 _RESOURCES = ("cpu", "ram")

@@ -10,8 +10,6 @@ from datetime import date
 
 from scavenger.domain.cost import TrafficPrice
 
-__all__ = ["traffic_price"]
-
 _PRICES = {
     "aws": TrafficPrice(
         0.02, "EC2 data transfer between zones, out and in, as third parties list it", date(2026, 6, 25)

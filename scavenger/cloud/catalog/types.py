@@ -11,8 +11,6 @@ from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
 from scavenger.errors import ScavengerError
 
-__all__ = ["GIB", "Fetched", "Listing", "MachineType", "RateKey", "Rates", "Stock", "Wanted"]
-
 GIB = 2**30
 
 RateKey = tuple[str, str, str, bool]

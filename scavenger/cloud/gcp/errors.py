@@ -30,8 +30,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["is_missing", "is_taken", "of_operation", "translated_errors"]
-
 _MESSAGE_CHARACTERS = 200
 """Of Google's own words: a line for a person."""
 

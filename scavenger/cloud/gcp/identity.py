@@ -22,8 +22,6 @@ from google.auth.exceptions import GoogleAuthError
 from scavenger.cloud.identity import audience_of
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 
-__all__ = ["CERTIFICATES", "GcpIdentity", "fetched_certificates", "saved_certificates"]
-
 CERTIFICATES = "https://www.googleapis.com/oauth2/v1/certs"
 """Where Google publishes the certificates of its signing keys, PEM by key id."""
 _FETCH_MAX_S = 5.0
@@ -92,7 +90,6 @@ class GcpIdentity:
         self._read_at = float("-inf")
 
     def refusal(self, proof: str, *, instance_id: str, public_key: str) -> str:
-        """See `IdentityVerifier.refusal`."""
         try:
             key_id = str(jwt.decode_header(proof).get("kid"))  # type: ignore[no-untyped-call]
             if key_id not in self._certificates:

@@ -22,8 +22,6 @@ from scavenger.cloud.gcp.vm import instance_of
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError
 
-__all__ = ["LEADER_PERMISSIONS", "PERMISSIONS", "GcpInspection"]
-
 PERMISSIONS = (
     "compute.disks.create",
     "compute.disks.delete",
@@ -72,7 +70,6 @@ class GcpInspection:
         self._provider = provider
 
     def identity(self) -> str:
-        """See `Inspection.identity`."""
         with translated_errors(
             "looking for credentials", region=self._provider.region, location="this machine"
         ):
@@ -88,7 +85,6 @@ class GcpInspection:
         return tuple(one for one in needed if one not in granted)
 
     def image(self, request: VmRequest) -> str:
-        """See `Inspection.image`."""
         (disk,) = instance_of(request, self._provider.settings).disks
         name = str(disk.initialize_params.source_image)
         parts = name.partition("projects/")[2].split("/")
@@ -107,7 +103,6 @@ class GcpInspection:
         return str(found.name)
 
     def network(self, request: VmRequest) -> str:
-        """See `Inspection.network`."""
         (interface,) = instance_of(request, self._provider.settings).network_interfaces
         network = str(interface.network).rpartition("/")[2]
         # a shared network belongs to another project, which its full name begins with

@@ -25,8 +25,6 @@ from scavenger.domain.vm import VmSettings
 from scavenger.errors import ConfigurationError, CredentialsError
 from scavenger.policy.leaders import ingress_changes
 
-__all__ = ["LoginRules", "login_tag", "network_of"]
-
 SSH_PORT = "22"
 _ALLOW_PRIORITY, _DENY_PRIORITY = 998, 999
 """Below 1000, the priority of a rule that names none; of two rules the one with the lower number holds."""

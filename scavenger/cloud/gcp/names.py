@@ -20,19 +20,6 @@ from scavenger.domain.vm import VmRequest, VmTags
 from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 
-__all__ = [
-    "ENDPOINT_VARIABLE",
-    "CustomType",
-    "custom_type",
-    "instance_name",
-    "labels_of",
-    "leader_filter",
-    "owner_filter",
-    "request_id",
-    "run_max_of",
-    "tags_of",
-]
-
 ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
 """Environment variable with where to ask in Google's place, without credentials: for tests."""
 

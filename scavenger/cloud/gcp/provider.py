@@ -223,7 +223,6 @@ class GcpProvider:
             )
 
     def list_leaders(self) -> tuple[VmSeen, ...]:
-        """See `AdmittingProvider.list_leaders`."""
         with self._told("listing leaders' VMs", self.region):
             return tuple(
                 seen_of(instance, zone)
@@ -259,7 +258,6 @@ class GcpProvider:
 
     @property
     def deletes_at(self) -> str:
-        """See `AdmittingProvider.deletes_at`."""
         return f"{self.endpoint or COMPUTE}/compute/v1/projects/{self.project}"
 
     def let_in(self, request: VmRequest) -> None:

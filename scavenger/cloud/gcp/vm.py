@@ -15,8 +15,6 @@ from scavenger.cloud.gcp.names import custom_type, instance_name, labels_of, run
 from scavenger.domain.vm import VmRequest, VmSeen, VmState
 from scavenger.errors import ConfigurationError
 
-__all__ = ["GcpSettings", "instance_of", "seen_of", "time_of"]
-
 _IMAGES = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts"
 """The newest long-term image with cloud-init, which reads the user data; Google's default, Debian, has none."""
 _GPU_IMAGES = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2404"

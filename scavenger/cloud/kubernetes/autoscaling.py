@@ -13,8 +13,6 @@ from typing import Any
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-__all__ = ["has_autoscaler", "is_growing"]
-
 _STATUS, _NAMESPACE = "cluster-autoscaler-status", "kube-system"
 _KARPENTER = "karpenter.sh"
 _TIMEOUT_S = (5.0, 20.0)

@@ -24,8 +24,6 @@ from scavenger.cloud.kubernetes.pods import CONTAINER
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, LEADER, PLURAL, ROLE_LABEL, VERSION
 from scavenger.errors import CloudUnavailableError, GoneError, ScavengerError
 
-__all__ = ["LEADERS", "Cluster", "Json", "api_client", "leader_why"]
-
 Json = dict[str, Any]
 
 LEADERS = f"{JOB_LABEL},{ROLE_LABEL}={LEADER}"

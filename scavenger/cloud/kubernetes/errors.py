@@ -26,8 +26,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["is_reason", "message_of", "translated_errors"]
-
 _MESSAGE_CHARACTERS = 200
 # Admission controllers refuse with 403 as authorisation does. The API has no reason of its own for them: their words
 # are all that tells them apart.

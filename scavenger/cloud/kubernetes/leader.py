@@ -20,8 +20,6 @@ from scavenger.cloud.kubernetes.pods import (
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.errors import ConfigurationError
 
-__all__ = ["LEADER_FOLDER", "LEADER_SHAPE", "LeaderPod", "Mounted", "leader_pod"]
-
 LEADER_FOLDER = "/work"
 """Where the volume of a leader is mounted, which is its home."""
 LEADER_SHAPE = PodShape(1, 2)

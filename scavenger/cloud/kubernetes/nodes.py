@@ -9,8 +9,6 @@ from typing import Any
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape, cpus_of, gib_of
 
-__all__ = ["Node", "is_open", "node_of", "nodes_open", "share_of"]
-
 _CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Begins of taints that the cluster itself sets while something is the matter with a node."""
 _KEEPING_OUT = ("NoSchedule", "NoExecute")

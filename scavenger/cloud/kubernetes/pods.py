@@ -20,26 +20,6 @@ from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.slots import LEADER_SLOT, aggregator_index
 
-__all__ = [
-    "CONTAINER",
-    "CONTAINER_SECURITY",
-    "LAUNCHED",
-    "POD_SECURITY",
-    "ROLE_LABEL",
-    "PodSettings",
-    "leader_labels",
-    "leader_seen",
-    "leader_selector",
-    "owner_selector",
-    "placed",
-    "pod_name",
-    "pod_of",
-    "secret_of",
-    "seen_of",
-    "status_reason",
-    "tags_of",
-]
-
 CONTAINER = "scavenger"
 """Name of the container in each pod."""
 LAUNCHED = "scavenger/launched"
@@ -223,7 +203,6 @@ def pod_of(
     """The body of a pod.
 
     Args:
-        secret_uid: Of its secret.
         in_zone: Whether the cluster's nodes have zones, so that the pod has to be in one.
         avoided: Names of nodes that it must not be on.
 

@@ -19,8 +19,6 @@ from scavenger.domain.cost import Price
 from scavenger.domain.vm_settings import KubernetesSettings, NodePool
 from scavenger.errors import ConfigurationError
 
-__all__ = ["DEFAULT_SIZE", "NodesOf", "PodCatalog"]
-
 _GIB_PER_CPU = 2
 """Memory of a pod for which the job file asks for none."""
 _CPUS = 4

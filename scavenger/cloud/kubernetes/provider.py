@@ -61,8 +61,6 @@ from scavenger.errors import (
     StockOutError,
 )
 
-__all__ = ["KubernetesProvider"]
-
 ROOM_WITHIN_S = 30.0
 """How long a pod may be without a node before its zone counts as full; an autoscaler looks every ten seconds."""
 _LOOK_S = 0.2
@@ -304,7 +302,6 @@ class KubernetesProvider:
         return CloudUnavailableError(f"{doing}: it waits for {by}")
 
     def _grows(self, pod: Any) -> bool | None:
-        """See `is_growing`."""
         events = self._core.list_namespaced_event(
             self.settings.namespace,
             field_selector=f"involvedObject.uid={pod.metadata.uid}",
@@ -331,7 +328,6 @@ class KubernetesProvider:
         return True
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
-        """See `Provider.describe`."""
         with translated_errors(f"looking at {instance_id}", region=self.region):
             return seen_of(
                 self._core.read_namespaced_pod(
@@ -352,7 +348,6 @@ class KubernetesProvider:
                     raise
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
-        """See `Provider.list_owned`."""
         with translated_errors("listing pods", region=self.region):
             return tuple(seen_of(pod) for pod in self._pods(owner))
 

@@ -29,20 +29,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = [
-    "COMES_S",
-    "Claim",
-    "Claims",
-    "GroupSeen",
-    "GroupWanted",
-    "PodSeen",
-    "begun",
-    "claimed",
-    "left",
-    "settled",
-    "wanted",
-]
-
 COMES_S = 30.0
 """How long a pod may take to be there, after which one that nobody waits for is not expected any more."""
 GONE_MAX = 100

@@ -42,8 +42,6 @@ from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape, cpus_of, g
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings, VmTags
 from scavenger.errors import CloudUnavailableError, ConfigurationError, GoneError, NotSupportedError
 
-__all__ = ["CLAIMS", "RayGroup", "RayGroupProvider", "find_group"]
-
 CLAIMS = "claims.scavenger.dev"
 """Annotation of a RayCluster, with a group's name after it: who has asked for which of its pods."""
 API_GROUP, VERSION, PLURAL = "ray.io", "v1", "rayclusters"
@@ -195,7 +193,6 @@ class RayGroupProvider:
         return self._seen(tags.token, claim, pods)
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
-        """See `Provider.describe`."""
         record, pods = self._looked(f"looking at {instance_id}")
         claim = record.claims.get(instance_id)
         if claim is None:
@@ -210,7 +207,6 @@ class RayGroupProvider:
             )
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
-        """See `Provider.list_owned`."""
         record, pods = self._looked(f"listing pods of {self._zone}")
         return tuple(
             self._seen(token, claim, pods) for token, claim in record.claims.items() if claim.owner == owner

@@ -8,8 +8,6 @@ from typing import Any
 
 from kubernetes import client
 
-__all__ = ["FOLLOW_RIGHTS", "RENT_RIGHTS", "Right", "missing_rights", "rights_of"]
-
 _TIMEOUT_S = (5.0, 20.0)
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["GPU_RESOURCE", "PodShape", "cpus_of", "gib_of"]
-
 GPU_RESOURCE = "nvidia.com/gpu"
 """The extended resource that NVIDIA's device plugin offers."""
 
@@ -39,8 +37,6 @@ class PodShape:
 
     Attributes:
         cpus: Processors.
-        memory_gib: GiB.
-        gpus: GPUs.
     """
 
     cpus: int

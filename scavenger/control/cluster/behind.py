@@ -13,8 +13,6 @@ from collections.abc import Callable, Hashable
 
 from scavenger.errors import ScavengerError
 
-__all__ = ["Behind"]
-
 log = logging.getLogger(__name__)
 
 WAITING_MAX = 10_000

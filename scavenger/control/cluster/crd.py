@@ -20,8 +20,6 @@ from ruamel.yaml import YAML
 from scavenger.control.job_file.load import job_schema
 from scavenger.domain.elastic_job import GROUP, KIND, PLURAL, SHORT, SINGULAR, VERSION, ElasticJobSpec
 
-__all__ = ["crd", "crd_yaml", "structural"]
-
 Schema = dict[str, Any]
 
 _KEPT = (

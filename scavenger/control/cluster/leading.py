@@ -47,8 +47,6 @@ from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, OperationRecord
 
-__all__ = ["Leader", "lead", "main"]
-
 log = logging.getLogger("scavenger.control.cluster.leading")  # this module may be `__main__`
 
 LOOK_S = 0.5

@@ -21,8 +21,6 @@ from typing import Literal
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json
 from scavenger.errors import ScavengerError
 
-__all__ = ["Candidate", "LeaseKeeper", "Look"]
-
 log = logging.getLogger(__name__)
 
 DURATION_S, RENEW_S = 15.0, 4.0

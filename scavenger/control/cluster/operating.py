@@ -53,8 +53,6 @@ from scavenger.policy.elastic_jobs import (
     decide,
 )
 
-__all__ = ["LEADER_ACCOUNT", "LEADER_COMMAND", "Installation", "Looked", "Operator", "leader_of"]
-
 log = logging.getLogger(__name__)
 
 LEADER_ACCOUNT = "scavenger-leader"

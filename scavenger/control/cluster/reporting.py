@@ -10,8 +10,6 @@ from scavenger.domain.submission import Submission
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
-__all__ = ["report_of_job"]
-
 _HOUR_S = 3600.0
 
 

@@ -20,8 +20,6 @@ from scavenger.control.cluster.operating import Installation, Looked, Operator
 from scavenger.domain.elastic_job import GROUP, PLURAL, VERSION
 from scavenger.errors import ScavengerError
 
-__all__ = ["Options", "run_operator"]
-
 log = logging.getLogger(__name__)
 
 LIST_S = 60.0

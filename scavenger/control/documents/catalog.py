@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from scavenger.cloud.catalog.types import Listing, Wanted
     from scavenger.domain.cost import Price
 
-__all__ = ["Asked", "Found", "catalog_document", "find_machines", "prices_of", "wanted_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import JobRecord
 
-__all__ = ["all_billed", "billed", "cost_document", "cost_of"]
-
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +32,6 @@ def cost_of(store: Store, job: JobRecord, at: datetime, intents: Sequence[Intent
 
     Args:
         store: Holds job and VMs.
-        job: The job.
         at: With a time zone.
         intents: Its VMs; None: they are read.
     """
@@ -85,7 +82,6 @@ def all_billed(store: Store, jobs: Sequence[JobRecord], alive: Collection[str]) 
 
     Args:
         store: Holds jobs and VMs.
-        jobs: The jobs.
         alive: Ids of those whose process lives.
     """
     sums = store.vm_sums([job.id for job in jobs if job.id not in alive])

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from scavenger.domain.report import RunReport
     from scavenger.store.records import JobRecord
 
-__all__ = ["curve_document", "plan_document", "report_with_curve"]
-
 _OF_A_JOB = (
     "schema_version",
     "job",

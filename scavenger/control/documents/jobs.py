@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import EventRecord, JobRecord, OperationRecord, ProcessRecord
 
-__all__ = [
-    "JobStatus",
-    "ListedJob",
-    "hosts_document",
-    "hosts_of",
-    "job_document",
-    "jobs_document",
-    "listed",
-    "progress_of",
-    "status_document",
-    "status_of",
-]
-
 EVENTS_SHOWN = 12
 OPERATIONS_SHOWN = 5
 _LIVE = ("ready", "training")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from scavenger.control.sweep import Sweep
     from scavenger.store import Store
 
-__all__ = ["left_document", "leftover_row", "quarantine_document", "quarantine_of", "sweep_document"]
-
 
 def leftover_row(leftover: Leftover) -> dict[str, Any]:
     """A leftover; the tags of its VM are among the VM's other fields."""

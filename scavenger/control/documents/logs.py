@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import EventRecord, JobRecord
 
-__all__ = [
-    "JobLogs",
-    "LogChunk",
-    "LogPosition",
-    "LogReader",
-    "LogTail",
-    "Wanted",
-    "harmless",
-    "log_folder",
-    "logs_document",
-]
-
 READ_BYTES_MAX = 1 << 20
 """Bytes of a log that are read at once: more than the lines that are asked for."""
 LINE_BYTES_MAX = 1 << 16
@@ -183,7 +171,6 @@ class JobLogs:
 
     Args:
         store: With the job.
-        job: The job.
         wanted: Which logs.
         position: What was read before; None: nothing.
 
@@ -208,7 +195,6 @@ class JobLogs:
             )
 
     def begin(self, lines: int, *, whole: bool) -> LogChunk:
-        """See `LogReader`."""
         job, over = self._seen()
         events = self._events(lines)
         return self._chunk(
@@ -216,7 +202,6 @@ class JobLogs:
         )
 
     def more(self) -> LogChunk:
-        """See `LogReader`."""
         job, over = self._seen()
         self._find()
         events = self._events(None)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import ModelRecord
 
-__all__ = ["job_names", "model_document", "models_document"]
-
 
 def job_names(store: Store, models: Sequence[ModelRecord]) -> dict[str, str | None]:
     """By model, the name of the job that fitted it; None if it was imported, or the job is no longer stored."""

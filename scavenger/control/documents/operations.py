@@ -20,8 +20,6 @@ from scavenger.errors import ConfigurationError
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord
 
-__all__ = ["migration", "operation_row", "outcome_document", "scaling"]
-
 Made = TypeVar("Made", bound=Operation)
 
 

@@ -8,8 +8,6 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import Any
 
-__all__ = ["SCHEMA_VERSION", "plain"]
-
 SCHEMA_VERSION = 1
 """Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})

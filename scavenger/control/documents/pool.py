@@ -11,8 +11,6 @@ from scavenger.control.documents.plain import SCHEMA_VERSION
 from scavenger.errors import ConfigurationError
 from scavenger.train.pool.protocol import JobUse, NodeLoad, PoolLoad, RentalLoad, TenantLoad, pool_folder
 
-__all__ = ["SeenPool", "cost_of", "drained", "pool_document", "see_pool", "share_of", "state_of"]
-
 
 def share_of(tenant: TenantLoad, cpus: dict[str, int]) -> float:
     """Part of its node's processors that a tenant uses."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from scavenger.domain.job import JobSpec
     from scavenger.policy.leaders import LeaderPlan
 
-__all__ = ["Preview", "preview_answer", "preview_of", "preview_rows"]
-
 SPELLED_OUT_MAX = 6
 """Up to this many values are listed; of more, only the first and the last are shown."""
 
@@ -125,7 +123,6 @@ def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> Preview:
     """What a job would do.
 
     Args:
-        prepared: The job.
         run: False if it ends with the choice.
         yes: Whether every question is answered with yes.
     """

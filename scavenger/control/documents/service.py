@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from scavenger.domain.submission import ServerRecord
     from scavenger.store import Store
 
-__all__ = ["STATES", "service_document"]
-
 STATES: tuple[NotificationState, ...] = ("delivered", "waiting", "refused")
 
 

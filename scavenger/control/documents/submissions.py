@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from scavenger.domain.submission import Submission
     from scavenger.store import Store
 
-__all__ = [
-    "SubmittedJob",
-    "submission_answer",
-    "submission_document",
-    "submissions_document",
-    "submitted",
-    "submitted_jobs",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:

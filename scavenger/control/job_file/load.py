@@ -20,8 +20,6 @@ from scavenger.domain.forms import FAULT, did_you_mean, nearest, shown
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
 
-__all__ = ["job_of", "job_schema", "load_job", "override_job", "parse_job", "place_of"]
-
 Loc = tuple[str | int, ...]
 
 
@@ -149,7 +147,6 @@ def place_of(key: str, job: JobSpec, path: Path) -> str:
 
     Args:
         key: As in `ConfigurationError`.
-        job: The job.
         path: The file that the job was read from.
 
     Returns:

@@ -29,8 +29,6 @@ from ruamel.yaml.events import (
 from scavenger.domain.forms import shown
 from scavenger.errors import JobFileError
 
-__all__ = ["BYTES_MAX", "DEPTH_MAX", "Node", "load_yaml", "read_scalar"]
-
 BYTES_MAX = 64 * 1024
 """Size limit of a job file; it also limits the parser's time."""
 DEPTH_MAX = 20

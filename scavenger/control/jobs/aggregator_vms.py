@@ -30,8 +30,6 @@ from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
 from scavenger.store import Store
 
-__all__ = ["settled"]
-
 _LATEST = 50
 """So many of the latest jobs of the same name are looked at."""
 

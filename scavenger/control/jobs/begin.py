@@ -24,8 +24,6 @@ from scavenger.store import Store
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Restore
 
-__all__ = ["Attempt", "Options", "begin_job", "open_journals"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

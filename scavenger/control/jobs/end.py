@@ -15,8 +15,6 @@ from scavenger.domain.curve import Choice
 from scavenger.domain.report import Actual, JobState, ReportedJob, RunReport, TrainingResult
 from scavenger.errors import Interrupted, LimitReachedError, ScavengerError, StoreError
 
-__all__ = ["Ending", "ended_by", "report_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:

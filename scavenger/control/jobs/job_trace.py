@@ -22,8 +22,6 @@ from scavenger.tracing import tracing
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-__all__ = ["JobTrace", "traced"]
-
 _TEXT_MAX = 500
 _Told = dict[str, str | int | float]
 
@@ -47,7 +45,6 @@ class JobTrace(Observer):
         self._phase: Span | None = None
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         match event:
             case PhaseChanged():
                 self._begin(event)

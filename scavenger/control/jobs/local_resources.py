@@ -18,8 +18,6 @@ from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["LocalResources", "PooledResources", "report_steps"]
-
 
 class LocalResources:
     """This machine's resources, for which nothing is rented; see `platform.Resources`."""
@@ -30,20 +28,16 @@ class LocalResources:
         self.space, self.engine = space, engine
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
-        """See `platform.Resources.meter`."""
         return WorkerCostMeter(supervisor, {offer.vm: offer for offer in self.space.offers})
 
     @property
     def vms(self) -> int:
-        """See `platform.Resources.vms`."""
         return 0
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
-        """See `platform.Resources.terms`."""
         return None
 
     def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
-        """See `platform.Resources.aggregator_vms`."""
         return None
 
     def tick(
@@ -67,9 +61,7 @@ class PooledResources(LocalResources):
 
     Args:
         space: The configurations.
-        make: Makes the engine.
         store: Records the job's share.
-        job_id: The job's id.
         usd_per_cpu_hour: Price of a processor of this machine; nodes on others have prices of their own.
     """
 
@@ -87,7 +79,6 @@ class PooledResources(LocalResources):
         self._meter = ShareMeter(store, job_id)
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
-        """See `platform.Resources.meter`."""
         return PooledCostMeter(
             supervisor, {offer.vm: offer for offer in self.space.offers}, lambda: self._meter.share
         )
@@ -105,7 +96,6 @@ class PooledResources(LocalResources):
         model_bytes: float = 0.0,
         steps: Sequence[StepRecord] = (),
     ) -> None:
-        """See `platform.Resources.tick`."""
         if self._engine is None:
             return
         report_steps(self._engine, steps, model_bytes)
@@ -116,7 +106,6 @@ class PooledResources(LocalResources):
         self._meter.note(share, steps[-1].step if steps else None)
 
     def close(self) -> None:
-        """See `platform.Resources.close`."""
         self._meter.record()
 
     def _engine_of(self, log_dir: Path, memory_fd: int) -> PooledEngine | LodgedEngine:

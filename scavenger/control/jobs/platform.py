@@ -58,8 +58,6 @@ from scavenger.train.engines.warm import WarmServers
 from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["Platform", "PreparedJob", "Resources", "prepare_job"]
-
 _MEET = (
     "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads the job, "
     "by its machine's network"
@@ -204,7 +202,6 @@ def prepare_job(
     """Check a job as far as possible before it starts; starts nothing and spends nothing.
 
     Args:
-        job: The job.
         job_file: Its file, next to which its code is.
         warm: Fork servers that jobs of this program share on this machine; None: the job has its own.
         kept: Keeps VMs between the trials of a study; None: those of the job end with it.
@@ -311,7 +308,6 @@ class ThisMachine:
         self.leader: LeaderPlan | None = None
 
     def spent_usd(self, intents: Sequence[Intent]) -> float | None:
-        """See `Platform.spent_usd`."""
         return None
 
     def check(self) -> None:
@@ -320,7 +316,6 @@ class ThisMachine:
     def allocate(
         self, store: Store, record: JobRecord, *, warn: Callable[[str], None], **_: object
     ) -> Resources:
-        """See `Platform.allocate`."""
         for note in self.notes:
             warn(note)
         engine: Callable[[Path, int], Engine] | None = partial(
@@ -369,7 +364,6 @@ class RentedVms:
             )
 
     def spent_usd(self, intents: Sequence[Intent]) -> float | None:
-        """See `Platform.spent_usd`."""
         return counted_usd(intents, self._cloud_resources.disk_usd_per_hour)
 
     def check(self) -> None:
@@ -407,7 +401,6 @@ class RentedVms:
         clock: Callable[[], float],
         pause: Callable[[float], None],
     ) -> Resources:
-        """See `Platform.allocate`."""
         cloud_resources = self._cloud_resources
         cloud_resources.pause, cloud_resources.warn = pause, warn
         make_engine: Callable[..., VmEngine] = VmEngine

@@ -21,8 +21,6 @@ from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.lodging import LodgedEngine
 from scavenger.train.pool.protocol import PROTOCOL, Join, PoolLoad, pool_folder
 
-__all__ = ["LodgedResources", "check_room", "lodged_on_vms", "pooled_resources"]
-
 LOCAL_PLACE = "local"
 """The place of nodes on other machines whose jobs have `infra: local`."""
 

@@ -13,8 +13,6 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 
-__all__ = ["record_of_checkpoints"]
-
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

@@ -15,8 +15,6 @@ from scavenger.presentation.formatting import size
 from scavenger.private_files import make_private_folder
 from scavenger.store.record_file import RECORD_FILE
 
-__all__ = ["forget_record", "relocated"]
-
 _LOGS = "logs"
 
 

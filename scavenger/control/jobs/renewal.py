@@ -11,8 +11,6 @@ from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError
 from scavenger.store.records import JobRecord
 
-__all__ = ["renewed"]
-
 
 def renewed(job: JobRecord, new: Renewal) -> JobSpec | None:
     """The specification of a job with new limits, those of all its attempts together, or another output.

@@ -18,8 +18,6 @@ from scavenger.errors import LimitReachedError
 from scavenger.store import Store
 from scavenger.train.engines.warm import WarmServers
 
-__all__ = ["resume_job"]
-
 
 def resume_job(
     job_id: str,

@@ -19,8 +19,6 @@ from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 
-__all__ = ["Resumption", "checkpoint_url", "find_resumption", "spent_usd"]
-
 
 @dataclass(frozen=True, slots=True)
 class Resumption:

@@ -25,8 +25,6 @@ from scavenger.errors import (
 )
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["Parts", "RunningJob"]
-
 _ALIVE_S = 1.0
 """Interval between heartbeats while the model is saved."""
 

@@ -9,8 +9,6 @@ from scavenger.domain.command import RunSpec
 from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.train.training_folder import programs
 
-__all__ = ["unkept_notes", "with_checkpoints"]
-
 _PROGRAMS = (".py", ".sh")
 _PROGRAM_BYTES_MAX = 1 << 20
 

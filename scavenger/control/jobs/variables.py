@@ -9,8 +9,6 @@ from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
 from scavenger.masking import names_a_secret
 
-__all__ = ["asked_variables", "check_secrets", "secrets_of", "settled_variables"]
-
 
 def asked_variables(job: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """Those variables of an environment that a job asks for."""
@@ -46,7 +44,6 @@ def settled_variables(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
     """The job with the values of the variables that its `env` names; one that names none comes back as it is.
 
     Args:
-        job: The job.
         environ: The environment of who begins or submits it.
 
     Raises:

@@ -31,8 +31,6 @@ from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
-__all__ = ["supervisor_of", "trainer_of"]
-
 
 def supervisor_of(
     job: JobSpec,

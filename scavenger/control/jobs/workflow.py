@@ -51,8 +51,6 @@ from scavenger.policy import batch_rule, policy_for
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
 
-__all__ = ["Confirm", "JobWorkflow", "Known", "WorkflowState"]
-
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 Answer = TypeVar("Answer")
 

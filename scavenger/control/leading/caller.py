@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["CALLER_VARIABLE", "caller_networks"]
-
 CALLER_VARIABLE = "SCAVENGER_CALLER"
 """Environment variable with the networks from which the command reaches a leader's VM, as CIDR, separated by commas."""
 _ASKED = "https://checkip.amazonaws.com/"

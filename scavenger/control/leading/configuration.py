@@ -16,17 +16,6 @@ from scavenger.control.provisioning.providers import GCP_PROJECT
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm_settings import CloudSettings
 
-__all__ = [
-    "POD_FILES",
-    "POD_VARIABLE",
-    "PRICES",
-    "LeaderConfiguration",
-    "PodLeaderConfiguration",
-    "environment_there",
-    "identity_files",
-    "job_there",
-]
-
 PASSED_ON = (
     PACKAGE_VARIABLE,
     IMAGE_VARIABLE,

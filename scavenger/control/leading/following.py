@@ -34,8 +34,6 @@ from scavenger.store import Store
 from scavenger.store.record_file import read_record
 from scavenger.store.records import JobRecord
 
-__all__ = ["LeaderSession", "Outcome", "session_of"]
-
 _OUTPUTS = f"{FOLDER}/job/.scavenger"
 _FETCH_S = 3600.0
 _AGAIN_S, _AGAIN_MAX_S = 1.0, 30.0
@@ -67,7 +65,6 @@ class LeaderSession:
 
     Args:
         leaders: Records of leaders.
-        record: The leader.
         inform: Shows progress to the user.
         environment: Environment variables of the command.
         sleep: How to wait, seconds.
@@ -368,7 +365,6 @@ class _PodSession(LeaderSession):
             return self._pod.end(store.installation())
 
     def state(self) -> Literal["there", "gone", "unknown"]:
-        """See `LeaderSession.state`."""
         try:
             return self._pod.state()
         except ScavengerError:

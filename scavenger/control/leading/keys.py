@@ -10,8 +10,6 @@ from pathlib import Path
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import make_private_folder
 
-__all__ = ["HostKey", "login_key", "new_host_key"]
-
 _KEYGEN = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "scavenger")
 
 

@@ -50,8 +50,6 @@ from scavenger.train.engines.vm.job_archive import Archive
 if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
 
-__all__ = ["LeaderOfPods", "PodsCleanUp", "leader_secret", "pod_name"]
-
 SECRET_BYTES_MAX = 1_000_000
 """Of a secret, of which the API server takes 1 MiB."""
 _COMMAND = ("python3", "-P", "-m", "scavenger.server.on_leader_pod")
@@ -71,7 +69,6 @@ def leader_secret(
 
     Args:
         start: The job.
-        record: Of the leader.
         environment: Of the command, which has the job's secrets.
         owner: Tag of what it starts.
         host: The API server's URL.
@@ -157,7 +154,6 @@ class LeaderOfPods:
 
     Args:
         provider: The cluster, with the namespace of its pods.
-        record: Of the leader.
         sleep: How to wait, seconds.
     """
 

@@ -24,8 +24,6 @@ from urllib3.exceptions import HTTPError
 
 from scavenger.errors import TransientError
 
-__all__ = ["POD_PORT", "PodTunnel", "through_api_server"]
-
 POD_PORT = 8765
 """Of the API of a leader's pod; policies of the network name it."""
 _TIMEOUT = Timeout(connect=10.0, read=60.0)

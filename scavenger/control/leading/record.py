@@ -22,8 +22,6 @@ from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 
-__all__ = ["LeaderRecord", "Leaders", "job_id_of", "not_ended"]
-
 _RECORD, _TOKEN = "leader.json", "token"
 
 

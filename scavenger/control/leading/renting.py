@@ -23,8 +23,6 @@ from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 from scavenger.store.records import LIVE_STATES
 
-__all__ = ["LeaderVm", "LeaderVmSpec"]
-
 _LOOK_S = 1.0
 _FINAL = ("no_placement", "unaffordable", "loop", "credentials", "refused")
 """What no waiting changes."""
@@ -55,7 +53,6 @@ class _Booting(BootingProvider):
         self._script = script
 
     def launch(self, request: VmRequest) -> VmSeen:
-        """See `Provider.launch`."""
         template = replace(request.template, user_data=self._script)
         return self._provider.launch(replace(request, template=template))
 

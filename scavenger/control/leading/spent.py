@@ -19,8 +19,6 @@ from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 
-__all__ = ["book_leader", "leader_usd"]
-
 
 def leader_usd(
     intents: Iterable[Intent], disk_usd_per_hour: float, at: datetime, *, there: bool, seen_usd: float

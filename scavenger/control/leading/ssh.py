@@ -17,8 +17,6 @@ from typing import IO, NoReturn
 
 from scavenger.errors import TransientError
 
-__all__ = ["FailedThereError", "SshTarget", "Tunnel", "forwarded", "known_host", "run_there", "ssh_command"]
-
 CONNECT_S = 10
 ALIVE_S, ALIVE_TIMES = 15, 4
 """A connection on which nothing is answered for a minute has failed."""

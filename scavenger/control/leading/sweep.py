@@ -14,8 +14,6 @@ from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.policy.leaders import leader_state
 
-__all__ = ["OtherLeader", "end_other_leader", "other_leaders"]
-
 REASONS = {
     "live": "its end was asked for",
     "overdue": "it should have ended itself",

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from scavenger.private_files import FILE_MODE, FOLDER_MODE, make_private_folder
 
-__all__ = ["unpack_outputs"]
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

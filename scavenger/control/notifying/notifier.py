@@ -39,8 +39,6 @@ from scavenger.policy.notifying import (
 from scavenger.store import Store
 from scavenger.store.records import Owner
 
-__all__ = ["Notifier"]
-
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0

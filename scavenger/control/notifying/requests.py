@@ -34,8 +34,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 from scavenger.version import __version__
 
-__all__ = ["Answer", "NotAllowedError", "body_of", "headers_of", "post", "secret_of", "url_of"]
-
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=10.0)
 _QUICK = Retry(
     total=2,
@@ -138,7 +136,6 @@ def headers_of(message_id: str, body: bytes, secret: bytes | None, at: datetime)
 
     Args:
         message_id: The same for every attempt; receivers leave out what they have.
-        body: The body.
         secret: Key of the HMAC-SHA256.
         at: Time of the attempt; receivers refuse old ones.
     """
@@ -164,8 +161,6 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, private: bool) ->
 
     Args:
         url: Where to.
-        body: The body.
-        headers: Its headers.
         private: Whether addresses of private networks and of this machine are allowed, and there http.
 
     Raises:

@@ -14,8 +14,6 @@ from scavenger.policy.admission import QueueLimits
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 
-__all__ = ["notifying", "tell"]
-
 log = logging.getLogger(__name__)
 
 

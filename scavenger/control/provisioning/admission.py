@@ -8,8 +8,6 @@ from scavenger.domain.configuration import Offer
 from scavenger.errors import ConfigurationError
 from scavenger.policy.spot import SpotMode
 
-__all__ = ["admitted"]
-
 
 def admitted(
     offers: tuple[Offer, ...], aggregator: str, refusal: Callable[[str, bool], str], *, spot: SpotMode

@@ -28,8 +28,6 @@ from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 from scavenger.search.curve import repriced
 from scavenger.store.records import LIVE_STATES, JobRecord
 
-__all__ = ["JobCost", "Paid", "VmCost", "counted_usd", "job_cost", "paid_for", "priced_both"]
-
 Basis = Literal["cloud", "counted"]
 DiskPrices = Mapping[tuple[str, str], float | None]
 """US dollars per GiB and hour by (provider, region); None where it is not known."""

@@ -10,8 +10,6 @@ from scavenger.cloud.base import Provider
 from scavenger.errors import CredentialsError, GoneError, ScavengerError
 from scavenger.policy.provisioning.boots import BootEvidence
 
-__all__ = ["BootWatch", "Watched"]
-
 VMS_MAX = 8
 """VMs that are looked at in one round: what keeps the others from coming is likely the same, and calls are limited."""
 

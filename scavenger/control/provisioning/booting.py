@@ -20,8 +20,6 @@ from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
 from scavenger.train.engines.vm.values import one_time_keys
 
-__all__ = ["BootingProvider", "boot_document", "boot_way"]
-
 
 class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
@@ -55,7 +53,6 @@ class BootingProvider(Provider):
         self.name, self.region, self.visibility_s = provider.name, provider.region, provider.visibility_s
 
     def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
-        """See `Provider.zones`."""
         return self._provider.zones(vm, settings)
 
     def launch(self, request: VmRequest) -> VmSeen:
@@ -88,29 +85,22 @@ class BootingProvider(Provider):
         return self._provider.launch(replace(request, template=template))
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
-        """See `Provider.describe`."""
         return self._provider.describe(instance_id, zone)
 
     def terminate(self, instance_id: str, zone: str) -> None:
-        """See `Provider.terminate`."""
         self._provider.terminate(instance_id, zone)
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
-        """See `Provider.list_owned`."""
         return self._provider.list_owned(owner)
 
     def console(self, instance_id: str, zone: str) -> str:
-        """See `Provider.console`."""
         return self._provider.console(instance_id, zone)
 
     def quotas(self) -> tuple[Quota, ...]:
-        """See `Provider.quotas`."""
         return self._provider.quotas()
 
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
-        """See `Provider.spot_prices`."""
         return self._provider.spot_prices(vms)
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
-        """See `Provider.remove_leftovers`."""
         return self._provider.remove_leftovers(owner)

@@ -15,8 +15,6 @@ from scavenger.errors import CloudError, GoneError
 from scavenger.presentation.formatting import when
 from scavenger.store import Store
 
-__all__ = ["LIMIT_S", "CleanUp", "Leftover", "abandoned_regions", "end_vms"]
-
 POLL_S = 3.0
 LIMIT_S = 300.0
 """Time limit for ending VMs, seconds; an orderly shutdown takes a minute or two."""

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
     from scavenger.cloud.kubernetes.ray_groups import RayGroupProvider
 
-__all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
-
 ADDRESS_VARIABLE = "SCAVENGER_ADDRESS"
 """Environment variable with the address at which VMs reach this machine: `HOST` or `HOST:PORT`."""
 IMAGE_VARIABLE = "SCAVENGER_IMAGE"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
     from scavenger.cloud.kubernetes.rights import Right
 
-__all__ = ["inspect_cluster", "inspect_leader"]
-
 _RIGHTS = "kubectl apply -k deploy/kubernetes makes accounts that have them (docs/kubernetes.md)"
 
 

@@ -7,8 +7,6 @@ from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.training.aggregation_share import recorded_share
 from scavenger.store import Store
 
-__all__ = ["counted_elsewhere_usd"]
-
 
 def counted_elsewhere_usd(store: Store, job_id: str) -> float:
     """What all attempts of a job have cost besides its VMs: traffic, the leader's VM, and a share of a pool."""

@@ -66,8 +66,6 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import Needs, VmEngine
 
-__all__ = ["Fleet", "new_boot_key"]
-
 LOOK_S = 1.0
 PLACE_MAX_S = 900.0
 """Longest wait of a process for a VM."""

@@ -14,8 +14,6 @@ from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.values import AgentStatus
 
-__all__ = ["FleetAgents", "VmAgents"]
-
 ACKNOWLEDGE_S = 10.0
 """Interval of a VM's heartbeats in the store; a fraction of the silence after which the VM is given up."""
 

@@ -26,8 +26,6 @@ from scavenger.policy.provisioning.boots import (
 )
 from scavenger.policy.provisioning.fleet_plan import AgentSeen
 
-__all__ = ["FleetBoots", "failure_line", "is_proven"]
-
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 3.0

@@ -18,8 +18,6 @@ from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
 
-__all__ = ["FleetKeeping"]
-
 
 class FleetKeeping:
     """One trial's side of the VMs that its study keeps; see `Fleet`."""

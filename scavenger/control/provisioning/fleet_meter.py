@@ -11,8 +11,6 @@ from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
-__all__ = ["VmCostMeter"]
-
 
 class VmCostMeter(CostMeter):
     """Adds the costs charged by the reconciler and the present rate since then.
@@ -56,7 +54,6 @@ class VmCostMeter(CostMeter):
         return self._spent_usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        """See `CostMeter.usd_per_hour`."""
         living = sum(map(self._rate, self._paid_for())) + self._inputs.leader_usd_per_hour
         living += self._pooled_usd_per_hour
         return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
@@ -67,7 +64,6 @@ class VmCostMeter(CostMeter):
         return aggregators + self._inputs.leader_usd_per_hour + self._pooled_usd_per_hour
 
     def reserved_usd(self) -> float:
-        """See `CostMeter.reserved_usd`."""
         return sum(intent.charges.reserved_usd for intent in self._paid_for())
 
     @property

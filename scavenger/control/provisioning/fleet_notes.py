@@ -10,8 +10,6 @@ from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
-__all__ = ["FleetNotes"]
-
 _OF_ALL = ("undeletable", "unknown_vm", "silence", "blind")
 """Alarms that concern every job of the region."""
 

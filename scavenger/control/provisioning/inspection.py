@@ -38,8 +38,6 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["inspect_infra"]
-
 _CONSOLE = ("ec2:GetConsoleOutput", "compute.instances.getSerialPortOutput")
 """Permissions without which jobs run, but do not tell why a VM failed."""
 _SOMEWHERE = "192.0.2.1/32"

@@ -26,8 +26,6 @@ from scavenger.store import Store
 from scavenger.store.operations import KEPT
 from scavenger.train.engines.vm.agent_server import AgentServer
 
-__all__ = ["DRAIN_S", "KEEPER_NAME", "LOOK_S", "Place", "Region", "place_of"]
-
 KEEPER_NAME = "study-vms"
 """What the record of VMs that wait is called."""
 LOOK_S = 1.0

@@ -36,8 +36,6 @@ from scavenger.policy.provisioning.money import reserve_usd
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import one_time_keys
 
-__all__ = ["Exchange", "KeptVms", "Leader"]
-
 _HEARTBEAT_S, _COST_S = 5.0, 30.0
 
 Budgeted = Callable[[float, float, float], bool]

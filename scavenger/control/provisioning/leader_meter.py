@@ -12,16 +12,6 @@ from scavenger.domain.cost import LeaderUse
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 
-__all__ = [
-    "LEADER_VARIABLE",
-    "LeaderMeter",
-    "leader_of",
-    "leader_text",
-    "leader_use",
-    "leader_zone",
-    "recorded_leader",
-]
-
 LEADER_VARIABLE = "SCAVENGER_LEADER"
 """Environment variable of a leader's VM: its type, its price, when it was launched, and its zone; see `leader_text`."""
 

@@ -6,8 +6,6 @@ from scavenger.store.births import Birth
 from scavenger.store.owner import fate, this_process
 from scavenger.store.records import Owner
 
-__all__ = ["holder_name", "is_known_dead", "process_of"]
-
 
 def holder_name() -> str:
     """The lease holder name of the calling process."""

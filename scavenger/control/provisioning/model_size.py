@@ -10,8 +10,6 @@ from scavenger.store import Store
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["largest_share", "model_size", "record_size", "recorded_size"]
-
 _KIND = "model"
 """Kind of the event that holds the size of a job's model."""
 

@@ -18,8 +18,6 @@ from scavenger.domain.ranges import Amount
 from scavenger.errors import ConfigurationError
 from scavenger.policy.spot import SpotDecision, SpotMode, SpotTerms, decide_spot
 
-__all__ = ["CatalogCloud", "ChangeCosts", "Offered"]
-
 TYPES_MAX = 8
 """Maximum number of VM types in one search: each needs three measurements on VMs of that type."""
 DEFAULT_CPUS = 4

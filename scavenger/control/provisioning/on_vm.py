@@ -27,8 +27,6 @@ from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
 
-__all__ = ["LEAVE_S", "identify", "leave_in_time", "main", "watch_notices"]
-
 log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
 LEAVE_S = 20.0

@@ -50,8 +50,6 @@ from scavenger.train.pool.growth import RentalLimits
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.rental import PREFIX, RentedMachine
 
-__all__ = ["POOL_NAME", "PoolNodes", "PoolNodesSpec", "offered_nodes", "open_pool_nodes"]
-
 POOL_NAME = "aggregator-pool"
 """What the record of a pool that rents nodes is called."""
 CONSOLES = "consoles"
@@ -268,7 +266,6 @@ class PoolNodes:
         self._reconciler.start()
 
     def look(self) -> tuple[RentedMachine, ...]:
-        """See `NodeSource.look`."""
         with contextlib.suppress(ScavengerError), self._store.hurried():
             self._look(self._clock())
         return tuple(self._machine(intent) for intent in self._intents)
@@ -284,18 +281,15 @@ class PoolNodes:
 
     @property
     def spent_usd(self) -> float:
-        """See `NodeSource.spent_usd`."""
         disk_usd = self._spec.node.usd_per_hour - self._spec.options[0].price_usd_per_hour
         return counted_usd(self._intents, disk_usd)
 
     @property
     def shortage(self) -> str:
-        """See `NodeSource.shortage`."""
         failure = None if self._boots is None else self._boots.failure
         return self._told if failure is None else failure_line(failure)
 
     def close(self) -> None:
-        """See `NodeSource.close`."""
         if self._fleet is None:
             return
         left = UNSEEN

@@ -13,8 +13,6 @@ from typing import Any, Protocol, TypeVar, cast
 from scavenger.domain.intent import Ending, Fence, Intent, Lease, Situation
 from scavenger.domain.vm import VmSeen
 
-__all__ = ["IntentStore", "Steps", "ask", "lease_name", "perform"]
-
 T = TypeVar("T")
 Call = Callable[[], Any]
 Steps = Generator[Call, Any, T]

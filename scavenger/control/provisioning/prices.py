@@ -18,14 +18,6 @@ from scavenger.control.job_file.yaml_loader import Node, load_yaml
 from scavenger.domain.forms import FAULT, did_you_mean, shown
 from scavenger.errors import JobFileError
 
-__all__ = [
-    "PRICES_VARIABLE",
-    "cache_path",
-    "load_price_file",
-    "open_catalog",
-    "parse_price_file",
-]
-
 PRICES_VARIABLE = "SCAVENGER_PRICES"
 """Path of a price file, instead of `prices.yaml` in the user's configuration folder."""
 

@@ -17,16 +17,6 @@ from scavenger.domain.infra import CURRENT, Infra
 from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings, KubernetesSettings
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = [
-    "GCP_PROJECT",
-    "INSPECTIONS",
-    "POD_OWNER",
-    "PROVIDERS",
-    "open_provider",
-    "open_verifier",
-    "project_of",
-]
-
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
 """Environment variable with the project's id, as for Google's own tools."""
 POD_OWNER = "SCAVENGER_POD_OWNER"

@@ -10,8 +10,6 @@ from scavenger.domain.vm import Quota
 from scavenger.policy.spot import SpotMode
 from scavenger.presentation.formatting import plural
 
-__all__ = ["Permitted", "QuotaRoom"]
-
 
 @dataclass(frozen=True, slots=True)
 class QuotaRoom:

@@ -17,8 +17,6 @@ from scavenger.errors import NotSupportedError, ScavengerError
 if TYPE_CHECKING:
     from scavenger.cloud.kubernetes.ray_groups import RayGroupProvider
 
-__all__ = ["PodAddresses", "group_of", "on_group", "sized_as"]
-
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
@@ -78,7 +76,6 @@ class PodAddresses:
         self._thread.start()
 
     def find(self, intents: frozenset[str]) -> Mapping[str, str]:
-        """See `NodeAddresses.find`."""
         self._wanted = intents
         if intents - self._found.keys():
             self._asked.set()

@@ -53,8 +53,6 @@ from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
 from scavenger.policy.provisioning.spot_prices import READ_AGAIN_S, SPOT_PRICES, price_changes, spot_types
 
-__all__ = ["Reconciler"]
-
 ALARM_AGAIN_S = 3600.0
 """Interval after which an alarm that still holds is repeated."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from scavenger.control.provisioning.reconciler import Reconciler
 
-__all__ = ["ReconcilerThread"]
-
 
 class ReconcilerThread:
     """Runs a reconciler in parallel to the job.
@@ -36,7 +34,6 @@ class ReconcilerThread:
 
     @property
     def denied(self) -> str:
-        """See `Reconciler.denied`."""
         return self._reconciler.denied
 
     def start(self) -> None:

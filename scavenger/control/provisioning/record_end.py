@@ -15,8 +15,6 @@ from scavenger.errors import ScavengerError
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.store import Store
 
-__all__ = ["UNSEEN", "end_vms_of_record", "finish_record", "remove_shared"]
-
 LOOK_S = 1.0
 UNSEEN = "its VMs were not seen to end; run `scavenger gc`"
 """What may be left of a record whose end was interrupted."""

@@ -8,8 +8,6 @@ from scavenger.domain.cost import Traffic, TrafficPrice
 from scavenger.models.cost import traffic_gib
 from scavenger.store import Store
 
-__all__ = ["TrafficCounter", "recorded_traffic"]
-
 _KIND = "traffic"
 """Kind of the event that holds a job's traffic so far."""
 _RECORD_S = 60.0

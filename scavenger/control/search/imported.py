@@ -29,8 +29,6 @@ from scavenger.models.parallel import fit_parallel
 from scavenger.models.statistical import fit_statistical
 from scavenger.search.plan import evenly
 
-__all__ = ["ImportOptions", "Imported", "fit_to_rows", "parse_sizes", "read_sources"]
-
 SCHEMA_VERSION = 1
 
 UNKNOWN_EPOCHS = 100.0

@@ -14,8 +14,6 @@ from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.train.devices import Devices, find_devices, has_driver
 from scavenger.train.engines.gpus import gpu_names
 
-__all__ = ["GPU_BUILD", "LocalGpus", "choose_gpus", "gpus_of", "one_worker_each"]
-
 GPU_BUILD = f"pip uninstall -y tensorflow-cpu tensorflow && pip install '{GPU_REQUIREMENT}'"
 """Replaces TensorFlow by the build that computes on GPUs: both packages install the same files."""
 

@@ -25,8 +25,6 @@ from scavenger.store import Store
 from scavenger.store.records import JobRecord, ModelRecord
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["ModelLibrary", "check_model", "check_models_exist", "fingerprint_of", "save_fit"]
-
 _SETTINGS = ("optimizer", "goal")
 """Fingerprint fields that do not affect step times, so that models carry over; live steps still verify them."""
 _OF_THE_JOB = tuple(field.name for field in fields(Fingerprint) if field.name != "vm")

@@ -21,17 +21,6 @@ from scavenger.models.run_ahead import RunAhead
 from scavenger.models.starts import Lasting
 from scavenger.models.statistical import StatisticalModel
 
-__all__ = [
-    "ENDING_S",
-    "NOTHING_SEARCHED",
-    "actual_of",
-    "predict_run",
-    "progress_of",
-    "remaining_samples",
-    "run_ahead",
-    "search_outcome",
-]
-
 ENDING_S = 2.0
 """Usual time for saving a model and ending the processes: 1.4 s on two quiet processors, 1.9 to 3 s on busy ones."""
 

@@ -20,8 +20,6 @@ from scavenger.models.job_model import JobModel
 from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
 from scavenger.models.statistical import HINT_LOG_SD
 
-__all__ = ["Outlook"]
-
 KEPT_RATIO = 1.25
 """A forecast is kept for the report if it, or the epochs that it is made after, have changed by this factor."""
 

@@ -18,9 +18,6 @@ from scavenger.models.noise import NoiseStability
 from scavenger.search.plan import SearchPlan, next_configuration
 from scavenger.search.replan import worth_repeating
 
-__all__ = ["Search", "Spent", "next_to_profile", "profile"]
-
-
 SLOWER_MAX = 3.0
 """Times as long as expected that measuring a configuration again may take."""
 

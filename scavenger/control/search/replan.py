@@ -19,8 +19,6 @@ from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.search.replan import Switch, worth_moving
 
-__all__ = ["Replanning"]
-
 STEP = 0.05
 """Share of the way to the target between two refits; the noise changes slowly over the run."""
 
@@ -35,7 +33,6 @@ class Replanning:
     """Replanning of one job; keeps the noise readings and the recommended configuration.
 
     Args:
-        space: The search space.
         model: The model on which the choice was based.
         fit: Fits the models to measurements of this run and noise readings; None takes the noise of the
             measurements.

@@ -33,18 +33,6 @@ from scavenger.search.curve import build_curve
 from scavenger.search.replan import Switch
 from scavenger.search.reuse import DRIFT_MAX, step_time_drift
 
-__all__ = [
-    "Decision",
-    "Misfit",
-    "ask_while_training",
-    "choose_now",
-    "decide",
-    "fit_model",
-    "misfit",
-    "profile_of",
-    "why_measure_no_more",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -28,7 +28,6 @@ def check_worker_counts(workers: int, cpus: int, memory_bytes: int) -> tuple[str
     Args:
         workers: The largest cluster size of the search.
         cpus: The machine's processors.
-        memory_bytes: Its memory.
 
     Returns:
         A warning if there are far more workers than processors.

@@ -15,17 +15,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import PlacementRow, RunRow
 from scavenger.models.backtest_curves import CurveRun
 
-__all__ = [
-    "TABLE_MAX_BYTES",
-    "number",
-    "read_curves",
-    "read_header",
-    "read_placements",
-    "read_runs",
-    "read_table",
-    "whole",
-]
-
 TABLE_MAX_BYTES = 64 * 2**20
 """Size limit of a table, about a million rows."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["main"]
-
 _LAST_S = 5.0
 """Longest wait at the end for notifications that are being sent; the next server sends the rest."""
 

@@ -10,8 +10,6 @@ from scavenger.control.provisioning.lease_holder import process_of
 from scavenger.policy.runners import Holder
 from scavenger.store.owner import fate
 
-__all__ = ["end_holder", "state_of"]
-
 
 def state_of(holder: str) -> Holder:
     """Whether the holder of a lease lives, as far as that can be told; `unseen` if it was one of another machine."""

@@ -18,8 +18,6 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import Owner
 from scavenger.train.pool.protocol import peer_of
 
-__all__ = ["ANSWER_S", "answering", "idle_of"]
-
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 5.0

@@ -19,8 +19,6 @@ from scavenger.errors import TransientError
 from scavenger.private_files import private_opener
 from scavenger.store.births import PLACE_VARIABLE
 
-__all__ = ["WAIT_S", "sole_in"]
-
 logger = logging.getLogger(__name__)
 
 WAIT_S = 60.0

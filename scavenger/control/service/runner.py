@@ -36,8 +36,6 @@ from scavenger.errors import (
 )
 from scavenger.store import Store
 
-__all__ = ["LEASE_LOST", "RENEW_S", "Runner", "main", "take_over"]
-
 logger = logging.getLogger("scavenger.control.service.runner")
 
 LEASE_LOST = 9
@@ -54,7 +52,6 @@ class _Log(Observer):
     """Writes what is not an event of the job on record: the end of each epoch."""
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         if isinstance(event, EpochEnded):
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.record.metrics.items())
             logger.info("epoch %d, step %d: %s", event.record.epoch + 1, event.record.step, metrics)

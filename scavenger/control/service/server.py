@@ -64,8 +64,6 @@ from scavenger.store.records import Owner
 from scavenger.train.transport.connections import raise_descriptor_limit
 from scavenger.version import __version__
 
-__all__ = ["IDLE_S", "RUNNER", "RUNNER_LOG", "Server", "configured_limits", "run", "runner_log", "serve"]
-
 logger = logging.getLogger(__name__)
 
 IDLE_S = 60.0

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["stopped_by_signals"]
-
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:

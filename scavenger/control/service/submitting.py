@@ -23,17 +23,6 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = [
-    "ensure_server",
-    "hand_over",
-    "live_server",
-    "new_submission",
-    "own_environment",
-    "resubmission",
-    "runner_environment",
-    "server_log",
-]
-
 _START_S = 60.0
 """How long a new server may take to begin: its machine may be busy."""
 _LOOK_S = 0.1
@@ -93,7 +82,6 @@ def resubmission(
     """A submission by which a job that has ended goes on.
 
     Args:
-        job: The job.
         renewed: Its specification with new limits; None for the one that it was started with.
         earlier: Its earlier submission, if it had one, whose user and priority are kept.
         rents: Whether running it rents VMs.
@@ -156,7 +144,6 @@ def hand_over(
     """Submit a job, and see to it that a server is there.
 
     Args:
-        store: The store.
         new: The job.
         again: Id of the job that is to go on; None for a new one.
         study_budget_usd: See `Store.submit`.

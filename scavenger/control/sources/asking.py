@@ -12,8 +12,6 @@ from scavenger.errors import TransientError
 from scavenger.presentation.formatting import duration
 from scavenger.store.records import LIVE_STATES, EventRecord, JobRecord, OperationRecord
 
-__all__ = ["Asking"]
-
 POLL_S = 0.2
 """Between two looks: the job looks about once a second, and a look costs a millisecond."""
 

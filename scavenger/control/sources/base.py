@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from scavenger.models.job_model import JobModel
     from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
 
-__all__ = ["Source"]
-
 
 class Source(Protocol):
     """Jobs, models and prices, as commands show them; close it after use.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from scavenger.domain.access import Role
     from scavenger.models.job_model import JobModel
 
-__all__ = ["ServerSource"]
-
 LIMIT_S = 300.0
 """Longest wait until VMs are gone, seconds; an orderly shutdown takes a minute or two."""
 PAGE_MAX = 200
@@ -58,7 +56,6 @@ class ServerSource:
 
     @property
     def name(self) -> str:
-        """See `Source`, as of all that follow."""
         return str(self._info["store"])
 
     @property
@@ -255,11 +252,9 @@ class _ServerLogs:
         self._cursor: str | None = None
 
     def begin(self, lines: int, *, whole: bool) -> LogChunk:
-        """See `LogReader`."""
         return self._read(lambda: self._ask(lines=lines, follow=not whole))
 
     def more(self) -> LogChunk:
-        """See `LogReader`."""
         return self._read(lambda: self._ask(follow=True, cursor=self._cursor))
 
     def _ask(self, **options: Any) -> dict[str, Any]:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from scavenger.domain.restore import Quarantine, QuarantinedVm
     from scavenger.models.job_model import JobModel
 
-__all__ = ["WITHDRAWN", "StoreSource"]
-
 WITHDRAWN = "withdrawn before the job started it"
 POLL_S = 0.5
 """Between two looks for events: faster would not be noticed, and a look costs a millisecond."""
@@ -69,7 +67,6 @@ class StoreSource:
 
     @property
     def name(self) -> str:
-        """See `Source`, as of all that follow."""
         return self.store.name
 
     @property

@@ -7,8 +7,6 @@ from scavenger.control.sources.base import Source
 from scavenger.control.sources.of_server import ServerSource
 from scavenger.control.sources.of_store import StoreSource
 
-__all__ = ["open_source", "server_source"]
-
 
 def open_source(store_url: str | None) -> Source:
     """The server that `SCAVENGER_SERVER` names, unless a store is named; else the store.

@@ -38,24 +38,6 @@ if TYPE_CHECKING:
     from scavenger.control.provisioning.clean_up import Leftover
     from scavenger.control.sweep import Sweep
 
-__all__ = [
-    "cost",
-    "event",
-    "job",
-    "listed_jobs",
-    "log_chunk",
-    "machines",
-    "model",
-    "operation",
-    "pool",
-    "preview",
-    "quarantine",
-    "servers",
-    "status",
-    "submission",
-    "sweep",
-]
-
 Args = ParamSpec("Args")
 Value = TypeVar("Value")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["TrackedRun", "Tracker"]
-
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:

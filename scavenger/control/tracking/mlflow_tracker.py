@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from scavenger.control.tracking.base import TrackedRun
 
-__all__ = ["MlflowTracker", "uri_of"]
-
 JOB, STUDY, PARENT, NAME = "scavenger.job_id", "scavenger.study", "mlflow.parentRunId", "mlflow.runName"
 _creating = threading.Lock()
 """Trials of one program begin at once, and share the run of their study."""
@@ -65,7 +63,6 @@ class MlflowTracker:
         return None if not runs else str(runs[0].info.run_id)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         from mlflow.entities import Metric
 
         now_ms = int(datetime.now(UTC).timestamp() * 1e3)
@@ -81,7 +78,6 @@ class MlflowTracker:
         self._client.set_tag(self._run_id, f"scavenger.{name}.{step}", text[:5000])
 
     def end(self, *, succeeded: bool, state: str) -> None:
-        """See `Tracker`."""
         self._client.set_tag(self._run_id, "scavenger.state", state)
         self._client.set_terminated(self._run_id, "FINISHED" if succeeded else _ENDS.get(state, "KILLED"))
 

@@ -9,8 +9,6 @@ from typing import IO, Any
 
 from scavenger.control.tracking.base import TrackedRun
 
-__all__ = ["TensorboardTracker"]
-
 
 class TensorboardTracker:
     """Event files in a folder of the job's, within one of its study if it has one."""
@@ -42,18 +40,15 @@ class TensorboardTracker:
         self._file.flush()
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         figures = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(step=step, summary=Summary(value=figures))
 
     def event(self, step: int, name: str, text: str) -> None:
-        """See `Tracker`."""
         self._text(name, text, step)
 
     def end(self, *, succeeded: bool, state: str) -> None:
-        """See `Tracker`."""
         self._text("state", state, 0)
         if self._file is not None:
             self._file.close()

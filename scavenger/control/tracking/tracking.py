@@ -35,8 +35,6 @@ from scavenger.domain.trackers import TrackersSpec
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 
-__all__ = ["Tracking", "params_of", "trackers_of"]
-
 log = logging.getLogger(__name__)
 
 STEPS_EVERY_S = 2.0
@@ -136,7 +134,6 @@ class Tracking(Observer):
             log.warning("trackers: not all was told within %.0f s; the rest is not told", END_S)
 
     def on_event(self, event: Event) -> None:
-        """See `Observer`."""
         self._observer.on_event(event)
         match event:
             case StepDone(record=record):

@@ -32,8 +32,6 @@ from scavenger.domain.progress import Progress, ProgressTracker
 from scavenger.domain.report import ChoiceMade, EpochEnded, Event, Observer, Predicted, RunReport, StepDone
 from scavenger.masking import mask
 
-__all__ = ["CA_CERT", "SERVER_URL", "TOKEN", "StatusServer", "TrainerStatus", "told_to_trainer"]
-
 log = logging.getLogger(__name__)
 
 SERVER_URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
@@ -111,7 +109,6 @@ class TrainerStatus(Observer):
         self._thread.start()
 
     def on_event(self, event: Event) -> None:
-        """See `Observer`."""
         self._observer.on_event(event)
         self._progress.on_event(event)
         match event:

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from scavenger.control.tracking.base import TrackedRun
 
-__all__ = ["WandbTracker"]
-
 
 class WandbTracker:
     """A run of Weights & Biases; offline, `wandb sync` sends it later."""
@@ -18,7 +16,6 @@ class WandbTracker:
         self._run: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """See `Tracker`."""
         import wandb
 
         self._run = wandb.init(
@@ -36,14 +33,11 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._run.log({**values, "step": step})
 
     def event(self, step: int, name: str, text: str) -> None:
-        """See `Tracker`."""
         self._run.summary[f"{name}/{step}"] = text
 
     def end(self, *, succeeded: bool, state: str) -> None:
-        """See `Tracker`."""
         self._run.summary.update({"state": state})
         self._run.finish(exit_code=0 if succeeded else 1)

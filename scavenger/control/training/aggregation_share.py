@@ -12,8 +12,6 @@ from scavenger.domain.cost import AggregationShare
 from scavenger.errors import StoreBusyError, StoreReadOnlyError, StoreUnavailableError
 from scavenger.store import Store
 
-__all__ = ["ShareMeter", "record_share", "recorded_share"]
-
 _RECORD_S = 60.0
 
 _KIND = "aggregation"
@@ -46,7 +44,6 @@ class ShareMeter:
 
     Args:
         store: Records it, with what earlier attempts have used.
-        job_id: The job's id.
         clock: Monotonic seconds.
 
     Attributes:

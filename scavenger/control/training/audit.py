@@ -9,8 +9,6 @@ import numpy as np
 
 from scavenger.control.training.segments import lines_of
 
-__all__ = ["AUDIT_FILE", "verify_audit"]
-
 AUDIT_FILE = "audit.jsonl"
 """A journal of kind `step`: step, view, epoch, and `pieces`, each a worker with the positions that it computed,
 from `start` to `stop` (exclusive), in the epoch's order, which `scavenger.elastic.order` gives."""

@@ -11,14 +11,11 @@ from scavenger.policy.bucket_balance import DEFAULT_RULES, Balance, BalanceRules
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
 
-__all__ = ["Balancing", "measured"]
-
 
 class Balancing:
     """Measures one job's aggregators, and has its supervisor move what `scavenger.policy.bucket_balance` decides.
 
     Args:
-        supervisor: The job's supervisor.
         reports: Returns the last undisturbed steps that tell what they waited for each aggregator, oldest first.
         note: Called with the reason of each move.
         clock: Seconds.

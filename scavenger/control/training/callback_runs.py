@@ -10,8 +10,6 @@ from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.measurement import EpochRecord
 from scavenger.train.transport import messages as m
 
-__all__ = ["CallbackRuns"]
-
 
 def _batch_after(before: CallbackRunRecord | None, epoch: int) -> int:
     """The number of the step after a run, within its epoch."""

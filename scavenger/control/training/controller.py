@@ -101,8 +101,6 @@ from scavenger.train.supervisor.events import (
 )
 from scavenger.train.transport import messages as m
 
-__all__ = ["Controller", "Mode"]
-
 RATE_STEPS = 50
 """Minimum number of steps at one learning rate when it follows the noise: each change needs a change of view."""
 RATE_CHANGE = 0.05

@@ -10,8 +10,6 @@ from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import AggregationShare
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["CostMeter", "PooledCostMeter", "WorkerCostMeter"]
-
 
 class CostMeter(Protocol):
     """Measures the cost of an attempt and its present rate."""
@@ -36,19 +34,16 @@ class WorkerCostMeter:
         self._supervisor, self._offers = supervisor, offers
 
     def spent_usd(self) -> float:
-        """See `CostMeter.spent_usd`."""
         return (
             sum(seconds * self._price(vm) for vm, seconds in self._supervisor.worker_seconds().items())
             / 3600.0
         )
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        """See `CostMeter.usd_per_hour`."""
         counts = [*self._supervisor.existing.items(), *(joining or {}).items()]
         return sum(count * self._price(vm) for vm, count in counts)
 
     def shared_usd_per_hour(self) -> float:
-        """See `CostMeter.shared_usd_per_hour`."""
         return 0.0
 
     def reserved_usd(self) -> float:
@@ -63,7 +58,6 @@ class PooledCostMeter(WorkerCostMeter):
     """Cost meter of a job that also pays for what its aggregators use of a pool's processors.
 
     Args:
-        supervisor: The job's.
         offers: By VM type.
         share: Returns what they have used in this attempt.
         clock: Monotonic seconds.
@@ -80,11 +74,9 @@ class PooledCostMeter(WorkerCostMeter):
         self._share, self._clock, self._since = share, clock, clock()
 
     def spent_usd(self) -> float:
-        """See `CostMeter.spent_usd`."""
         return super().spent_usd() + self._share().usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        """See `CostMeter.usd_per_hour`."""
         return super().usd_per_hour(joining) + self.shared_usd_per_hour()
 
     def shared_usd_per_hour(self) -> float:

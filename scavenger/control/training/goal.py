@@ -14,8 +14,6 @@ from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import MetricOutcome
 from scavenger.errors import ConfigurationError
 
-__all__ = ["Goal"]
-
 _SINGLE_MAX = float(np.finfo(np.float32).max)
 
 

@@ -17,8 +17,6 @@ from scavenger.domain.snapshot import Departure
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.transport import messages as m
 
-__all__ = ["EarlierAttempts", "TrainingHistory"]
-
 RECENT_STEPS = 50
 """Number of recent steps kept per worker, for policies that compare workers."""
 KEPT_STEPS = 4096

@@ -21,8 +21,6 @@ from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.measurement import EpochRecord
 from scavenger.private_files import make_private_folder, private_opener
 
-__all__ = ["History", "Journal", "Journals", "read_history"]
-
 SCHEMA_VERSION = 1
 PENDING_BYTES_MAX = 64 << 20
 """Size limit of waiting lines, some hours of steps; a job that waits longer for disk space ends."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from scavenger.errors import LimitReachedError
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["CLOSE_S", "DRAIN_S", "Limits", "reserve_s", "weights_bytes"]
-
 DRAIN_S = 5.0
 """Time kept in reserve below a deadline or budget, for saving a small model and ending the workers."""
 CLOSE_S = 2.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from scavenger.control.training.orders import Action, Cause, GiveUp, Launch, Situation, Warn
 from scavenger.train.supervisor.events import Lost
 
-__all__ = ["CRASHES_MAX", "GIVE_UP", "HEALTHY_STEPS", "Losses"]
-
 GIVE_UP = 5
 CRASHES_MAX = 30
 """Consecutive worker crashes without a step between them that are tolerated: finding the one of 16,000 samples that

@@ -12,8 +12,6 @@ from scavenger.domain.measurement import Measurement, StepRecord
 from scavenger.models.noise import NoiseTracker
 from scavenger.models.parallel import MEASUREMENT_LOG_SD_MIN, standard_error
 
-__all__ = ["is_known", "measure"]
-
 _MAD_TO_SD = 1.4826
 
 STEPS_MIN = 10

@@ -25,8 +25,6 @@ from scavenger.errors import ScavengerError
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord, Verdict
 
-__all__ = ["OperationHandler", "knock"]
-
 ASKED = "asked"
 """File in the job's folder that is written when an operation was requested, so that the job looks at once."""
 NOT_YET = "the search is under way; try again once the job runs at its choice"

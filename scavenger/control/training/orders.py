@@ -12,36 +12,6 @@ from scavenger.domain.measurement import StepRecord
 from scavenger.train.supervisor.events import Event as WorkerEvent
 from scavenger.train.transport import messages as m
 
-__all__ = [
-    "Abandon",
-    "Action",
-    "AskGoal",
-    "Begin",
-    "Close",
-    "Command",
-    "Departed",
-    "Event",
-    "FollowNoise",
-    "Gather",
-    "GatherSpares",
-    "GiveUp",
-    "GiveVerdict",
-    "Launch",
-    "Look",
-    "Notify",
-    "RecordNow",
-    "Release",
-    "Remove",
-    "ReportStep",
-    "Resize",
-    "RunCallbacks",
-    "Situation",
-    "Swap",
-    "Switch",
-    "Warn",
-    "Write",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Situation:

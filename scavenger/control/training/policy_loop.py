@@ -20,8 +20,6 @@ from scavenger.domain.snapshot import (
 from scavenger.errors import LimitReachedError, WorkersLostError
 from scavenger.policy import Policy
 
-__all__ = ["PolicyLoop"]
-
 LOOK_S = 1.0
 """Interval between two policy decisions: a policy sees many steps at once, and a change takes longer anyway."""
 

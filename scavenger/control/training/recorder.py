@@ -39,8 +39,6 @@ from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessSt
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
 from scavenger.train.supervisor.face import JobSupervisor
 
-__all__ = ["CONTENDED_S", "Recorder", "refuse_second_run"]
-
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
 _END_S = 30.0
 """Minimum time that the end of a job waits for its record to be written; the store may be briefly locked."""
@@ -183,7 +181,6 @@ class Recorder(Observer):
         self._ticking = False
 
     def on_event(self, event: Event) -> None:
-        """See `Observer.on_event`."""
         self._tracker.on_event(event)
         if not self.muted:
             self._epochs.on_event(event)

@@ -15,8 +15,6 @@ import msgspec
 from scavenger.control.training.segments import lines_of
 from scavenger.domain.measurement import EpochRecord
 
-__all__ = ["BUCKETS_MAX", "CostAt", "CourseReader", "RunCourse", "StepBucket"]
-
 BUCKETS_MAX = 600
 """Most points of a course of steps: more than a picture has pixels to tell apart; older ones are merged in pairs."""
 

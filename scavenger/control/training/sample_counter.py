@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["SampleCounter"]
-
 
 @dataclass(slots=True)
 class _Run:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from scavenger.private_files import private_opener
 
-__all__ = ["compress_segments", "lines_of", "next_segment"]
-
 _COMPRESSED = ".gz"
 _PARTIAL = ".partial"
 

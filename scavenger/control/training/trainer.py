@@ -66,8 +66,6 @@ from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
 
-__all__ = ["Trainer"]
-
 _POLL_S = 0.05
 _TICK_S = 1.0
 

@@ -22,8 +22,6 @@ from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded
 from scavenger.train.transport import messages as m
 
-__all__ = ["Verdicts"]
-
 
 class Verdicts:
     """Decides whether training goes on, by the goal and by what the callbacks say. Pure, as the controller.

@@ -7,8 +7,6 @@ from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import ViewChanged
 from scavenger.train.transport.messages.values import ViewBody
 
-__all__ = ["VIEW_WARM_UP_STEPS", "ViewInEffect"]
-
 VIEW_WARM_UP_STEPS = 3
 """First steps of a view, whose times reflect cold caches and new shapes rather than the configuration."""
 
@@ -40,7 +38,6 @@ class ViewInEffect:
         """Put a view into effect; returns False if it is no newer than the present one.
 
         Args:
-            body: The view.
             vm: The VM type of its workers.
         """
         if body.number <= self.number:

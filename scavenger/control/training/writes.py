@@ -12,8 +12,6 @@ from itertools import islice
 
 from scavenger.errors import ConfigurationError, StoreBusyError, StoreReadOnlyError, StoreUnavailableError
 
-__all__ = ["EVENTS_WAITING_MAX", "Outage", "Writes"]
-
 EVENTS_WAITING_MAX = 1_000
 """Maximum number of queued events; the oldest are dropped first, as in the store itself."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 10.0

@@ -8,23 +8,6 @@ from typing import Literal
 from scavenger.domain.intent import Ending, Intent
 from scavenger.domain.vm import VmSeen
 
-__all__ = [
-    "Action",
-    "Adopt",
-    "Alarm",
-    "AlarmKind",
-    "Create",
-    "Drain",
-    "Listing",
-    "Look",
-    "MarkGone",
-    "Quarantine",
-    "Renew",
-    "Retry",
-    "Sweep",
-    "Terminate",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Listing:

@@ -32,8 +32,6 @@ from scavenger.domain.boot import (
     STARTED,
 )
 
-__all__ = ["REPEATED", "BootFailure", "diagnose", "last_words", "repeated"]
-
 FailureKind = Literal["configuration", "quota", "transient"]
 """Who can help: the user, the cloud's support, or time."""
 

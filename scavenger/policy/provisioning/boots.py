@@ -17,19 +17,6 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmState
 from scavenger.policy.provisioning.slots import aggregator_index
 
-__all__ = [
-    "ESTIMATE_S",
-    "BootEvidence",
-    "BootSeen",
-    "UsualBoot",
-    "in_words",
-    "phase_of",
-    "progress_line",
-    "reaches",
-    "register_limit_s",
-    "usual_boot",
-]
-
 ESTIMATE_S = 180.0
 """Usual time from the request of a VM to its agent's first message, until one was measured: an Ubuntu boots in about
 40 s, and installing TensorFlow takes two minutes."""

@@ -8,16 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-__all__ = [
-    "THROTTLED_FOR_S",
-    "Backoff",
-    "CrashLoop",
-    "LookLimits",
-    "ProvisioningConfig",
-    "RetryWaits",
-    "VmLimits",
-]
-
 LIST_PAGE, LIST_CALLS = 500, 3
 """VMs that one call of a listing shows at least, and the most calls that a listing in each look may take."""
 LIST_THROTTLED_S, THROTTLED_FOR_S = 15.0, 600.0

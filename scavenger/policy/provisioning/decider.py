@@ -56,8 +56,6 @@ from scavenger.policy.provisioning.silence import are_most
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.policy.provisioning.zones import near_first
 
-__all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
-
 THROTTLE = ("throttle",)
 """Key of the wait that all calls share: clouds limit the calls of an account, not of a job."""
 

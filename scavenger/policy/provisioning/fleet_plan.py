@@ -50,20 +50,6 @@ from scavenger.policy.provisioning.slots import (
     plan_slots,
 )
 
-__all__ = [
-    "SILENT_S",
-    "AgentSeen",
-    "FleetInputs",
-    "FleetPlan",
-    "FleetSeen",
-    "Refusal",
-    "Shortage",
-    "first_plan",
-    "plan_fleet",
-    "read_shortage",
-    "slots_of",
-]
-
 SILENT_S = 45.0
 """Silence after which a VM is replaced, unless the network is in doubt: its work is already lost."""
 

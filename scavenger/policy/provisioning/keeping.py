@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from scavenger.policy.provisioning.silence import SilenceLimits, are_most
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
-__all__ = ["ARRIVE_S", "KeptVm", "OpenSlot", "TrialWants", "idle_limit_usd", "to_end", "to_take", "unsuited"]
-
 ARRIVE_S = 30.0
 """Time within which a VM has to have joined what keeps it; it takes a second."""
 SILENT_S = 45.0
@@ -102,7 +100,6 @@ class TrialWants:
     """What a trial wants of its VMs.
 
     Attributes:
-        job_id: Its job.
         made_of: As of `KeptVm`.
         lasts_s: How long the cloud would let a new one live.
         places: All that its VMs may be.

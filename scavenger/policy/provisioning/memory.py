@@ -15,8 +15,6 @@ from scavenger.domain.intent import PlacementOption, Situation
 from scavenger.policy.provisioning.actions import Listing
 from scavenger.policy.provisioning.config import Backoff
 
-__all__ = ["Memory"]
-
 FORGET_S = 3600.0
 """Time after which a VM that is missing from all listings is forgotten."""
 

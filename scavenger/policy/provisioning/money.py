@@ -10,8 +10,6 @@ from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.spot_prices import metered_usd_per_hour
 
-__all__ = ["Account", "charges", "money", "reserve_usd"]
-
 
 def money(usd: float) -> str:
     """Format US dollars, such as `$0.25`."""

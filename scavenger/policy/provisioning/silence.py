@@ -24,8 +24,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-__all__ = ["SOUND", "Network", "SilenceLimits", "are_most", "judge_silence"]
-
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
@@ -87,7 +85,6 @@ def judge_silence(
     Args:
         network: State at the last look.
         silent_s: Time since the last message of each VM that has joined, by its intent.
-        limits: Limits on the silence.
         now_s: Monotonic time, seconds.
 
     Returns:

@@ -10,21 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "AGGREGATORS",
-    "AGGREGATOR_SLOT",
-    "FURTHER_AGGREGATORS",
-    "IDLE_S",
-    "LEADER_SLOT",
-    "Slot",
-    "SlotSeen",
-    "aggregator_index",
-    "aggregator_slot",
-    "evenly",
-    "is_for_aggregators",
-    "plan_slots",
-]
-
 AGGREGATOR_SLOT = 0
 """The slot of the first aggregator VM."""
 

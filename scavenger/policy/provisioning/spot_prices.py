@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.actions import Alarm
 
-__all__ = ["READ_AGAIN_S", "SPOT_PRICES", "SpotPrices", "metered_usd_per_hour", "price_changes", "spot_types"]
-
 SPOT_PRICES = ("spot prices",)
 """Key of the time in which they are not read again."""
 READ_AGAIN_S = 3600.0

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from scavenger.domain.intent import Intent, PlacementOption
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
-__all__ = ["common_first", "near_first", "workers_elsewhere"]
-
 
 def common_first(zones: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Order the zones of each VM type: those first that have most of the types, so that all VMs can be in one.

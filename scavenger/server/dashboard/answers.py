@@ -17,8 +17,6 @@ from scavenger.errors import ScavengerError
 from scavenger.server.dashboard.pages import CONTENT_SECURITY_POLICY, render
 from scavenger.server.problems import RefusedError, problem_of
 
-__all__ = ["Form", "PageRoute", "json_answer", "page_answer", "part_answer"]
-
 FORM_BYTES_MAX = 1 << 18
 
 
@@ -26,7 +24,6 @@ class PageRoute(APIRoute):
     """A route whose errors are told as pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute`."""
         inner = super().get_route_handler()
 
         async def handler(request: Request) -> Response:

@@ -13,8 +13,6 @@ from scavenger.presentation.formatting import clean, money
 from scavenger.server.dashboard.words import Meter, Moment, spent_meter
 from scavenger.server.dashboard.words import moment as moment_of
 
-__all__ = ["BudgetLine", "BudgetsPage", "budgets_page"]
-
 
 @dataclass(frozen=True, slots=True)
 class BudgetLine:

@@ -20,18 +20,6 @@ from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.words import Fact
 from scavenger.store.records import JobRecord
 
-__all__ = [
-    "Confirmation",
-    "Input",
-    "cancellation_of",
-    "confirmation_of",
-    "ending_of",
-    "keeping_of",
-    "operation_of",
-    "plan_facts",
-    "renewal_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:

@@ -25,8 +25,6 @@ from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.plots import Figure, axis, days, layout_of, line, wrapped
 from scavenger.store.records import EventRecord, JobRecord
 
-__all__ = ["errors_figure", "job_figures"]
-
 POINTS_MAX = 1_500
 """Most configurations in one picture; more would hide each other and make the page slow."""
 LEVELS = 10

@@ -22,8 +22,6 @@ from scavenger.store import Store
 from scavenger.store.progress import EVENTS_MAX
 from scavenger.store.records import JobRecord
 
-__all__ = ["Journals", "lines_of", "sight_of"]
-
 READERS_MAX = 64
 """Journals that are kept in memory, about half a megabyte each at most; the one not asked for longest goes first."""
 OPERATIONS_SHOWN = 10

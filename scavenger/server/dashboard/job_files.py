@@ -12,8 +12,6 @@ from scavenger.control.jobs.platform import PreparedJob, prepare_job
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import private_opener
 
-__all__ = ["preview_of", "save_job_file"]
-
 
 def preview_of(path: Path, text: str) -> PreparedJob:
     """The job that a text would be as the file at `path`; nothing stays on disk.

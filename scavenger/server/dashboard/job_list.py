@@ -24,18 +24,6 @@ from scavenger.server.dashboard.words import (
 )
 from scavenger.store.records import JobRecord
 
-__all__ = [
-    "PAGE_SIZE",
-    "JobLine",
-    "JobsPage",
-    "WaitingLine",
-    "budget_of",
-    "job_line",
-    "jobs_page",
-    "progress_meter",
-    "waiting_line",
-]
-
 PAGE_SIZE = 50
 """Jobs on one page."""
 

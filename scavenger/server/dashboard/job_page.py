@@ -27,8 +27,6 @@ from scavenger.server.dashboard.job_list import JobLine, job_line
 from scavenger.server.dashboard.words import Fact, Moment, left_fact, moment
 from scavenger.store.records import EventRecord, JobRecord, OperationRecord, ProcessRecord
 
-__all__ = ["JobPage", "JobSight", "VmLine", "facts_of", "job_page", "vm_lines"]
-
 VMS_SHOWN = 100
 """VMs of one job on its page; the API lists all."""
 

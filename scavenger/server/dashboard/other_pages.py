@@ -16,8 +16,6 @@ from scavenger.server.dashboard.job_page import VmLine, vm_lines
 from scavenger.server.dashboard.words import Moment, moment
 from scavenger.store.records import JobRecord, ModelRecord
 
-__all__ = ["ModelLine", "ModelsPage", "VmsPage", "models_page", "vms_page"]
-
 _ERRORS = ("time_s", "cost_usd", "step_time_s", "epochs")
 
 

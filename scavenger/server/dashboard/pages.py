@@ -13,8 +13,6 @@ import jinja2
 
 from scavenger.errors import ConfigurationError
 
-__all__ = ["CONTENT_SECURITY_POLICY", "Asset", "asset", "render"]
-
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -13,8 +13,6 @@ from typing import Any
 from scavenger.presentation import figure
 from scavenger.presentation.formatting import clean
 
-__all__ = ["Figure", "axis", "days", "figures_document", "layout_of", "line", "wrapped"]
-
 _COLOURS = {
     "light": {
         "@accent@": "#1f5f8b",

@@ -37,8 +37,6 @@ from scavenger.server.routes.jobs import find_submission
 from scavenger.server.routes.operations import withdrawn
 from scavenger.server.routes.submitting import cancelled, resumed
 
-__all__ = ["OPEN_PATHS", "router"]
-
 OPEN_PATHS = frozenset({"/static/{version}/{name}"})
 """Routes that need no token: the style sheet and the scripts, which tell nothing."""
 MODELS_SHOWN = 200

@@ -9,8 +9,6 @@ from scavenger.server.access import CallerOf, cookie_name
 from scavenger.server.context import ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, page_answer
 
-__all__ = ["router"]
-
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 

@@ -17,8 +17,6 @@ from scavenger.server.dashboard.job_files import preview_of, save_job_file
 from scavenger.server.preparing import job_file_path, prepared
 from scavenger.server.problems import RefusedError
 
-__all__ = ["router"]
-
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 

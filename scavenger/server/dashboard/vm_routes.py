@@ -19,8 +19,6 @@ from scavenger.server.dashboard.confirming import ending_of, keeping_of
 from scavenger.server.dashboard.other_pages import VmsPage, vms_page
 from scavenger.server.routes.leftovers import end_quarantined
 
-__all__ = ["router"]
-
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 END_S = 5.0

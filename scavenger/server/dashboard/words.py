@@ -10,8 +10,6 @@ from typing import Literal
 from scavenger.presentation.formatting import clean, duration, duration_range, money
 from scavenger.store.records import JobRecord
 
-__all__ = ["Fact", "Meter", "Moment", "State", "left_fact", "moment", "percent", "spent_meter", "state_of"]
-
 Tone = Literal["live", "good", "warn", "bad", "idle"]
 """How a state is coloured; its words say the same, for those who cannot see colours."""
 

@@ -14,8 +14,6 @@ from scavenger.server.context import ContextOf, answer
 from scavenger.server.metrics import CONTENT_TYPE
 from scavenger.server.problems import RefusedError
 
-__all__ = ["OPEN_PATHS", "UNTRACED_PATHS", "router"]
-
 router = APIRouter(tags=["health"])
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login"})

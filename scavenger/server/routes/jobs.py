@@ -34,8 +34,6 @@ from scavenger.server.repeating import OnceOf
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
-__all__ = ["Cursor", "JobKey", "Limit", "find_submission", "router"]
-
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 JobKey = Annotated[

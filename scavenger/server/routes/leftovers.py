@@ -22,8 +22,6 @@ from scavenger.server.access import Admin, Overseer
 from scavenger.server.context import Context, ContextOf, answer
 from scavenger.server.repeating import OnceOf
 
-__all__ = ["END_S", "end_quarantined", "router"]
-
 router = APIRouter(prefix="/v1", tags=["VMs"])
 
 END_S = 40.0

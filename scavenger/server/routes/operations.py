@@ -22,8 +22,6 @@ from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import Cursor, JobKey, Limit, find_submission
 from scavenger.store.records import OperationRecord
 
-__all__ = ["router", "withdrawn"]
-
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 OperationId = Annotated[int, Path(ge=1, lt=2**63)]

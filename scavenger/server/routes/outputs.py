@@ -19,8 +19,6 @@ from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import JobKey
 from scavenger.store.record_file import RECORD_FILE
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 _CHUNK = 1 << 20

@@ -21,8 +21,6 @@ from scavenger.server.problems import RefusedError
 from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import JobKey
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1")
 
 ModelKey = Annotated[str, Path(min_length=1, max_length=64, description="Id of a model, or its beginning.")]

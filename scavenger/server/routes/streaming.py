@@ -24,8 +24,6 @@ from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import JobKey
 from scavenger.store.records import EventRecord, JobRecord
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 POLL_S = 0.5

@@ -32,8 +32,6 @@ from scavenger.server.routes.jobs import JobKey, find_submission
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
-__all__ = ["cancelled", "resumed", "router"]
-
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 _OVERRIDES = set(Overrides.__dataclass_fields__)

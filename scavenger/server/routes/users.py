@@ -21,8 +21,6 @@ from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import Cursor, Limit
 from scavenger.version import __version__
 
-__all__ = ["API", "router"]
-
 router = APIRouter(prefix="/v1", tags=["users"])
 
 API = "v1"

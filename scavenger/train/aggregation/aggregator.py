@@ -34,8 +34,6 @@ from scavenger.train.transport.data_router import DataRouter
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.sockets import Dealer, Keys, address_towards
 
-__all__ = ["Aggregator"]
-
 _TICK_MS = 100
 _QUARANTINED_SHARE = 100
 """At most one sample in this many may be quarantined, but at least one: beyond that, data is not the cause."""

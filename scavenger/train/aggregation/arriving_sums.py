@@ -27,8 +27,6 @@ from scavenger.train.transport.messages.data import (
 )
 from scavenger.train.transport.messages.values import RowCounts
 
-__all__ = ["ArrivingSums"]
-
 _ASK_AGAIN_S = 1.0
 
 
@@ -36,7 +34,6 @@ class ArrivingSums:
     """Forms the sums of one aggregator's shard.
 
     Args:
-        shard: The shard.
         own: Names of the workers that share its memory; may grow.
         ask: Sends a message to a worker.
         formed: Called when the sums of a list of pieces are complete.

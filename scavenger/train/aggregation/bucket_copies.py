@@ -14,8 +14,6 @@ from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.arrivals import Arrived, Best, CopyInbox, copied_ranges
 from scavenger.train.transport.messages.data import Check, Chunk, CopyBuckets, PullBuckets
 
-__all__ = ["BucketCopies"]
-
 _ASK_AGAIN_S = 1.0
 
 
@@ -33,7 +31,6 @@ class BucketCopies:
     """The copies of one aggregator; at most one at a time.
 
     Args:
-        shard: Its model shard.
         peers: Its connections to the other aggregators.
         beside: Indices of the other aggregators of the same block.
         copied: Called with the number of an order when all that it names is here.
@@ -50,7 +47,6 @@ class BucketCopies:
         """Have buckets copied, or ask again for what has not arrived; what another order asked for is void.
 
         Args:
-            order: The order.
             held: What is held under the map that follows, from `ModelShard.prepare`.
         """
         if self._copy is not None and self._copy.order == order:

@@ -19,8 +19,6 @@ from scavenger.train.checkpoints.checkpoint import Manifest as CheckpointManifes
 from scavenger.train.checkpoints.checkpoint import Part as CheckpointPart
 from scavenger.train.transport import messages as m
 
-__all__ = ["Checkpointing"]
-
 _ASK_AGAIN_S = 1.0
 _PATIENCE_S = 600.0
 """Time after which a checkpoint that an aggregator does not answer for counts as lost."""

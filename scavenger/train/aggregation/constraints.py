@@ -14,8 +14,6 @@ import numpy as np
 from scavenger.train.aggregation.kernels import Array
 from scavenger.train.aggregation.schedules import read_named
 
-__all__ = ["Constraint", "read_constraint"]
-
 _Axis = int | tuple[int, ...]
 
 

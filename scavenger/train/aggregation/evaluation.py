@@ -9,8 +9,6 @@ import numpy as np
 
 from scavenger.elastic.view import Piece
 
-__all__ = ["EpochEvaluation"]
-
 
 class EpochEvaluation:
     """Metric sums that have arrived of one evaluation.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport.messages.data import DataMessage, Finalise
 
-__all__ = ["Finalisation"]
-
 
 class Finalisation:
     """Finalises the weights of a step, or restores the best ones, on all aggregators.

@@ -18,8 +18,6 @@ from scavenger.train.transport.buckets import Bucket, Part, Values
 from scavenger.train.transport.layout import Segment
 from scavenger.train.transport.rows import Rows
 
-__all__ = ["GradientSums"]
-
 Array = npt.NDArray[Any]
 _SINGLE = np.dtype(np.float32)
 

@@ -22,8 +22,6 @@ from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 
-__all__ = ["Holding"]
-
 Array = npt.NDArray[Any]
 
 
@@ -32,7 +30,6 @@ class Holding:
 
     Args:
         fd: File descriptor of the job's shared-memory block.
-        block: The block.
         layout: Layout of the block, with the map.
         index: Index of the aggregator.
         before: What it holds under another map, whose objects are used again where they fit.
@@ -40,7 +37,6 @@ class Holding:
             step before.
 
     Attributes:
-        layout: The layout.
         numbers: The indices of all its segments.
         trainable: Those that have a gradient.
         states: Those that the forward pass updates.
@@ -209,7 +205,6 @@ class Holding:
         """Merge state that the forward pass updates: the mean over samples, or the value of the first piece.
 
         Args:
-            step: The step.
             counted: Samples and slot of each piece that has samples.
         """
         if not self.states:

@@ -19,19 +19,6 @@ import tensorflow as tf
 from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import read_rule
 
-__all__ = [
-    "OptimizerState",
-    "Rate",
-    "assign_state",
-    "iterations_of",
-    "own_rate",
-    "owners_of",
-    "parts_of",
-    "read_state",
-    "serialised",
-    "state_of",
-]
-
 Array = npt.NDArray[Any]
 
 
@@ -150,7 +137,6 @@ def _slots_of(optimizer: Any, every: Sequence[Any], weights: Sequence[Any]) -> d
     """Return the variables of an optimizer by tensor and number, as in `SlotSpec`; builds it if it is not built.
 
     Args:
-        optimizer: An optimizer.
         every: The variables that it is built for.
         weights: Those that are updated, whose indices identify the tensors.
     """

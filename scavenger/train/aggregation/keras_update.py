@@ -22,8 +22,6 @@ from scavenger.train.aggregation.keras_state import owners_of, parts_of, state_o
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
-__all__ = ["KerasUpdate"]
-
 Array = npt.NDArray[Any]
 
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from scavenger.train.aggregation.schedules import LearningRate, read_learning_rate, read_named
 
-__all__ = ["Array", "Kernel", "Rule", "read_rule"]
-
 Array = npt.NDArray[Any]
 Kernel = Callable[[Array, Array, Sequence[Array], Array, Sequence[Array], Array], None]
 """`(g, old weights, old slots, new weights, new slots, t)`. An old and a new array may be the same."""

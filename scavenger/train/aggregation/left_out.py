@@ -11,8 +11,6 @@ from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages import Manifest
 from scavenger.train.transport.messages.values import blocks_of
 
-__all__ = ["LeftOut"]
-
 
 class LeftOut:
     """Samples that a job leaves out.

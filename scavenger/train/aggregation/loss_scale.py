@@ -22,8 +22,6 @@ from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Update
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
-__all__ = ["ScaledUpdate", "make_update"]
-
 _SLOTS = (("iterations", "int64"), ("step_counter", "int64"), ("dynamic_scale", "float32"))
 """State of the scaling: updates of the inner optimizer, finite steps since the scale changed, and the scale."""
 
@@ -80,13 +78,11 @@ class ScaledUpdate:
         )
 
     def initial_slots(self, weights: Sequence[Array]) -> list[Array]:
-        """See `Update.initial_slots`."""
         begin = (0, 0, self._scaling.initial_scale)
         own = [np.array(value, dtype) for value, (_, dtype) in zip(begin, _SLOTS, strict=True)]
         return self._update.initial_slots(weights) + own
 
     def trace(self) -> None:
-        """See `Update.trace`."""
         self._update.trace()
 
     def loss_scale(self, slots: Sequence[Array]) -> float:
@@ -135,5 +131,4 @@ class ScaledUpdate:
         return norms
 
     def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
-        """See `Update.finalise`."""
         self._update.finalise(weights, slots[: -len(_SLOTS)], out)

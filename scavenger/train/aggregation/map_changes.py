@@ -26,8 +26,6 @@ from scavenger.train.transport.messages.data import (
 from scavenger.train.transport.messages.values import MapBody, map_of
 from scavenger.train.transport.shared_memory import PartRecord
 
-__all__ = ["MapChanges"]
-
 log = logging.getLogger(__name__)
 
 
@@ -35,7 +33,6 @@ class MapChanges:
     """The map of buckets of one aggregator; see `scavenger.elastic.migration`.
 
     Args:
-        shard: Its model shard.
         number: The number of the newest map that it knows.
         beside: Indices of the other aggregators of the same block, whose buckets need no copy.
         peers: Connections to the other aggregators.

@@ -18,20 +18,6 @@ from scavenger.train.norms import sqnorm
 from scavenger.train.transport.messages.values import TensorSpec
 from scavenger.train.transport.rows import Rows, row_size
 
-__all__ = [
-    "SPAN_BYTES",
-    "Contribution",
-    "Gradient",
-    "Mean",
-    "Norms",
-    "Span",
-    "has_short_rows",
-    "spans",
-    "spans_of_rows",
-    "touched",
-    "united",
-]
-
 Gradient = Array | Rows
 Contribution = tuple[int, Sequence[Gradient]]
 """Number of samples, and one gradient per trainable tensor of the shard."""

@@ -29,8 +29,6 @@ from scavenger.train.transport.replication import Payload, weights_payload
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, PartRecord
 
-__all__ = ["ModelShard"]
-
 Array = npt.NDArray[Any]
 
 
@@ -203,7 +201,6 @@ class ModelShard:
         updated in place, no such list may follow.
 
         Args:
-            order: The order.
             means: The mean gradients, from `sums`; None to compute them from the slots.
         """
         if (answer := self.applied(order)) is not None:
@@ -428,7 +425,6 @@ class _Record:
         key: Its key: of a tensor or a slot, by the tensor's index in the manifest, which does not depend on how tensors
             are sharded.
         cut: The segment that it is a range for, if the tensor is cut.
-        array: The array.
     """
 
     key: str

@@ -13,8 +13,6 @@ from scavenger.train.transport.messages.values import AggregatorAddress
 from scavenger.train.transport.payload_streams import PayloadClient, is_ordered
 from scavenger.train.transport.sockets import Dealer, Keys, Malformed
 
-__all__ = ["Peers"]
-
 
 class Peers:
     """Connections that are made when they are first needed. To the first aggregator there is one already.

@@ -8,8 +8,6 @@ import queue
 
 from scavenger.train.transport.messages import Message
 
-__all__ = ["Posted"]
-
 
 class Posted:
     """A queue with a descriptor that is readable when something was put in."""

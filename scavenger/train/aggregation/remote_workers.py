@@ -8,9 +8,6 @@ from collections.abc import Callable
 from scavenger.train.transport.messages.data import Lacking, Pull, PullBuckets
 from scavenger.train.transport.replication import Outbox, Payload, Send
 
-__all__ = ["RemoteWorkers"]
-
-
 _Pull = Pull | PullBuckets
 
 

@@ -13,8 +13,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-__all__ = ["LearningRate", "read_learning_rate", "read_named"]
-
 LearningRate = Callable[[int], np.float32]
 """Function from the number of earlier updates to the learning rate."""
 

@@ -20,8 +20,6 @@ from scavenger.train.failpoints import fail_here
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.shared_memory import JobRecord
 
-__all__ = ["Sequencer"]
-
 
 class Sequencer:
     """Sequencer of one job.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from scavenger.train.aggregation.kernels import Array
 
-__all__ = ["ShardState"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardState:

@@ -22,8 +22,6 @@ from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.replication import WeightsInbox
 from scavenger.train.transport.shared_memory import BUCKETS_MAX, Block, JobRecord
 
-__all__ = ["Maps", "StartUp", "Started", "checkpoint_of", "neighbours", "new_migration"]
-
 _ASK_AGAIN_S = 1.0
 
 
@@ -41,7 +39,6 @@ class Started:
 
     Attributes:
         order: What the coordinator asked for.
-        shard: The shard.
         maps: The maps of buckets.
         record: The state of the job that the shard begins with.
         quarantined: Samples that an earlier attempt has left out.

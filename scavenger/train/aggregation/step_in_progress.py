@@ -12,8 +12,6 @@ from scavenger.train.transport.messages.data import ApplyPart, Contributed, Part
 from scavenger.train.transport.messages.reports import StepReport
 from scavenger.train.transport.messages.values import RowCounts, changed_body
 
-__all__ = ["StepInProgress"]
-
 
 class StepInProgress:
     """Contributions to a step, and its application by all aggregators that hold something.

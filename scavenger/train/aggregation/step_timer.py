@@ -6,8 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-__all__ = ["StepTimer"]
-
 _REPEAT_S = 1.0
 """Time without progress after which pending requests are repeated."""
 

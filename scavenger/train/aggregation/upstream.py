@@ -10,8 +10,6 @@ from scavenger.train.transport.messages import Message
 from scavenger.train.transport.messages.values import AggregatorAddress
 from scavenger.train.transport.sockets import Dealer, Keys
 
-__all__ = ["Upstream"]
-
 
 class Upstream:
     """Connection to the sequencer; there is none before `connect`, and never one of the first aggregator.

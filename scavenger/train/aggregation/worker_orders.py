@@ -10,8 +10,6 @@ from scavenger.elastic.view import View
 from scavenger.train.transport.messages.data import DataMessage, Order, TakeMap, TakeView
 from scavenger.train.transport.messages.values import map_body, piece_body
 
-__all__ = ["WorkerOrders"]
-
 
 class WorkerOrders:
     """Sends orders to workers.

@@ -40,8 +40,6 @@ from scavenger.train.checkpoints.format import (
 )
 from scavenger.train.checkpoints.ranges import SavedArrays, SavedRange, ranges_of
 
-__all__ = ["FORMAT_VERSION", "OLDEST_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
-
 FORMAT_VERSION = 3
 """Incremented when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
 
@@ -131,7 +129,6 @@ class Checkpoint:
     """A committed checkpoint whose manifest was verified, and by `CheckpointStore.latest` its parts.
 
     Attributes:
-        manifest: Its manifest.
         problems: Checkpoints that were skipped during the search, with reasons, one line each.
     """
 

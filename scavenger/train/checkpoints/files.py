@@ -30,17 +30,6 @@ from scavenger.train.checkpoints.format import DamagedError, Readable, check_siz
 from scavenger.train.checkpoints.remote_folder import SCHEME, LeaderFiles
 from scavenger.train.object_stores import filesystem_at
 
-__all__ = [
-    "Files",
-    "LocalFiles",
-    "RemoteFiles",
-    "check_location",
-    "check_storage",
-    "local_path",
-    "open_files",
-]
-
-
 _READ_ONLY = "checkpoints cannot be written there; name a folder or a bucket"
 _UNFIT = {
     "memory": "this storage ends with its process; name a folder or a bucket",
@@ -85,14 +74,12 @@ class LocalFiles:
         self.root = str(Path(root).absolute())
 
     def folders(self) -> list[str]:
-        """See `Files.folders`."""
         try:
             return os.listdir(self.root)
         except FileNotFoundError:
             return []
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        """See `Files.write`."""
         parent = os.path.join(self.root, folder)
         target = os.path.join(parent, name)
         temporary = f"{target}.tmp"
@@ -116,7 +103,6 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str, begin: int = 0) -> Iterator[tuple[Readable, int]]:
-        """See `Files.reading`."""
         path = os.path.join(self.root, folder, name)
         with open(path, "rb", buffering=0, opener=_open_plain) as file:
             status = os.fstat(file.fileno())
@@ -126,11 +112,9 @@ class LocalFiles:
             yield file, status.st_size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
-        """See `Files.verify`."""
         _read_through(self, folder, name, size, sha256)
 
     def remove(self, folder: str, first: str) -> None:
-        """See `Files.remove`."""
         path = os.path.join(self.root, folder)
         if os.path.islink(path):  # do not follow the link
             os.unlink(path)
@@ -192,7 +176,6 @@ class RemoteFiles:
         self.root = str(filesystem.unstrip_protocol(root))  # without user and password, unlike the URL
 
     def folders(self) -> list[str]:
-        """See `Files.folders`."""
         with _as_os_errors():
             self._filesystem.invalidate_cache()
             try:
@@ -202,7 +185,6 @@ class RemoteFiles:
             return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        """See `Files.write`."""
         path = self._path(folder, name)
         with _as_os_errors():
             try:
@@ -221,7 +203,6 @@ class RemoteFiles:
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str, begin: int = 0) -> Iterator[tuple[Readable, int]]:
-        """See `Files.reading`."""
         path = self._path(folder, name)
         with _as_os_errors():
             self._filesystem.invalidate_cache()
@@ -231,11 +212,9 @@ class RemoteFiles:
                 yield file, int(self._filesystem.size(path))
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
-        """See `Files.verify`."""
         _read_through(self, folder, name, size, sha256)
 
     def remove(self, folder: str, first: str) -> None:
-        """See `Files.remove`."""
         with _as_os_errors():
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.rm_file(self._path(folder, first))

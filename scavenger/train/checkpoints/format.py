@@ -29,20 +29,6 @@ import numpy.typing as npt
 
 from scavenger.errors import NotSupportedError
 
-__all__ = [
-    "Array",
-    "DamagedError",
-    "Header",
-    "Readable",
-    "SavedTensor",
-    "TensorStream",
-    "check_size",
-    "read_header",
-    "read_tensor",
-    "read_tensors",
-    "verify_tensors",
-]
-
 Array = npt.NDArray[Any]
 
 _CHUNK_BYTES = 1 << 20

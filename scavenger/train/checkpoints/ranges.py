@@ -17,8 +17,6 @@ import numpy as np
 
 from scavenger.train.checkpoints.format import Array
 
-__all__ = ["SavedArrays", "SavedRange", "range_name", "ranges_of"]
-
 
 def range_name(key: str, first: int | None) -> str:
     """Return the name of a range that begins at element `first`; None for a whole array."""
@@ -30,8 +28,6 @@ class SavedRange:
     """One array in a file of a checkpoint.
 
     Attributes:
-        name: Its name.
-        shape: Its shape.
         dtype: Its type.
         load: Reads it.
     """

@@ -22,31 +22,6 @@ from scavenger.train.checkpoints.format import DamagedError, Readable
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages.values import Tagged
 
-__all__ = [
-    "AHEAD",
-    "CHUNK_BYTES",
-    "FRAME_BYTES_MAX",
-    "HEAD",
-    "SCHEME",
-    "VARIABLE",
-    "Answer",
-    "Data",
-    "Done",
-    "Failed",
-    "Folders",
-    "LeaderFiles",
-    "More",
-    "Names",
-    "Ok",
-    "Opened",
-    "Question",
-    "Read",
-    "Remove",
-    "Verify",
-    "Write",
-    "short_socket_path",
-]
-
 SCHEME = "leader://"
 VARIABLE = "SCAVENGER_LEADER_FILES"
 """Environment variable with `NUMBER@PATH`: the process's launch number and its agent's socket."""
@@ -189,12 +164,10 @@ class LeaderFiles:
         self._path = url.removeprefix(SCHEME)
 
     def folders(self) -> list[str]:
-        """See `Files.folders`."""
         with self._connect() as operation:
             return list(operation.ask(Folders(self._launch, self._path), Names).names)
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        """See `Files.write`."""
         with self._connect() as operation:
             operation.send(Write(self._launch, self._path, folder, name))
             for chunk in chunks:
@@ -208,18 +181,15 @@ class LeaderFiles:
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str, begin: int = 0) -> Iterator[tuple[Readable, int]]:
-        """See `Files.reading`."""
         with self._connect() as operation:
             size = operation.ask(Read(self._launch, self._path, folder, name, begin), Opened).size
             yield _RemoteFile(operation, max(0, size - begin)), size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
-        """See `Files.verify`."""
         with self._connect() as operation:
             operation.ask(Verify(self._launch, self._path, folder, name, size, sha256), Ok)
 
     def remove(self, folder: str, first: str) -> None:
-        """See `Files.remove`."""
         with self._connect() as operation:
             operation.ask(Remove(self._launch, self._path, folder, first), Ok)
 

@@ -11,8 +11,6 @@ from scavenger.train.command.progress import Group
 from scavenger.train.command.stored_folder import Listing
 from scavenger.train.command.whole import WholeStates
 
-__all__ = ["Attempt", "Place", "Target"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

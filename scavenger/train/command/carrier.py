@@ -19,8 +19,6 @@ from scavenger.train.checkpoints.format import DamagedError
 from scavenger.train.command import messages as cm
 from scavenger.train.command.stored_folder import StoredFolder, TornError
 
-__all__ = ["Carrier"]
-
 _TELL_S = 1.0
 _QUIET_S = 2.0
 """How long no file may have changed before the folder of a program that does not report is stored."""

@@ -20,8 +20,6 @@ from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
 from scavenger.train.checkpoints.files import local_path, open_files
 from scavenger.train.command.stored_folder import OBJECT, Listing, StoredFile, StoredFolder, checked, size_of
 
-__all__ = ["CommandCheckpoint", "CommandCheckpoints", "Kept"]
-
 _FOLDER = "command"
 _STORED = "command-files"
 _KEEP = 2

@@ -40,8 +40,6 @@ from scavenger.train.transport.messages import Beat
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
 
-__all__ = ["serve"]
-
 _LOOK_MS = 20
 _SWEEPS = 20
 _RECORDS_MAX = 1000

@@ -18,8 +18,6 @@ from scavenger.train.supervisor.direct_workers import DirectWorkers
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.transport.messages import Beat, Failed
 
-__all__ = ["Hosts"]
-
 
 class Hosts(DirectWorkers):
     """The hosts of one job; `open` makes it. See `DirectWorkers` for the arguments.

@@ -35,8 +35,6 @@ from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
-__all__ = ["CommandJobSupervisor"]
-
 _GRACE_S = 5.0
 _CARRIED = "carried"
 """How the names of folders in the job's outputs begin in which processes here save what an object store keeps."""
@@ -54,7 +52,6 @@ class CommandJobSupervisor(WithoutAggregators):
     Args:
         run: The group of processes.
         hosts: Their hosts.
-        source: The command.
         checkpoints: The record of its checkpoints.
         plan: When checkpoints are asked for; None for never.
         work_dir: The job's outputs.

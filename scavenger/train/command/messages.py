@@ -11,25 +11,6 @@ from scavenger.train.command.stored_folder import StoredFile
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages import Beat, Failed
 
-__all__ = [
-    "Arrived",
-    "Ask",
-    "Carrying",
-    "CommandMessage",
-    "Doubt",
-    "End",
-    "Ended",
-    "Leave",
-    "Record",
-    "Records",
-    "Run",
-    "SetUp",
-    "Stored",
-    "Used",
-    "decode",
-    "encode",
-]
-
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 

@@ -15,8 +15,6 @@ from scavenger.domain.command import DONE_GROUP, EPOCH_GROUPS, NUMBER, regular_e
 from scavenger.sdk.report import LINES_BYTES_MAX
 from scavenger.train.command.messages import Record
 
-__all__ = ["Lines", "LogPatterns", "Reports", "parse_report"]
-
 _READ_BYTES = 1 << 20
 _WORDS = ("step", "samples", "loss", *EPOCH_GROUPS)
 _ORDER = {"step": 0, "epoch": 1, "done": 2}

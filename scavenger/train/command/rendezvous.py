@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-__all__ = ["rendezvous"]
-
 
 def rendezvous(addresses: Sequence[tuple[str, int]], rank: int, run_id: str) -> Mapping[str, str]:
     """The environment of one process.

@@ -40,8 +40,6 @@ from scavenger.train.job_source import Timeouts
 from scavenger.train.supervisor.events import Event, Started, Warned
 from scavenger.train.transport import messages as m
 
-__all__ = ["CommandRun"]
-
 _SHORT_S = 3.0
 """How long processes may take to end that have nothing to save, or cannot, since another one of the group is gone."""
 _MISSING_S = 2.0
@@ -58,8 +56,6 @@ class CommandRun:
     """Runs the group. Its owner decides how many hosts there are; see the module.
 
     Args:
-        hosts: The hosts.
-        source: The command.
         progress: What it has done.
         place: Where its checkpoints are.
         kept: The checkpoint that it begins with; None for a new job.

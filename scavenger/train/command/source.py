@@ -18,8 +18,6 @@ from scavenger.train.custom_loop.job_reports import LOSS
 from scavenger.train.training_folder import digest_of, programs
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
-__all__ = ["CommandSource"]
-
 _OWN = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL")
 """Variables that processes of Scavenger get of it, and a command as the user has set them."""
 

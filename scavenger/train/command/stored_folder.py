@@ -20,8 +20,6 @@ import msgspec
 
 from scavenger.train.checkpoints.files import Files
 
-__all__ = ["FILES_MAX", "OBJECT", "Listing", "StoredFile", "StoredFolder", "TornError", "checked", "size_of"]
-
 FILES_MAX = 5_000
 """Largest number of files in the folder; storage, messages and the record of a checkpoint are made for no more."""
 _CHUNK_BYTES = 1 << 20

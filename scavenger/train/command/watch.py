@@ -11,8 +11,6 @@ from scavenger.train.command.progress import Progress
 from scavenger.train.supervisor.events import Event, Warned
 from scavenger.train.transport import messages as m
 
-__all__ = ["MetricWatch", "Restarts"]
-
 EPOCHS_MAX = 5
 """Epochs of an attempt at the job by whose end the goal's metric must have been told; so many that a program may
 evaluate after each fifth."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from scavenger.train.command.checkpoints import CommandCheckpoint
 from scavenger.train.command.stored_folder import Listing, StoredFile
 
-__all__ = ["WholeStates", "merged"]
-
 
 def merged(begun: Listing, folders: Sequence[Listing]) -> dict[str, StoredFile]:
     """The folder as one.

@@ -25,8 +25,6 @@ from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import EVERYBODY, HubConnection
 
-__all__ = ["Coordinator"]
-
 _CUT_OFF_S = 4 * HEARTBEAT_S
 """Silence of the supervisor, in seconds, after which the silence of other processes, whose messages it passes on,
 does not count."""
@@ -42,7 +40,6 @@ class Coordinator:
 
     Args:
         config: Its process configuration; its `token` is higher than that of every earlier coordinator.
-        hub: Its connection to the hub.
         clock: Monotonic seconds.
     """
 

@@ -15,8 +15,6 @@ from scavenger.train.names import SUPERVISOR
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import EVERYBODY
 
-__all__ = ["Initialization"]
-
 
 class Initialization:
     """The initialization of one job by one coordinator.

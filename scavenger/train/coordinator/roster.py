@@ -5,8 +5,6 @@ from __future__ import annotations
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.train.transport.messages.coordination import Roster
 
-__all__ = ["RosterReport"]
-
 _STATES = {
     WorkerState.STARTING: "starting",
     WorkerState.STANDBY: "ready",

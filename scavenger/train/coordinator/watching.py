@@ -8,8 +8,6 @@ from scavenger.elastic.liveness import evaluation_limit_s
 from scavenger.train.transport.messages.coordination import Brief
 from scavenger.train.transport.messages.reports import Beat
 
-__all__ = ["SequencerProgress", "StartTimes"]
-
 
 class SequencerProgress:
     """The progress of training, from the sequencer's heartbeats.

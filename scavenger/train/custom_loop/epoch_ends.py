@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["EpochEnds"]
-
 
 class EpochEnds:
     """Holds members back that want to read the next epoch, until the job lets them.

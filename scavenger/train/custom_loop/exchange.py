@@ -17,8 +17,6 @@ from scavenger.train.custom_loop.gradient_memory import MEAN
 from scavenger.train.custom_loop.mean import Means, weighted_mean
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
 
-__all__ = ["Averaged", "Exchange", "SuccessiveSteps", "unpack"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Pushed:

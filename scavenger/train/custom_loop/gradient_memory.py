@@ -16,8 +16,6 @@ import numpy as np
 
 from scavenger.train.custom_loop.messages import Array, TensorHeader
 
-__all__ = ["MEAN", "GradientMemory"]
-
 MEAN = 0
 """The place of the mean."""
 _ALIGNED = 64

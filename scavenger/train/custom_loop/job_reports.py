@@ -13,8 +13,6 @@ from scavenger.train.custom_loop.report import Reported, StepDone, ViewChanged
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import TensorSpec, view_body
 
-__all__ = ["EpochLosses", "StepInReport", "manifest_of", "quarantined_samples", "view_installed"]
-
 LOSS = "loss"
 """The name of the metric that `job.notify_batch_end(loss=...)` reports."""
 
@@ -24,7 +22,6 @@ class StepInReport:
     """A step whose mean was formed, until every member has reported that it applied it.
 
     Attributes:
-        done: The step.
         global_batch_size: B, samples, of the view that it was computed under.
         awaited: Members that have not reported yet.
     """

@@ -64,8 +64,6 @@ from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, Restore
 
-__all__ = ["LoopJobSupervisor"]
-
 _GRACE_S = 5.0
 
 

@@ -12,8 +12,6 @@ from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.norms import sqnorm
 
-__all__ = ["Contribution", "Means", "weighted_mean"]
-
 Contribution = tuple[str, int, dict[str, Array]]
 """A worker, its number of samples (at least 1), and its means over them."""
 

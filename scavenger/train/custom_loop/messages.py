@@ -19,31 +19,6 @@ from scavenger.errors import MessageError
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages import Beat, Failed
 
-__all__ = [
-    "Array",
-    "Ask",
-    "Donate",
-    "DonatedState",
-    "Evaluate",
-    "Evaluated",
-    "Finished",
-    "Grant",
-    "Hello",
-    "Leave",
-    "LoopMessage",
-    "Mean",
-    "Over",
-    "Push",
-    "Start",
-    "Stepped",
-    "TensorHeader",
-    "decode",
-    "encode",
-    "headers_of",
-    "pack",
-    "unpack",
-]
-
 Array = npt.NDArray[Any]
 
 _FRAME_BYTES = 16 << 20  # well below the sockets' limit on the size of a frame

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["LostWorkers", "StepTimer"]
-
 _LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # more losses than this have a systematic cause
 _STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average, which only scales the silence limit
 

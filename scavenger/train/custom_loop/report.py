@@ -12,21 +12,6 @@ from scavenger.elastic.quarantine import Quarantined
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused, Started
 
-__all__ = [
-    "EpochDone",
-    "Evaluated",
-    "LoopEvent",
-    "LoopReport",
-    "LoopResults",
-    "Released",
-    "Reported",
-    "RolledBack",
-    "SnapshotFailed",
-    "Snapshotted",
-    "StepDone",
-    "ViewChanged",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StepDone:

@@ -55,8 +55,6 @@ from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.events import Lost, Refused, Started
 from scavenger.train.transport.messages import Failed
 
-__all__ = ["LoopRun"]
-
 
 class LoopRun:
     """A running job with a custom training loop; `open` makes one, and `with` starts its workers and ends them.

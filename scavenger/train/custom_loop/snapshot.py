@@ -13,8 +13,6 @@ from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.custom_loop.report import Snapshotted
 
-__all__ = ["LoopCheckpointer", "LoopSnapshot", "LoopSnapshots"]
-
 _PART, _BEST = "replica", "best"
 
 

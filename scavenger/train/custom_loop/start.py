@@ -9,8 +9,6 @@ from scavenger.train.custom_loop.report import LoopEvent, LoopReport
 from scavenger.train.custom_loop.run import LoopRun
 from scavenger.train.job_source import JobSource, Timeouts
 
-__all__ = ["run_loop"]
-
 _POLL_S = 0.1
 _LIMIT_S = 600.0  # default: long enough for any step, and for building any model
 

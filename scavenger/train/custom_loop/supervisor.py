@@ -22,8 +22,6 @@ from scavenger.train.supervisor.watching import WorkWatch
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Beat, Failed
 
-__all__ = ["LoopSupervisor"]
-
 
 class LoopSupervisor(DirectWorkers):
     """Supervises a loop's workers; `open` makes one. Its owner decides which workers are lost and which must end.

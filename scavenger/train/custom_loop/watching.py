@@ -12,8 +12,6 @@ from scavenger.train.custom_loop.progress import StepTimer
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
 from scavenger.train.job_source import Timeouts
 
-__all__ = ["LoopWatch", "Overdue"]
-
 _EVALUATION_S = 600.0
 """How much longer than a step an evaluation may take, unless a limit is set."""
 

@@ -25,9 +25,6 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
 from scavenger.train.user_module import enter
 
-__all__ = ["LoopLink", "serve"]
-
-
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +74,6 @@ class LoopLink:
         load: Callable[[dict[str, lm.Array]], None],
         evaluate: sdk.Evaluation | None = None,
     ) -> sdk.Progress:
-        """See `scavenger.sdk.loop.Link.enter`."""
         if self.entered:
             raise TrainingCodeError("loop.init must be called only once")
         metrics = self._code.metrics
@@ -94,7 +90,6 @@ class LoopLink:
         return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
-        """See `scavenger.sdk.loop.Link.seek`."""
         self._send(lm.Ask(self.step, epoch))
         message, frames = self._wait_for(lm.Grant, lm.Mean, lm.Over)
         self._since = time.monotonic()
@@ -108,7 +103,6 @@ class LoopLink:
                 return None
 
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
-        """See `scavenger.sdk.loop.Link.push`."""
         fail_here("worker.computed")
         took_s = time.monotonic() - self._since
         shared = self._memory is not None and self._place != MEAN
@@ -142,7 +136,6 @@ class LoopLink:
         return headers
 
     def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
-        """See `scavenger.sdk.loop.Link.allocate`."""
         arrays = {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
         if self._memory is None or self._place == MEAN:
             return arrays
@@ -152,7 +145,6 @@ class LoopLink:
         return shared
 
     def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
-        """See `scavenger.sdk.loop.Link.boundary`."""
         self.step += 1
         now = time.monotonic()
         self._send(lm.Stepped(self.step, epoch, samples, loss, now - self._since))

@@ -8,8 +8,6 @@ from contextlib import suppress
 
 from scavenger.elastic.liveness import ProcessorUse, is_working
 
-__all__ = ["Activity"]
-
 _INTERVAL_MAX_S = 2.0
 """Longest time between two looks for which work between them counts as recent."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["GRACE_S", "LINE_BYTES_MAX", "Engine", "Exit", "PreemptionNotice", "as_line"]
-
 GRACE_S = 5.0
 """Default time, in seconds, that `stop` waits for each of its steps."""
 

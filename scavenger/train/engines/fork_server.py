@@ -27,20 +27,6 @@ import msgspec
 
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = [
-    "MARK_BYTES",
-    "Ended",
-    "Fork",
-    "Forked",
-    "Ready",
-    "Reap",
-    "Reply",
-    "Request",
-    "StandBy",
-    "decode_reply",
-    "main",
-]
-
 MARK_BYTES = 256
 """Room for the marker in the environment that the kernel shows of a process: forked processes write theirs into it."""
 _PACKET_BYTES = 1 << 18

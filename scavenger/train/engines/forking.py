@@ -20,15 +20,6 @@ import msgspec
 from scavenger.train.engines import fork_server as protocol
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = [
-    "ForkServer",
-    "ForkedProcess",
-    "ProcessServer",
-    "ServerProcess",
-    "fork_server_supported",
-    "kill_group",
-]
-
 _PACKET_BYTES = 1 << 16
 _POLL_S = 0.005
 
@@ -108,9 +99,6 @@ class ForkedProcess:
 
 class ProcessServer:
     """A process that starts others for this one, which asks for each over a socket of whole packets.
-
-    Args:
-        control: The socket.
 
     Attributes:
         alive: Whether it can still be asked, and reports ends.

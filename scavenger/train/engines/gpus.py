@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["HIDDEN", "gpu_for", "gpu_names", "only"]
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 HIDDEN: Mapping[str, str] = {_VISIBLE: "-1"}

@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["SHORT_PARENT", "make_folder", "sweep"]
-
 SHORT_PARENT = "/tmp"  # noqa: S108 - the folders in it are private
 """Where folders are made whose path has to be short: the system's temporary folder may be anywhere."""
 PREFIX = "scavenger-"

@@ -10,8 +10,6 @@ from pathlib import Path
 from scavenger.masking import StreamMask
 from scavenger.private_files import private_opener
 
-__all__ = ["MaskedLog"]
-
 _READ_BYTES = 1 << 16
 
 

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["MemoryKills", "find_counter"]
-
 _RECENT_S = 10.0
 """How long a counted kill waits for the end of its process: a large process may take seconds to end."""
 _CGROUPS = Path("/sys/fs/cgroup")

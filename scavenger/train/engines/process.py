@@ -328,7 +328,6 @@ class ProcessEngine(Engine):
             self._begin(process)
 
     def send_line(self, name: str, line: bytes) -> None:
-        """See `Engine.send_line`."""
         whole = as_line(line)
         process = self._processes[name]
         assert process.child.stdin is not None
@@ -366,11 +365,9 @@ class ProcessEngine(Engine):
         return ()
 
     def pid(self, name: str) -> int:
-        """See `Engine.pid`."""
         return self._processes[name].child.pid
 
     def host(self, name: str) -> str:
-        """See `Engine.host`."""
         self._processes[name]  # raises KeyError for an unknown name
         return _HOST
 
@@ -384,16 +381,13 @@ class ProcessEngine(Engine):
 
     @property
     def leader_host(self) -> str:
-        """See `Engine.leader_host`."""
         return _HOST
 
     @property
     def socket_dir(self) -> Path | None:
-        """See `Engine.socket_dir`."""
         return Path(self._sockets)
 
     def suspended(self, name: str) -> bool:
-        """See `Engine.suspended`."""
         process = self._processes[name]
         if process.ended or not process.child.pid:
             return False
@@ -403,22 +397,18 @@ class ProcessEngine(Engine):
             return False
 
     def idle_s(self, name: str) -> float:
-        """See `Engine.idle_s`."""
         process = self._processes[name]
         return math.inf if process.ended else process.activity.idle_s(process.child.pid, time.monotonic())
 
     def log(self, name: str) -> Path:
-        """See `Engine.log`."""
         return self._processes[name].log
 
     @property
     def running(self) -> tuple[str, ...]:
-        """See `Engine.running`."""
         # a copy, because a signal handler may call this while another thread starts a process
         return tuple(name for name, process in self._processes.copy().items() if not process.ended)
 
     def sample_memory(self) -> dict[str, int]:
-        """See `Engine.sample_memory`."""
         sizes = {}
         for name, process in self._processes.items():
             if process.ended or not process.child.pid:
@@ -430,20 +420,17 @@ class ProcessEngine(Engine):
         return sizes
 
     def cap_logs(self) -> None:
-        """See `Engine.cap_logs`."""
         for process in self._processes.values():
             if not process.ended:
                 cap_log(process.log)
 
     def show_stack(self, name: str) -> None:
-        """See `Engine.show_stack`."""
         process = self._processes[name]
         if not process.ended and process.child.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.child.pid, signal.SIGUSR1)
 
     def kill(self, name: str) -> None:
-        """See `Engine.kill`."""
         process = self._processes[name]
         if not process.ended:
             process.killed = True
@@ -489,7 +476,6 @@ class ProcessEngine(Engine):
             )
 
     def kill_all(self) -> None:
-        """See `Engine.kill_all`."""
         for name in self.running:
             self.kill(name)
 

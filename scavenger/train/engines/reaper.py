@@ -15,8 +15,6 @@ import signal
 import sys
 import time
 
-__all__ = ["VARIABLE", "kill_marked", "main"]
-
 VARIABLE = "SCAVENGER_PROCESS"
 """Environment variable that every process of an engine, and so all that it starts, carries: `TAG.NAME`."""
 

@@ -16,15 +16,12 @@ from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import cap_log
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["RemoteEngine", "RemoteProcess"]
-
 
 @dataclass(slots=True)
 class RemoteProcess:
     """Last known state of a process on another host.
 
     Attributes:
-        config: Configuration of the process.
         log: Local file to which its output is copied.
         place_by: Deadline for its placement, after which it counts as ended, monotonic seconds.
         pid: Process id on its host; 0 until it is placed.
@@ -73,38 +70,30 @@ class RemoteEngine(Engine, Generic[P]):
         """See `Engine.kill`."""
 
     def kill_all(self) -> None:
-        """See `Engine.kill_all`."""
         for name in self.running:
             self.kill(name)
 
     @property
     def running(self) -> tuple[str, ...]:
-        """See `Engine.running`."""
         return tuple(name for name, process in self._processes.copy().items() if not process.ended)
 
     def pid(self, name: str) -> int:
-        """See `Engine.pid`."""
         return self._processes[name].pid
 
     def host(self, name: str) -> str:
-        """See `Engine.host`."""
         return self._processes[name].host
 
     def log(self, name: str) -> Path:
-        """See `Engine.log`."""
         return self._processes[name].log
 
     def suspended(self, name: str) -> bool:
-        """See `Engine.suspended`."""
         return self._processes[name].suspended
 
     def idle_s(self, name: str) -> float:
-        """See `Engine.idle_s`."""
         process = self._processes[name]
         return math.inf if process.ended else self._clock() - process.worked_at
 
     def sample_memory(self) -> dict[str, int]:
-        """See `Engine.sample_memory`."""
         return {
             name: process.memory_bytes
             for name, process in self._processes.items()

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["TreeUse", "tree_use", "waited_s_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class TreeUse:

@@ -11,8 +11,6 @@ from weakref import WeakKeyDictionary
 
 from scavenger.train.engines.forking import ForkServer
 
-__all__ = ["WarmServers"]
-
 _KEPT_MAX = 4
 """Most idle servers: as many jobs as usually begin at once; each takes the memory of an imported TensorFlow."""
 

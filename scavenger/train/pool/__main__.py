@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Leave whoever started this, then serve."""

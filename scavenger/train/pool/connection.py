@@ -22,17 +22,6 @@ from scavenger.train.engines.forking import ForkedProcess, ProcessServer
 from scavenger.train.engines.reaper import VARIABLE
 from scavenger.train.pool import protocol
 
-__all__ = [
-    "IDLE_S",
-    "LodgingConnection",
-    "PoolConnection",
-    "add_node",
-    "drain",
-    "load_of",
-    "start_manager",
-    "wait_for_load",
-]
-
 _Answer = TypeVar("_Answer")
 
 IDLE_S = 60.0
@@ -104,7 +93,6 @@ class PoolConnection(ProcessServer):
                     protocol.send_packet(self._control, protocol.Progress(view, steps))
 
     def receive(self) -> None:
-        """See `ProcessServer.receive`."""
         self._send_waiting()
         if self._manager:
             super().receive()

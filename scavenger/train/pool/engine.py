@@ -17,8 +17,6 @@ from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import PoolConnection
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["PooledEngine"]
-
 _ROLE = "aggregator"
 
 
@@ -84,13 +82,11 @@ class PooledEngine(ProcessEngine):
         return sum(self._used.values())
 
     def poll(self) -> list[Exit]:
-        """See `Engine.poll`."""
         if self._pool is not None:
             self._pool.nudge()
         return super().poll()
 
     def close(self) -> None:
-        """See `Engine.close`."""
         try:
             super().close()
         finally:

@@ -34,8 +34,6 @@ from scavenger.scheduler.scaling import Decided, ScalingRules, SharedPool, decid
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.planning import UNMEASURED_S, PoolPlan, scheduled
 
-__all__ = ["CRAMPED_S", "Growth", "RentalLimits", "RentedSeen", "grow", "missing_nodes"]
-
 CRAMPED_S = 30.0
 """For how long a job has to have too little room before a node is rented for it: packing may find some, every 10 s."""
 _COMING = "coming "

@@ -19,8 +19,6 @@ from scavenger.train.pool.planning import Move
 from scavenger.train.pool.shares import Shares, TenantGroup, move_to
 from scavenger.train.pool.site import NO_ROOM, PoolJob, Site, Tenant
 
-__all__ = ["LocalSite", "keep_at_memory_fd"]
-
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +51,6 @@ class LocalSite(Site[_Child]):
 
     @property
     def tenants(self) -> Collection[_Child]:
-        """See `Site.tenants`."""
         return self._children.values()
 
     @property

@@ -22,8 +22,6 @@ from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import LodgingConnection
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["LodgedEngine"]
-
 _ROLE = "aggregator"
 _SEQUENCER = aggregator_name(0)
 _THREADS = 4
@@ -112,7 +110,6 @@ class LodgedEngine(VmEngine):
         return Needs(super().needs().workers, 0)
 
     def poll(self) -> list[Exit]:
-        """See `Engine.poll`."""
         for notice in self._pool.receive():
             self._take(notice)
         for candidate in self._agents.candidates():
@@ -151,7 +148,6 @@ class LodgedEngine(VmEngine):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """See `Engine.hosts`."""
         return (self._agents.address,) if self._workers_here else ()
 
     def close(self) -> None:

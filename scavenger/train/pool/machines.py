@@ -23,8 +23,6 @@ from scavenger.train.engines.vm.values import AgentStatus, ProcessEvent
 from scavenger.train.pool.placement import Node
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["LOST_S", "Listen", "Machines", "Wanted", "listen_at"]
-
 LOST_S = 45.0
 """Silence of a machine after which its node is given up, unless most are silent."""
 _PINNED_MAX = 64

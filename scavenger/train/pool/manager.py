@@ -36,8 +36,6 @@ from scavenger.train.pool.rental import PREFIX, Rental
 from scavenger.train.pool.shares import Shares
 from scavenger.train.pool.site import PoolJob
 
-__all__ = ["Manager"]
-
 _SAMPLE_S = 1.0
 """How often the use of tenants is measured, seconds."""
 _TICK_S = 0.05

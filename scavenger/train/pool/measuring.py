@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["JobMeter", "Measured", "Used", "charged_step_time"]
-
 STEPS_MAX = 100
 """Steps after which a measurement is complete, as in AutoPS."""
 _STEPS_MIN, _WINDOW_S = 10, 10.0

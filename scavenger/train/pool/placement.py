@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["Node", "NodeUse", "choose_node", "machine_nodes"]
-
 
 class Node(msgspec.Struct, frozen=True):
     """Processors and memory of a machine that aggregators may use.
@@ -15,7 +13,6 @@ class Node(msgspec.Struct, frozen=True):
     Attributes:
         name: Its name in the pool.
         processors: Numbers of its processors; nodes may share some.
-        memory_bytes: Its memory.
         tenants_max: Tenants that it takes at most.
         place: Which jobs may use it, as their job files name it by `infra`; empty for nodes of the manager's own
             machine, whose tenants share their jobs' memory.

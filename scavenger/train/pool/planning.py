@@ -25,8 +25,6 @@ from scavenger.scheduler.scaling import ScalingRules, SharedPool, decide
 from scavenger.train.pool.measuring import Measured, charged_step_time
 from scavenger.train.pool.placement import Node, NodeUse, choose_node
 
-__all__ = ["RULES", "UNMEASURED_S", "Move", "PoolPlan", "moves", "scheduled", "touched"]
-
 RULES = Rules(loss_limit=0.1, cycle_max=10.0, fill_max=0.6)
 """See the module; fuller nodes cost their jobs more than the limit (docs/adr/0041-pool-by-the-scheduler.md)."""
 

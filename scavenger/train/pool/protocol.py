@@ -21,40 +21,6 @@ from scavenger.errors import ConfigurationError
 from scavenger.train.engines.fork_server import Reap
 from scavenger.train.pool.placement import Node
 
-__all__ = [
-    "MEMORY_FD",
-    "PROTOCOL",
-    "SOCKET",
-    "AddNode",
-    "Ask",
-    "Bill",
-    "Change",
-    "Drain",
-    "Drained",
-    "Evicted",
-    "JobUse",
-    "Join",
-    "Launch",
-    "Leave",
-    "Lodge",
-    "Lodged",
-    "NodeAdded",
-    "NodeLoad",
-    "Notice",
-    "PoolLoad",
-    "Progress",
-    "RentalLoad",
-    "TenantLoad",
-    "Vacate",
-    "decode_notice",
-    "decode_request",
-    "peer_of",
-    "pool_folder",
-    "private_folder",
-    "receive_packet",
-    "send_packet",
-]
-
 PROTOCOL = 3
 """Incremented when an older manager or job would misread a message."""
 SOCKET = "manager.socket"
@@ -233,7 +199,6 @@ class NodeLoad(msgspec.Struct, frozen=True):
     """A node and what its tenants use.
 
     Attributes:
-        node: The node.
         load_cpus: Processors that its tenants have used in the last seconds, on average.
         memory_bytes: Their private resident memory.
         tenants: Their number.
@@ -282,7 +247,6 @@ class JobUse(msgspec.Struct, frozen=True):
     """A job of the pool and what sharing costs it.
 
     Attributes:
-        id, name: Its id and name.
         cpu_s: Processor time of all its tenants, also of those that have ended, seconds.
         alone_s: Its step time in its present configuration without the others, as far as known; None before it was
             measured.
@@ -353,9 +317,6 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
         shares: How tenants of one node share its processors: `cgroup`, `session` or `thread`.
         tenant_memory_bytes: Private memory that one tenant may use.
         free: Tenants for which there is room on this machine.
-        nodes: Its nodes.
-        tenants: Its tenants.
-        jobs: Its jobs.
         changes: The latest changes, oldest first.
         address: Address at which other machines join; empty if none can.
         expected: Names of nodes that have not joined yet.

@@ -24,8 +24,6 @@ from scavenger.train.pool.planning import Move
 from scavenger.train.pool.site import NO_ROOM, PoolJob, Site, Tenant
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["RemoteSite"]
-
 _AGAIN_S = 5.0
 """How often a job is asked again to leave a tenant, seconds."""
 _WAITS_S = 20.0
@@ -71,7 +69,6 @@ class RemoteSite(Site[_Lodger]):
 
     @property
     def tenants(self) -> Collection[_Lodger]:
-        """See `Site.tenants`."""
         return self._lodgers.values()
 
     # ---- what jobs ask -------------------------------------------------------------------------------------
@@ -142,7 +139,6 @@ class RemoteSite(Site[_Lodger]):
             self._release(lodger)
 
     def leave(self, job: PoolJob) -> None:
-        """See `Site.leave`."""
         for lodger in self._of(job):
             self._machines.kill(lodger.node.name, lodger.launch)
             self._release(lodger)

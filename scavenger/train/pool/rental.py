@@ -18,8 +18,6 @@ from scavenger.train.pool.machines import Machines, Wanted
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.remote_site import RemoteSite
 
-__all__ = ["PREFIX", "NodeSource", "Rental", "RentedMachine"]
-
 LOOK_S = 1.0
 """How often rented machines are looked at, seconds."""
 AGE_MAX_S = 13 * 86_400.0
@@ -117,7 +115,6 @@ class Rental:
         self._source.open(self._machines.server)
 
     def close(self) -> None:
-        """See `NodeSource.close`."""
         self._source.close()
 
     def load(self, site: RemoteSite) -> protocol.RentalLoad:

@@ -16,8 +16,6 @@ from scavenger.train.pool.placement import Node, machine_nodes
 from scavenger.train.pool.rental import NodeSource, Rental
 from scavenger.train.pool.shares import find_shares
 
-__all__ = ["TENANTS_MAX", "PoolSize", "pool_nodes", "serve"]
-
 TENANTS_MAX = 8
 """Tenants of a node: with more, each would have less than an eighth of its processors and memory."""
 

@@ -18,8 +18,6 @@ from typing import Literal
 
 import psutil
 
-__all__ = ["ShareWay", "Shares", "TenantGroup", "find_shares", "move_to"]
-
 ShareWay = Literal["cgroup", "session", "thread"]
 
 _CGROUPS = Path("/sys/fs/cgroup")

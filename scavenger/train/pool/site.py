@@ -26,8 +26,6 @@ from scavenger.train.pool.placement import Node
 from scavenger.train.pool.planning import Move, PoolPlan, moves, touched
 from scavenger.train.pool.use import TenantUse
 
-__all__ = ["NO_ROOM", "PoolJob", "Site", "Tenant"]
-
 PERIOD_S = 10.0
 """How often all jobs are packed again, seconds."""
 GONE_S = 30.0

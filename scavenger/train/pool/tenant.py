@@ -13,8 +13,6 @@ from scavenger.train.engines.vm.agent_process import serve_agent
 from scavenger.train.pool.shares import find_shares
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["JOB_SILENT_S", "serve_tenant"]
-
 JOB_SILENT_S = 240.0
 """Silence of the job after which what it runs here ends, as on its VMs."""
 _ENDS_S = JOB_SILENT_S + 10.0

@@ -9,8 +9,6 @@ import psutil
 
 from scavenger.train.engines.tree_use import waited_s_of
 
-__all__ = ["TenantUse"]
-
 _WINDOW_S = 10.0
 """Time over which the load is averaged: some steps of most jobs."""
 

@@ -10,8 +10,6 @@ from scavenger.errors import ScavengerError
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.layout import Layout
 
-__all__ = ["Migrations"]
-
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0

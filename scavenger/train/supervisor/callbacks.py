@@ -11,8 +11,6 @@ from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.transport import messages as m
 
-__all__ = ["CallbackRequests"]
-
 
 class CallbackRequests:
     """The request for a run of the callbacks, of which there is one at a time.
@@ -23,7 +21,6 @@ class CallbackRequests:
 
     Args:
         processes: The engine and the hub.
-        registry: The process registry.
         limit_s: How long a run may take, seconds.
         warn: Warns the user.
         clock: Monotonic seconds.

@@ -12,8 +12,6 @@ from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.watching import NetworkWatch
 
-__all__ = ["DirectWorkers"]
-
 
 class DirectWorkers:
     """The workers of one job, which are loops of the user's own or hosts of a command.

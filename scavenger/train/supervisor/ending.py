@@ -17,8 +17,6 @@ from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.saving import Saving
 from scavenger.train.transport import messages as m
 
-__all__ = ["Ending"]
-
 _ASK_AGAIN_S = 1.0
 
 
@@ -27,7 +25,6 @@ class Ending:
 
     Args:
         processes: The engine and the hub.
-        registry: The process registry.
         aggregators: Names of the aggregators that share the model, the sequencer first.
         turn: Handles what happens meanwhile, waiting a moment for something.
         clock: Monotonic seconds.

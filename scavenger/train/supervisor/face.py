@@ -11,8 +11,6 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.supervisor.events import Event, ProcessState
 from scavenger.train.transport import messages as m
 
-__all__ = ["JobSupervisor"]
-
 
 class JobSupervisor(Protocol):
     """Supervises the processes of one job; `scavenger.train.supervisor.supervisor.Supervisor` describes the members.

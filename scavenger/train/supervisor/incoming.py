@@ -23,8 +23,6 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.shared_memory import Block
 
-__all__ = ["Handlers", "Incoming"]
-
 log = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from scavenger.train.supervisor.events import ProcessState
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 
-__all__ = ["KnownWorkers"]
-
 
 class KnownWorkers(ABC):
     """The part of `scavenger.train.supervisor.face` that the process registry answers."""

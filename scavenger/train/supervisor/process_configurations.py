@@ -10,8 +10,6 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import LogSettings
 from scavenger.train.transport.sockets import new_keys
 
-__all__ = ["ProcessConfigurations"]
-
 
 class ProcessConfigurations:
     """Makes the configurations of one job's processes; every process gets its own key pair.

@@ -13,8 +13,6 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.supervisor.events import ProcessState
 from scavenger.train.transport import messages as m
 
-__all__ = ["Entry", "ProcessRegistry"]
-
 
 @dataclass(slots=True)
 class Entry:

@@ -22,8 +22,6 @@ from scavenger.train.transport.connections import raise_descriptor_limit
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.sockets import Malformed, Router, new_keys
 
-__all__ = ["LAST_MESSAGES_S", "Processes"]
-
 LAST_MESSAGES_S = 1.0
 """How long a message of a process that has ended may still be under way, seconds."""
 

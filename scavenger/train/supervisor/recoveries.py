@@ -19,8 +19,6 @@ from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 
-__all__ = ["Checkpoints", "Recoveries"]
-
 log = logging.getLogger(__name__)
 
 
@@ -55,7 +53,6 @@ class Recoveries:
 
     Args:
         processes: The engine and the hub.
-        registry: The process registry.
         slots: The worker slots; a slot can be free only once its worker has ended.
         checkpoints: The checkpoint that restarted aggregators begin with.
         aggregators: Names of the aggregators that share the model.

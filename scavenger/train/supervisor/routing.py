@@ -10,9 +10,6 @@ from scavenger.train.supervisor.processes import Processes
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import EVERYBODY
 
-__all__ = ["Routing"]
-
-
 _UNDELIVERED_MAX = 10_000
 """Messages that wait for the first coordinator: a few of each process, unless one sends without end."""
 

@@ -11,8 +11,6 @@ from scavenger.private_files import private_opener
 from scavenger.train.names import partial_model
 from scavenger.train.transport import messages as m
 
-__all__ = ["Saving"]
-
 
 class Saving:
     """The state of saving one model.

@@ -36,8 +36,6 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.sockets import Malformed
 
-__all__ = ["Supervisor"]
-
 _GRACE_S = 5.0
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,6 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.transport import messages as m
 
-__all__ = ["MemoryWatch", "NetworkWatch", "Watch", "WorkWatch"]
-
 _MEMORY_SAMPLE_S = 0.5
 _QUIT_S = 10.0  # how long a released worker may take to end; its time is paid for
 
@@ -92,7 +90,6 @@ class Watch:
 
     Args:
         engine: Runs the processes.
-        registry: The process registry.
         send: Sends a message to the coordinator.
     """
 

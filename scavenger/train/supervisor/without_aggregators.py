@@ -12,8 +12,6 @@ from scavenger.train.supervisor.known_workers import KnownWorkers
 from scavenger.train.supervisor.watching import MemoryWatch
 from scavenger.train.transport import messages as m
 
-__all__ = ["WithoutAggregators"]
-
 _TURN_S = 0.05
 
 

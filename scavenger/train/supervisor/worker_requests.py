@@ -11,16 +11,12 @@ from scavenger.train.supervisor.routing import Routing
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 
-__all__ = ["WorkerRequests"]
-
 
 class WorkerRequests:
     """The requests about one job's workers.
 
     Args:
         processes: The engine and the hub.
-        registry: The process registry.
-        slots: The worker slots.
         routing: Leads to the coordinator.
 
     Attributes:

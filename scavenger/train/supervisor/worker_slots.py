@@ -7,8 +7,6 @@ from scavenger.errors import WorkersLostError
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import Roster
 
-__all__ = ["WorkerSlots"]
-
 
 class WorkerSlots:
     """The worker slots of one job. A name is never used twice; a slot is used again once it is free.

@@ -35,8 +35,6 @@ from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 from scavenger.train.transport.replication import Payload, chunks_of
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, map_block
 
-__all__ = ["Arrivals", "Arrived", "Best", "CopyInbox", "Owned", "copied_payload", "copied_ranges"]
-
 Array = npt.NDArray[Any]
 Owned = tuple[SlotSpec, int]
 """An array of the optimizer, and the index of the segment that it belongs to; -1 for none."""
@@ -74,7 +72,6 @@ def copied_ranges(layout: Layout, slots: Sequence[Owned], buckets: Collection[in
     """Return where the state of some buckets after a step is in the planes.
 
     Args:
-        layout: The layout.
         slots: The optimizer's arrays of their segments; others may be among them.
         buckets: The buckets of the layout.
         best: Whether the best weights are wanted, too.
@@ -212,7 +209,6 @@ class CopyInbox:
     Args:
         arrivals: Where to.
         ranges: What comes from each aggregator, by its index; see `copied_ranges`.
-        step: The step.
         number: The number of the requests.
     """
 

@@ -14,8 +14,6 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-__all__ = ["Authenticator"]
-
 _ADDRESS = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 _ROUTE_FRAMES = 2  # the connection that asks, and an empty frame

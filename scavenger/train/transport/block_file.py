@@ -7,8 +7,6 @@ import tempfile
 
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["create_block", "memory_id", "open_block"]
-
 
 def create_block() -> int:
     """Create an empty anonymous block and return its descriptor, which the caller closes."""

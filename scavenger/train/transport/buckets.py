@@ -21,18 +21,6 @@ from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.rows import Rows, row_size
 from scavenger.train.transport.shared_memory import Block
 
-__all__ = [
-    "Bucket",
-    "Part",
-    "Values",
-    "buckets",
-    "budget_bytes",
-    "numbers_of",
-    "packed",
-    "read",
-    "unpacked",
-]
-
 _BUDGET_BYTES_MIN = 32 << 20
 _BUDGET_SHARE = 4
 """An aggregator keeps up to one part in so many of its model shard of gradients that wait for their turn."""

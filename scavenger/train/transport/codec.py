@@ -8,8 +8,6 @@ import msgspec
 
 from scavenger.errors import MessageError
 
-__all__ = ["Codec"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-__all__ = ["PendingConnections", "raise_descriptor_limit"]
-
 _DESCRIPTORS_MAX = 1 << 16
 """Limit to which the soft limit is raised. Programs that close all descriptors one by one take long with more."""
 _PENDING_MAX = 1024

@@ -14,8 +14,6 @@ from scavenger.train.transport.messages.values import PayloadOffer
 from scavenger.train.transport.payload_streams import PayloadServer, is_ordered
 from scavenger.train.transport.sockets import Keys, Router, is_own
 
-__all__ = ["DataRouter"]
-
 log = logging.getLogger(__name__)
 
 

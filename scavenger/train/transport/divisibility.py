@@ -6,8 +6,6 @@ import json
 from enum import Enum
 from typing import Any
 
-__all__ = ["Divisibility", "divisibility"]
-
 
 class Divisibility(Enum):
     """What has to stay on one aggregator for an optimizer's step."""

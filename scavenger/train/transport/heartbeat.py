@@ -12,15 +12,12 @@ from scavenger.train.transport.messages import Beat
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
 
-__all__ = ["Heartbeat"]
-
 
 class Heartbeat:
     """Sends the process's heartbeats, with its step and view, from `start` until `close`.
 
     Args:
         context: The ZeroMQ context.
-        config: The process's configuration.
         status: Returns the heartbeat to send; called from the thread.
     """
 

@@ -28,27 +28,6 @@ from scavenger.train.transport.divisibility import Divisibility, divisibility
 from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
 from scavenger.train.transport.rows import row_size, rows_bytes
 
-__all__ = [
-    "ARRIVAL_PLANES",
-    "BUCKET_BYTES",
-    "HEADER_BYTES",
-    "MAPS_AT",
-    "MAP_BYTES",
-    "OPTIMIZER_COPIES_MAX",
-    "RECORDS_BYTES",
-    "RECORD_BYTES",
-    "REPORT_BYTES",
-    "SECTION_ALIGNMENT",
-    "SHARED_BYTES",
-    "TENSOR_ALIGNMENT",
-    "Layout",
-    "Ranges",
-    "Segment",
-    "aligned",
-    "joined",
-    "tensor_bytes",
-]
-
 Array = npt.NDArray[Any]
 Ranges = tuple[tuple[int, int], ...]
 """Begin and end of ranges, bytes or elements."""
@@ -232,7 +211,6 @@ class Layout:
 
         Args:
             holders: The aggregator of each bucket.
-            map_number: The number of the map.
 
         Raises:
             ValueError: If `holders` has another length than there are buckets, names another aggregator, or moves

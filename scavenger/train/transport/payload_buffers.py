@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Buffers"]
-
 _KEPT = 8
 _SMALLEST = 1 << 16
 

@@ -25,17 +25,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from scavenger.errors import MessageError
 
-__all__ = [
-    "FRAME_BYTES_MAX",
-    "HEADER_BYTES_MAX",
-    "KEY_BYTES",
-    "PAYLOAD_BYTES_MAX",
-    "RECORD_BYTES",
-    "Frame",
-    "FrameReader",
-    "FrameWriter",
-]
-
 KEY_BYTES = 32
 RECORD_BYTES = 1 << 19
 """Measured: smaller ones cost calls, larger ones leave the processor's cache before they are sent."""

@@ -18,8 +18,6 @@ from scavenger.train.transport.messages import Message, decode
 from scavenger.train.transport.payload_buffers import Buffers
 from scavenger.train.transport.payload_frames import FRAME_BYTES_MAX, Frame, FrameReader, FrameWriter
 
-__all__ = ["Connection", "Loop", "Outgoing"]
-
 _WAITING_BYTES_MAX = 64 << 20
 """Payloads that have arrived and were not taken; beyond that nothing is read, and senders have to wait."""
 _TURN_RECORDS = 16
@@ -192,7 +190,6 @@ class Connection:
     """One connection of a stream, used by the loop's thread only.
 
     Args:
-        loop: The loop.
         link: A socket that is connected and does not block; the connection closes it.
         send_key, receive_key: The keys of the two directions.
         received: Called with each frame.

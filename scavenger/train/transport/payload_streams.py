@@ -27,8 +27,6 @@ from scavenger.train.transport.messages.values import PayloadOffer
 from scavenger.train.transport.payload_frames import HEADER_BYTES_MAX, KEY_BYTES, PAYLOAD_BYTES_MAX, Frame
 from scavenger.train.transport.payload_loop import Connection, Loop, Outgoing
 
-__all__ = ["PayloadClient", "PayloadServer", "is_ordered"]
-
 _TICKET_BYTES = 16
 _BACKLOG = 1024
 _GUESTS_MAX = 256

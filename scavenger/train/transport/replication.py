@@ -25,18 +25,6 @@ from scavenger.train.transport.layout import Layout, Ranges
 from scavenger.train.transport.messages import Check, Chunk, Lacking, Pull
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 
-__all__ = [
-    "CHUNK_BYTES",
-    "Outbox",
-    "Payload",
-    "Send",
-    "WeightsInbox",
-    "chunks_of",
-    "initial_payload",
-    "pack",
-    "weights_payload",
-]
-
 CHUNK_BYTES = 4 << 20
 """The measured best compromise between latency and the number of calls; see ADR 35."""
 
@@ -199,7 +187,6 @@ class WeightsInbox:
         """Accept only the weights of `step` from now on.
 
         Args:
-            step: The step.
             changed: Whether the weights of that step have changed, so that they are needed even if they are here.
             optimizers: Where to put the optimizer's state of that step, for each aggregator; None if it is not needed.
         """

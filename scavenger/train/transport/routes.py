@@ -12,8 +12,6 @@ import struct
 import time
 from typing import NamedTuple
 
-__all__ = ["Routes", "new_route", "parse_route"]
-
 _END = b"\0"
 _SUFFIX = struct.Struct(">cQ16s")
 """What follows the name: its end, when the connection was opened (monotonic nanoseconds), and random bytes."""

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from scavenger.train.transport.messages.values import TensorSpec
 
-__all__ = ["Rows", "row_size", "rows_bytes"]
-
 Array = npt.NDArray[Any]
 _INDEX = np.dtype(np.int64)
 

@@ -58,15 +58,6 @@ from scavenger.train.transport.layout import (
 from scavenger.train.transport.messages.values import RowCounts, SlotSpec
 from scavenger.train.transport.rows import Rows, row_size, rows_view
 
-__all__ = [
-    "BUCKETS_MAX",
-    "Block",
-    "JobRecord",
-    "OptimizerMemory",
-    "PartRecord",
-    "map_block",
-]
-
 Array = npt.NDArray[Any]
 _enlarging = threading.Lock()
 

@@ -19,20 +19,6 @@ from scavenger.train.transport.connections import PendingConnections, raise_desc
 from scavenger.train.transport.messages import Message, decode, encode
 from scavenger.train.transport.routes import Routes, new_route, parse_route
 
-__all__ = [
-    "EVERYBODY",
-    "SOCKET_FOLDER_BYTES_MAX",
-    "Dealer",
-    "HubConnection",
-    "Keys",
-    "Malformed",
-    "Router",
-    "address_towards",
-    "is_own",
-    "listen",
-    "new_keys",
-]
-
 Keys = tuple[bytes, bytes]
 """Public and secret CURVE key, Z85."""
 EVERYBODY = "*"

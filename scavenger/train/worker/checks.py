@@ -12,8 +12,6 @@ from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.constraints import read_constraint
 from scavenger.train.aggregation.keras_state import own_rate, parts_of
 
-__all__ = ["check_model", "check_saving", "check_variables", "constraint_of", "notes_of_model"]
-
 _DTYPES = (
     "float32",
     "float64",

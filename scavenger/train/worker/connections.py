@@ -14,8 +14,6 @@ from scavenger.train.transport.messages.values import AggregatorAddress, Payload
 from scavenger.train.transport.payload_streams import PayloadClient, is_ordered
 from scavenger.train.transport.sockets import Dealer, Keys, Malformed
 
-__all__ = ["Connection", "Connections"]
-
 log = logging.getLogger(__name__)
 
 

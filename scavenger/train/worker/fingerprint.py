@@ -12,8 +12,6 @@ import numpy as np
 from scavenger.train.aggregation.keras_state import Rate, own_rate
 from scavenger.train.worker.data import Source, within_reach
 
-__all__ = ["architecture", "digest_of_samples"]
-
 _RATES_AT = (0, 10, 100, 1000, 10_000)  # steps whose learning rates identify a schedule
 _TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
 _PLACES, _BESIDE = 4, 2  # of the samples that are read twice, and how many there: random ones rarely agree

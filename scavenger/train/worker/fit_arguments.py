@@ -17,8 +17,6 @@ from scavenger.sdk.job import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data import ArraySource, Parts, Source, blocks_of_large, open_source
 
-__all__ = ["lock_arrays", "open_data", "passes_of"]
-
 
 class _Range:
     """Consecutive samples of arrays, which several threads may read."""

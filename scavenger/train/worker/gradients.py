@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from scavenger.train.transport.rows import Rows
 
-__all__ = ["Gradient", "merged", "mixed", "rows_of", "seen", "shared", "sqnorm", "sqnorm_of"]
-
 Array = npt.NDArray[Any]
 
 _ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on tensors whose memory is not aligned

@@ -20,8 +20,6 @@ from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
-__all__ = ["InitialWeights", "WorkerMemory", "packed_optimizers"]
-
 
 class Written(NamedTuple):
     """A gradient in a slot.
@@ -88,7 +86,6 @@ class InitialWeights:
     """The weights that this worker's model began with, for a job that has none yet.
 
     Args:
-        memory: The worker's memory.
         values: The weights, in the manifest's order.
         packed: Whether an aggregator on another host may request them.
         fd: Descriptor of the worker's block.

@@ -10,8 +10,6 @@ from scavenger.elastic.view import WorkerView
 from scavenger.train.transport.messages.data import Order, Summarise, TakeMap, TakeView, worker_view_of
 from scavenger.train.transport.messages.values import MapBody
 
-__all__ = ["Orders"]
-
 _VIEWS_KEPT = 2
 
 

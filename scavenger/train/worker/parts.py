@@ -19,8 +19,6 @@ from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.gradients import Gradient, sqnorm_of
 from scavenger.train.worker.program import Program
 
-__all__ = ["InParts", "joined"]
-
 Array = npt.NDArray[Any]
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Prefetcher"]
-
 
 class _Batches(Protocol):
     def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]: ...

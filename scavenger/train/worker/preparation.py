@@ -13,8 +13,6 @@ from scavenger.errors import NotSupportedError
 from scavenger.train.failure import DataError
 from scavenger.train.worker.steps import Steps, as_tensors
 
-__all__ = ["check_evaluation", "left_as_it_was", "prepare", "without_gradient"]
-
 
 @contextlib.contextmanager
 def left_as_it_was(model: Any) -> Iterator[None]:

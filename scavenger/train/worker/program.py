@@ -51,8 +51,6 @@ from scavenger.train.worker.preparation import check_evaluation, left_as_it_was,
 from scavenger.train.worker.separability import Separability, whole_metrics
 from scavenger.train.worker.steps import Steps, compiled
 
-__all__ = ["Program"]
-
 Array = npt.NDArray[Any]
 
 

@@ -19,8 +19,6 @@ from scavenger.train.transport.messages.data import (
 from scavenger.train.transport.replication import Send
 from scavenger.train.transport.shared_memory import Block
 
-__all__ = ["Results"]
-
 
 class Results:
     """Cache of one worker's recent results.

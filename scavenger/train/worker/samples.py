@@ -14,8 +14,6 @@ from scavenger.elastic.view import Share, WorkerView, share_of, step_range
 from scavenger.train.worker.data import Source
 from scavenger.train.worker.prefetch import Prefetcher
 
-__all__ = ["Samples"]
-
 _STEPS_AHEAD = 2  # a batch that takes longer to read than others delays no step if the next is there already
 
 

@@ -13,8 +13,6 @@ from scavenger.train.aggregation.loss_scale import make_update
 from scavenger.train.transport.layout import Layout, Segment
 from scavenger.train.transport.shared_memory import OptimizerMemory
 
-__all__ = ["SavedOptimizer"]
-
 Array = npt.NDArray[Any]
 
 

@@ -26,8 +26,6 @@ from scavenger.errors import NotSupportedError
 from scavenger.train.worker.data import Source, within_reach
 from scavenger.train.worker.steps import Steps
 
-__all__ = ["Separability", "whole_metrics"]
-
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
@@ -55,7 +53,6 @@ class Separability:
 
     Attributes:
         model: Compiled and built.
-        steps: Its steps.
         source: Its training data.
         trainable, states, metrics: The model's variables of each kind.
         draw_from: Sets the model's random generators to the beginning of the streams with a given number.
@@ -329,7 +326,6 @@ def whole_metrics(
     """Find the metrics that cannot be put together from the workers' parts.
 
     Args:
-        model: The model.
         variables: The variables of all its metrics.
         unsplit: Indices of those that are not sums over samples.
 

@@ -15,8 +15,6 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 
-__all__ = ["Steps", "as_tensors", "compiled"]
-
 
 class Steps:
     """Steps of one model.

@@ -49,8 +49,6 @@ from scavenger.train.worker.results import Results
 from scavenger.train.worker.samples import Samples
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
-__all__ = ["Worker", "load_program", "seed_worker"]
-
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
 NOISE_EVERY = 8

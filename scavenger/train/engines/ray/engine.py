@@ -29,8 +29,6 @@ from scavenger.train.engines.ray.host import Placed, ProcessActor, Report
 from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["RayEngine", "RayHome", "engine_maker"]
-
 _PLACING_S = 60.0
 """How long a process may wait for a host with capacity before it counts as ended."""
 _TICK_S = 0.05
@@ -135,7 +133,6 @@ class RayEngine(RemoteEngine[_Process]):
         return 0
 
     def poll(self) -> list[Exit]:
-        """See `Engine.poll`."""
         self._receive(0.0)
         for process in self._waited_too_long():
             self._ray.kill(process.actor)
@@ -148,7 +145,6 @@ class RayEngine(RemoteEngine[_Process]):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """See `Engine.hosts`."""
         return tuple(dict.fromkeys(node["NodeManagerAddress"] for node in self._usable_nodes()))
 
     def cpus(self) -> dict[str, int]:
@@ -158,11 +154,9 @@ class RayEngine(RemoteEngine[_Process]):
         }
 
     def avoid(self, hosts: Collection[str]) -> None:
-        """See `Engine.avoid`."""
         self._avoided = frozenset(hosts)
 
     def kill(self, name: str) -> None:
-        """See `Engine.kill`."""
         process = self._processes[name]
         if not process.ended:
             process.killed = True
@@ -192,7 +186,6 @@ class RayEngine(RemoteEngine[_Process]):
             )
 
     def close(self) -> None:
-        """See `Engine.close`."""
         if self._closed:
             return
         self._closed = True
@@ -205,18 +198,15 @@ class RayEngine(RemoteEngine[_Process]):
 
     @property
     def leader_host(self) -> str:
-        """See `Engine.leader_host`."""
         return self._here
 
     def send_line(self, name: str, line: bytes) -> None:
-        """See `Engine.send_line`."""
         as_line(line)
         process = self._processes[name]
         if not process.ended:
             process.actor.send_line.remote(line)
 
     def show_stack(self, name: str) -> None:
-        """See `Engine.show_stack`."""
         process = self._processes[name]
         if not process.ended:
             process.actor.show_stack.remote()

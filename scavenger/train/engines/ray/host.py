@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from scavenger.train.engines.process import LOG_BYTES_MAX, ProcessEngine
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["Placed", "ProcessActor", "Report"]
-
 _ANSWER_S = 0.5
 """Longest time that `watch` waits for a change."""
 _TICK_S = 0.05
@@ -105,11 +103,9 @@ class ProcessActor:
         self._engine.kill(self._name)
 
     def send_line(self, line: bytes) -> None:
-        """See `Engine.send_line`."""
         self._engine.send_line(self._name, line)
 
     def show_stack(self) -> None:
-        """See `Engine.show_stack`."""
         self._engine.show_stack(self._name)
 
     def _guard(self, raylet: int, lease_s: float) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from scavenger.train.engines.vm.agent_process import serve_agent
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["NODE_ROLE", "serve_node"]
-
 NODE_ROLE = "node"
 """Role of the process that runs it."""
 

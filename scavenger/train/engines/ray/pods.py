@@ -26,8 +26,6 @@ from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.engines.vm.values import AgentStatus, one_time_keys
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["NodeAddresses", "RayPodEngine"]
-
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
@@ -96,7 +94,6 @@ class RayPodEngine(VmEngine):
         host: str | None = None,
         vm: str = "",
     ) -> int:
-        """See `Engine.launch`."""
         if config.role == "aggregator":
             config = msgspec.structs.replace(config, memory_fd=-1)  # its workers are on other machines
         return super().launch(config, env=env, host=host, vm=vm)
@@ -109,7 +106,6 @@ class RayPodEngine(VmEngine):
         return url
 
     def poll(self) -> list[Exit]:
-        """See `Engine.poll`."""
         for ended in self._ray.poll():
             self._note_end(ended)
         if self._clock() - self._looked_at >= _LOOK_S:

@@ -7,8 +7,6 @@ from scavenger.train.engines.vm.agent_socket import AgentSocket
 from scavenger.train.engines.vm.values import AgentSession, Candidate, MisbehavedError, one_time_keys
 from scavenger.version import __version__
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """The keys of a job's VMs; see `scavenger.train.engines.vm.agent_server`.

@@ -32,8 +32,6 @@ from scavenger.train.engines.vm.process_runner import ProcessRunner
 from scavenger.train.engines.vm.values import LEADER_SILENT_S
 from scavenger.train.transport.sockets import address_towards
 
-__all__ = ["Agent", "Ticket", "read_ticket"]
-
 POWEROFF_S = 300.0
 """Silence of the leader after which the VM ends: the leader will not come back, or has replaced the VM."""
 JOIN_S = 180.0

@@ -10,8 +10,6 @@ from typing import Any
 from scavenger.train.engines.vm.agent import Agent, Ticket
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["serve_agent"]
-
 _NOTHING = "true"
 """What it does to restart its machine's time limit, or to end it: that is not its business."""
 

@@ -318,7 +318,6 @@ class AgentServer:
 
         Args:
             intent: Id of the VM's intent.
-            config: Configuration of the process.
             env: Variables in addition to the agent's own.
             command: Command to run; empty: the training process.
             folder: Whether the process needs the folder of the training code.

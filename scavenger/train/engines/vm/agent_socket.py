@@ -14,8 +14,6 @@ from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.connections import PendingConnections
 from scavenger.train.transport.sockets import listen, new_keys
 
-__all__ = ["AgentSocket"]
-
 _QUEUE_MAX = 2 * WINDOW
 """Messages from, and to, one VM that ZeroMQ queues; messages that do not fit are resent."""
 _LINGER_MS = 500

@@ -10,8 +10,6 @@ from collections import deque
 
 from scavenger.train.engines.vm.messages import AgentMessage, Packet
 
-__all__ = ["HEARTBEAT_S", "RESEND_S", "Channel"]
-
 HEARTBEAT_S = 0.25
 """How often an end sends an empty packet if it has nothing else to send: as often as processes send heartbeats, so that
 a broken link is noticed before one of them counts as silent."""

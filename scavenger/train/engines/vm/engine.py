@@ -28,8 +28,6 @@ from scavenger.train.engines.vm.values import AgentStatus, Gone, ProcessEvent
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
 
-__all__ = ["Needs", "VmEngine"]
-
 _PLACE_MAX_S = 900.0
 _CLOSING_S = 1.0
 _MARGIN_S = LOST_S + 5.0
@@ -165,7 +163,6 @@ class VmEngine(RemoteEngine[_Process]):
         ]
 
     def poll(self) -> list[Exit]:
-        """See `Engine.poll`."""
         self._receive()
         self._place_waiting()
         for process in self._waited_too_long():
@@ -199,7 +196,6 @@ class VmEngine(RemoteEngine[_Process]):
         return frozenset(self._released)
 
     def kill(self, name: str) -> None:
-        """See `Engine.kill`."""
         if name in self._locals:
             self._local.kill(name)
             return
@@ -253,7 +249,6 @@ class VmEngine(RemoteEngine[_Process]):
 
     @property
     def leader_host(self) -> str:
-        """See `Engine.leader_host`."""
         return self._agents.address
 
     @property
@@ -271,35 +266,27 @@ class VmEngine(RemoteEngine[_Process]):
 
     @property
     def running(self) -> tuple[str, ...]:
-        """See `Engine.running`."""
         return super().running + self._local.running
 
     def pid(self, name: str) -> int:
-        """See `Engine.pid`."""
         return self._local.pid(name) if name in self._locals else super().pid(name)
 
     def host(self, name: str) -> str:
-        """See `Engine.host`."""
         return self._agents.address if name in self._locals else super().host(name)
 
     def node(self, name: str) -> str:
-        """See `Engine.node`."""
         return self.host(name) if name in self._locals else self._processes[name].node
 
     def log(self, name: str) -> Path:
-        """See `Engine.log`."""
         return self._local.log(name) if name in self._locals else super().log(name)
 
     def suspended(self, name: str) -> bool:
-        """See `Engine.suspended`."""
         return self._local.suspended(name) if name in self._locals else super().suspended(name)
 
     def idle_s(self, name: str) -> float:
-        """See `Engine.idle_s`."""
         return self._local.idle_s(name) if name in self._locals else super().idle_s(name)
 
     def send_line(self, name: str, line: bytes) -> None:
-        """See `Engine.send_line`."""
         as_line(line)
         if name in self._locals:
             self._local.send_line(name, line)
@@ -311,16 +298,13 @@ class VmEngine(RemoteEngine[_Process]):
             process.pending_lines.append(line)
 
     def sample_memory(self) -> dict[str, int]:
-        """See `Engine.sample_memory`."""
         return super().sample_memory() | self._local.sample_memory()
 
     def cap_logs(self) -> None:
-        """See `Engine.cap_logs`."""
         self._local.cap_logs()
         super().cap_logs()
 
     def show_stack(self, name: str) -> None:
-        """See `Engine.show_stack`."""
         if name in self._locals:
             self._local.show_stack(name)
             return

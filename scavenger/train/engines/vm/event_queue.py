@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from scavenger.train.engines.vm.messages import Report
 from scavenger.train.engines.vm.values import AgentSession, ProcessEvent, Unread
 
-__all__ = ["LEASE_S", "EventQueue"]
-
 LEASE_S = 300.0
 """Time without a call of `take` after which the leader counts as hung, and sends no more heartbeats."""
 _EVENTS_MAX, _EVENTS_BYTES_MAX = 1000, 8 << 20

@@ -16,8 +16,6 @@ from pathlib import Path
 from scavenger.train.checkpoints.remote_folder import AHEAD, FRAME_BYTES_MAX, HEAD, short_socket_path
 from scavenger.train.engines.vm import messages as m
 
-__all__ = ["FileProxy"]
-
 _CONNECTIONS_MAX = 32
 """Largest number of connections; further ones wait until one has ended."""
 _NAME = "files"

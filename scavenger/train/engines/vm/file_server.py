@@ -19,8 +19,6 @@ from scavenger.train.checkpoints import remote_folder as f
 from scavenger.train.checkpoints.files import LocalFiles
 from scavenger.train.checkpoints.format import DamagedError, Readable
 
-__all__ = ["FileServer"]
-
 _OPERATIONS_MAX = 32
 """Largest number of concurrent operations of a VM; a checkpoint needs one per aggregator."""
 _ANSWER_BYTES_MAX = 1 << 20

@@ -15,8 +15,6 @@ from typing import IO
 from scavenger.errors import ConfigurationError
 from scavenger.train.training_folder import entries
 
-__all__ = ["BYTES_MAX", "Archive", "unpack"]
-
 BYTES_MAX = 512 << 20
 """Largest total size of the files: every VM fetches them before it trains, so large data belongs elsewhere."""
 _NAMED_MAX = 3

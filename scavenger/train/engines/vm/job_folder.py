@@ -11,8 +11,6 @@ from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.job_archive import unpack
 from scavenger.train.engines.vm.process_runner import ProcessRunner
 
-__all__ = ["JobFolder"]
-
 
 @dataclass(slots=True)
 class JobFolder:

@@ -17,8 +17,6 @@ from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.transport.sockets import new_keys
 from scavenger.version import __version__
 
-__all__ = ["LeaderConnection"]
-
 _JOIN_S, _JOIN_MAX_S = 1.0, 15.0
 """Interval between requests to join, at first and at most, seconds."""
 _CONNECT_S = 10.0

@@ -15,42 +15,6 @@ from scavenger.train.checkpoints.remote_folder import FRAME_BYTES_MAX
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages.values import ProcessConfiguration, Tagged
 
-__all__ = [
-    "AGENT_BYTES_MAX",
-    "CHUNK_BYTES",
-    "LOG_PART_BYTES",
-    "MESSAGE_BYTES_MAX",
-    "PROTOCOL",
-    "Admitted",
-    "AgentMessage",
-    "Chunk",
-    "Ending",
-    "Farewell",
-    "Fetch",
-    "FileAnswer",
-    "FileAsk",
-    "FileEnd",
-    "Hello",
-    "InputLine",
-    "Join",
-    "Kill",
-    "Move",
-    "Packet",
-    "Placed",
-    "Preemption",
-    "Refused",
-    "Renew",
-    "Renewed",
-    "Report",
-    "ShowStack",
-    "SocketMessage",
-    "Start",
-    "Stop",
-    "Warned",
-    "decode",
-    "encode",
-]
-
 PROTOCOL = 7
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
@@ -197,7 +161,6 @@ class Start(Tagged, frozen=True):
 
     Attributes:
         launch: Number that identifies the process; never reused.
-        boot: Configuration of the process.
         env: Variables in addition to the agent's own.
         folder: SHA-256 of the job's folder, which must be fetched first; empty if it is not needed.
         command: Command to run; empty: the training process, with the agent's own Python.

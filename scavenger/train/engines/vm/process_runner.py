@@ -16,8 +16,6 @@ from scavenger.train.engines.tree_use import TreeUse, tree_use
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["ProcessRunner"]
-
 _SAMPLE_S = 0.5
 """How often the memory and the work of a process are looked at, seconds."""
 
@@ -125,13 +123,11 @@ class ProcessRunner:
             process.term_at, process.kill_at = now, now + grace_s
 
     def send_line(self, launch: int, line: bytes) -> None:
-        """See `Engine.send_line`."""
         if (process := self._processes.get(launch)) is not None:
             with contextlib.suppress(ValueError):
                 process.engine.send_line(process.config.name, line)
 
     def show_stack(self, launch: int) -> None:
-        """See `Engine.show_stack`."""
         if (process := self._processes.get(launch)) is not None and process.status is None:
             process.engine.show_stack(process.config.name)
 

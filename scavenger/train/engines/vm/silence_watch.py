@@ -7,8 +7,6 @@ from collections.abc import Collection
 from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, are_most, judge_silence
 from scavenger.train.engines.vm.values import LEADER_SILENT_S, AgentSession
 
-__all__ = ["LOST_S", "SilenceWatch", "silent_for"]
-
 LOST_S = 15.0
 """Silence after which the processes of a VM count as lost, unless most VMs are silent."""
 LATELY_S = 3.0

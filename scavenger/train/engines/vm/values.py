@@ -16,24 +16,6 @@ from scavenger.train.engines.base import PreemptionNotice
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import Channel
 
-__all__ = [
-    "LEADER_SILENT_S",
-    "AgentLink",
-    "AgentSession",
-    "AgentSpec",
-    "AgentStatus",
-    "Alarms",
-    "Candidate",
-    "Gone",
-    "MachineSize",
-    "MisbehavedError",
-    "ProcessEvent",
-    "Renewals",
-    "Role",
-    "Unread",
-    "one_time_keys",
-]
-
 Role = Literal["worker", "aggregator"]
 
 LEADER_SILENT_S = 240.0
@@ -85,7 +67,6 @@ class MachineSize:
 
     Attributes:
         cpus: Processors that its agent may use.
-        memory_bytes: Its memory.
         bytes_per_s: What its network interface carries.
     """
 

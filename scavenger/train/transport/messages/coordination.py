@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, MapBody, Restore, Tagged
 
-__all__ = [
-    "Brief",
-    "CoordinationMessage",
-    "Ended",
-    "Expel",
-    "Launched",
-    "Release",
-    "Resize",
-    "Rewind",
-    "RollBack",
-    "Roster",
-    "Working",
-]
-
 
 class Brief(Tagged, frozen=True):
     """What a coordinator must know to lead a job: time limits, processes, and the last request.

@@ -5,43 +5,6 @@ from __future__ import annotations
 from scavenger.elastic.view import Position, WorkerView
 from scavenger.train.transport.messages.values import MapBody, PayloadOffer, PieceBody, RowCounts, Tagged
 
-__all__ = [
-    "ApplyPart",
-    "AskBuckets",
-    "AskView",
-    "BucketsCopied",
-    "BucketsSent",
-    "Check",
-    "Chunk",
-    "Contributed",
-    "CopyBuckets",
-    "DataMessage",
-    "Evaluation",
-    "ExpectPieces",
-    "Finalise",
-    "Finalised",
-    "GradientBucket",
-    "Join",
-    "Joined",
-    "KeepBest",
-    "Lacking",
-    "MapTaken",
-    "Order",
-    "PartApplied",
-    "PartSaved",
-    "Pull",
-    "PullBuckets",
-    "SavePart",
-    "Seed",
-    "Summarise",
-    "Summary",
-    "SumsFormed",
-    "TakeMap",
-    "TakeView",
-    "worker_view_of",
-]
-
-
 # ---- worker <-> aggregator ---------------------------------------------------------------------------------
 
 

@@ -8,35 +8,6 @@ import msgspec
 
 from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, MapBody, Tagged, ViewBody
 
-__all__ = [
-    "AggregatorReady",
-    "BatchReport",
-    "Beat",
-    "CallbacksRun",
-    "CheckpointFailed",
-    "CheckpointReady",
-    "CheckpointWritten",
-    "Done",
-    "EpochReport",
-    "Failed",
-    "Hello",
-    "Inform",
-    "Initialised",
-    "MapChanged",
-    "MemoryExceeded",
-    "Migrated",
-    "Present",
-    "Quarantined",
-    "Ready",
-    "ReportMessage",
-    "Saved",
-    "SavedPart",
-    "Seeded",
-    "StepReport",
-    "Unsaved",
-    "ViewInstalled",
-]
-
 
 class Hello(Tagged, frozen=True):
     """A worker has built the model."""
@@ -113,7 +84,6 @@ class AggregatorReady(Tagged, frozen=True):
 
     Attributes:
         index: The aggregator's index.
-        at: Its address.
         initialised: Whether it holds its model shard.
         own_memory: Whether only this process has its block, so that its state is lost when it ends.
     """

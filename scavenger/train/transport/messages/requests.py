@@ -17,24 +17,6 @@ from scavenger.train.transport.messages.values import (
     Tagged,
 )
 
-__all__ = [
-    "Admit",
-    "Announcement",
-    "Finish",
-    "Forget",
-    "Initialise",
-    "Migrate",
-    "Prepare",
-    "Quit",
-    "Reconnect",
-    "Recorded",
-    "RequestMessage",
-    "RollCall",
-    "RunCallbacks",
-    "Save",
-    "VerdictGiven",
-]
-
 
 class Recorded(Tagged, frozen=True):
     """The supervisor's answer to `CheckpointReady`: all steps up to `step` are stored."""

@@ -12,35 +12,6 @@ from scavenger.elastic.order import Blocks, Passes
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, Position, Share, View
 
-__all__ = [
-    "AggregatorAddress",
-    "BlocksBody",
-    "CheckpointPlan",
-    "DeathBody",
-    "LogSettings",
-    "Manifest",
-    "MapBody",
-    "MemberBody",
-    "PayloadOffer",
-    "PieceBody",
-    "ProcessConfiguration",
-    "Restore",
-    "RowCounts",
-    "SlotSpec",
-    "TensorSpec",
-    "ViewBody",
-    "blocks_body",
-    "blocks_of",
-    "changed_body",
-    "map_body",
-    "map_of",
-    "piece_body",
-    "piece_of",
-    "view_body",
-    "view_of",
-]
-
-
 RowCounts = tuple[tuple[int, int], ...]
 """Which gradients of a slot are sparse (`scavenger.train.transport.rows`): index of the segment in the layout, and its
 number of rows in the slot."""
@@ -83,7 +54,6 @@ class ProcessConfiguration(Body, frozen=True):
         threads: Threads that the process computes with.
         data_public_key: Public key of an aggregator's data channel.
         data_secret_key: Secret key of an aggregator's data channel.
-        logs: The log settings.
         data: The data, as `module:object`, if `train` returns a model alone; else empty.
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.

@@ -10,8 +10,6 @@ import keras
 
 from scavenger.train.worker.callbacks.state import UnkeepableError, decode, encode
 
-__all__ = ["CallbackAttributes"]
-
 _LOG_END = "log file"
 """Key of the size of a CSVLogger's file; no attribute can have this name."""
 

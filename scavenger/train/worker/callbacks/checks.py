@@ -9,8 +9,6 @@ import keras
 
 from scavenger.errors import NotSupportedError
 
-__all__ = ["chosen_callbacks", "has_batch_hooks", "needs_model", "restores_best_weights"]
-
 _Callback = keras.callbacks.Callback
 
 _LEFT_OUT: tuple[tuple[str, str], ...] = (

@@ -25,8 +25,6 @@ import tensorflow as tf
 
 from scavenger.train.worker.callbacks.state import UnkeepableError, encode
 
-__all__ = ["OtherState", "changes"]
-
 _ENTRIES = frozenset(
     {
         *("call", "__call__", "train_step", "test_step", "compute_loss", "compute_metrics"),

@@ -31,8 +31,6 @@ from scavenger.train.worker.callbacks.checks import (
 from scavenger.train.worker.callbacks.other_state import OtherState, changes
 from scavenger.train.worker.callbacks.rates import rates_asked
 
-__all__ = ["CallbackRunner"]
-
 
 class CallbackRunner:
     """The callbacks of one job in one worker.

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["STATE_BYTES_MAX", "UnkeepableError", "decode", "encode"]
-
 STATE_BYTES_MAX = 256 << 10
 """Largest size of an attribute: the state is kept with the record of every epoch."""
 

@@ -12,8 +12,6 @@ from scavenger.train.worker.data.blocks import BlockSource, rows_of
 from scavenger.train.worker.data.items import threads_of
 from scavenger.train.worker.data.source import Parts, parts_of, to_array
 
-__all__ = ["batch_of", "is_py_dataset", "open_py_dataset"]
-
 
 def batch_of(value: Any, number: int) -> Parts:
     """Convert a batch that the user's data gives.

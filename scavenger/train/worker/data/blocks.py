@@ -15,8 +15,6 @@ from scavenger.train.failure import DataError
 from scavenger.train.worker.data.items import Readers
 from scavenger.train.worker.data.source import Parts, join
 
-__all__ = ["BlockSource", "rows_of"]
-
 _KEPT_MORE = 2  # blocks of the next window, read while samples of the present one are still to come
 
 

@@ -23,8 +23,6 @@ from scavenger.train.worker.data.blocks import BlockSource
 from scavenger.train.worker.data.items import cpus
 from scavenger.train.worker.data.source import Array, Parts, blocks_of_large, to_array
 
-__all__ = ["RecordSource", "open_parquet"]
-
 _HEADER, _FOOTER = 12, 4
 """Bytes around a record: its length (8) and a checksum of that (4); a checksum of the record. See the description of
 the format in TensorFlow's documentation of TFRecord."""

@@ -16,8 +16,6 @@ from scavenger.sdk.data import sample_seed_set
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data.source import Parts, blocks_of_large, parts_of, stack, to_array
 
-__all__ = ["ArraySource", "ItemSource", "Readers", "cpus", "threads_of"]
-
 _LISTS = "a list is taken for several inputs: turn a list of samples into an array, np.array(x)"
 _THREADS_MAX = 64
 _LENGTH_MAX = 1 << 48

@@ -14,8 +14,6 @@ from scavenger.train.worker.data.items import ArraySource, ItemSource, threads_o
 from scavenger.train.worker.data.sequence import open_generator
 from scavenger.train.worker.data.source import Source, parts_of
 
-__all__ = ["open_source"]
-
 _INSTEAD = "give arrays (x, y), or an object whose [i] is one sample (x, y) and whose len() counts samples"
 _ARRAYS = ("RaggedTensor", "SparseTensor")
 

@@ -14,8 +14,6 @@ from scavenger.train.worker.data.batches import batch_of
 from scavenger.train.worker.data.blocks import BlockSource, rows_of
 from scavenger.train.worker.data.source import Parts, join, parts_of, stack
 
-__all__ = ["open_generator", "open_sequence"]
-
 _WINDOW_SAMPLES = 1 << 14
 _WINDOW_BYTES = 1 << 28
 _NONE = object()

@@ -12,18 +12,6 @@ import numpy.typing as npt
 from scavenger.elastic.order import Blocks
 from scavenger.train.failure import DataError
 
-__all__ = [
-    "Array",
-    "Parts",
-    "Source",
-    "blocks_of_large",
-    "join",
-    "parts_of",
-    "stack",
-    "to_array",
-    "within_reach",
-]
-
 Array = npt.NDArray[Any]
 Parts = tuple[Any, ...]
 """`(x,)`, `(x, y)` or `(x, y, sample_weight)`; each an array, or a tuple, list or dict of arrays."""

@@ -16,8 +16,6 @@ from scavenger.train.worker.data.sequence import open_sequence
 from scavenger.train.worker.data.source import Source
 from scavenger.train.worker.data.tf_elements import Elements, chain, open_elements
 
-__all__ = ["open_dataset"]
-
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
 _PADDED = "_PaddedBatchDataset"
 _UNBATCHES = ("_UnbatchDataset", "_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset")

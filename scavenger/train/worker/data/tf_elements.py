@@ -14,8 +14,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.util import nest, structure
 
-__all__ = ["Elements", "chain", "open_elements"]
-
 _Read = Callable[[int], list[Any]]
 """Gives the tensors of an element, in the order of its flattened structure."""
 
