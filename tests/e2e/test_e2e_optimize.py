@@ -194,19 +194,6 @@ def test_a_second_run_profiles_nothing_and_predicts_from_history(first: First) -
     assert not report["curve_info"]["relative_only"]
 
 
-def test_a_changed_module_beside_the_training_code_is_said_and_the_job_searched_again(first: First) -> None:
-    beside = first.job.folder / "preprocessing.py"
-    beside.write_text("SCALE = 2.0\n")
-    try:
-        report = first.job.run("plan").report
-    finally:
-        beside.unlink()
-
-    assert report["search"]["strategy"] == "partial"
-    assert "only one with another training code; compared were 2 Python files" in report["search"]["reason"]
-    assert report["search"]["profiled"] != []
-
-
 def test_a_stored_model_of_another_machine_is_noticed_said_and_replaced_by_a_search(first: First) -> None:
     with Store.open(first.job.store) as store:
         newest = store.models()[0]
@@ -228,6 +215,19 @@ def test_a_stored_model_of_another_machine_is_noticed_said_and_replaced_by_a_sea
     assert report["search"]["strategy"] == "partial"
     assert "did not fit" in report["search"]["reason"]
     assert any("does not fit this machine" in warning for warning in report["warnings"])
+    assert report["search"]["profiled"] != []
+
+
+def test_a_changed_module_beside_the_training_code_is_said_and_the_job_searched_again(first: First) -> None:
+    beside = first.job.folder / "preprocessing.py"
+    beside.write_text("SCALE = 2.0\n")
+    try:
+        report = first.job.run("plan").report
+    finally:
+        beside.unlink()
+
+    assert report["search"]["strategy"] == "partial"
+    assert "only one with another training code; compared were 2 Python files" in report["search"]["reason"]
     assert report["search"]["profiled"] != []
 
 
