@@ -25,12 +25,13 @@ def all_assignments(jobs: list[JobLoad], nodes: int):
 def outcome(jobs: list[JobLoad], places: tuple[int, ...], cycles_of) -> float:
     """The least possible worst loss of an assignment, infinite if a node is overloaded in each of its cycles."""
     buckets = [(load, bucket) for load in jobs for bucket in load.buckets]
+    times = {load.step_time_s for load in jobs}
     worst = 0.0
     for node in set(places):
         here = [each for each, place in zip(buckets, places, strict=True) if place == node]
         alone = {load.step_time_s for load, _ in here}
         losses = [math.inf]
-        for cycle in cycles_of(alone):
+        for cycle in cycles_of(alone, times):
             work = sum(steps_in_cycle(cycle, load.step_time_s) * bucket.execution_s for load, bucket in here)
             if work <= cycle * (1 + 1e-9):
                 losses.append(max(speed_loss(cyclic_step_time(cycle, each), each) for each in alone))
@@ -38,16 +39,16 @@ def outcome(jobs: list[JobLoad], places: tuple[int, ...], cycles_of) -> float:
     return worst
 
 
-def autops_cycles(alone: set[float]) -> set[float]:
+def autops_cycles(alone: set[float], _times: set[float]) -> set[float]:
     return {max(alone)}
 
 
-def longer_cycles(alone: set[float]) -> set[float]:
-    """Multiples of the step times up to twice the longest."""
+def longer_cycles(alone: set[float], times: set[float]) -> set[float]:
+    """Multiples of all step times, which leave room in a cycle, up to twice the longest on the node."""
     longest = max(alone)
     return {
         k * each
-        for each in alone
+        for each in times
         for k in range(1, int(2 * longest / each + 1e-9) + 1)
         if k * each >= longest
     }

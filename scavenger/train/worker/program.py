@@ -43,6 +43,7 @@ from scavenger.train.worker.checks import (
     constraint_of,
     notes_of_model,
 )
+from scavenger.train.worker.data import ArraySource
 from scavenger.train.worker.fingerprint import architecture, digest_of_samples
 from scavenger.train.worker.fit_arguments import lock_arrays, open_data, passes_of
 from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
@@ -458,7 +459,10 @@ class Program:
             epochs_per_pass=passes.epochs,
             shuffle=passes.shuffle,
             schedule_batch=schedule_batch if has_schedule(model.optimizer) else 0,
-            data=digest_of_samples(self.train, self.validation),
+            # an evaluation that takes long, or hangs, does so under its own limit and not while a worker starts
+            data=digest_of_samples(
+                self.train, self.validation if isinstance(self.validation, ArraySource) else None
+            ),
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:
