@@ -170,10 +170,16 @@ class TestWhatCannotBeUsed:
         assert database.path is not None
         holder = sqlite3.connect(database.path, isolation_level=None, check_same_thread=False)
         holder.execute("BEGIN IMMEDIATE")
-        release = threading.Timer(0.2, holder.close)
+        let_go = threading.Event()
+
+        def let_it_go() -> None:
+            let_go.set()  # before the writer can have the lock
+            holder.close()
+
+        release = threading.Timer(0.2, let_it_go)
         release.start()
         with database.writing(attempts=500) as session:
-            assert release.finished.is_set()
+            assert let_go.is_set()
             assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
         release.join()
         database.close()
