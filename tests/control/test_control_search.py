@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, search_outcome
+from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, run_ahead, search_outcome
 from scavenger.control.search.profile import Search, Spent, profile, repeat_first
 from scavenger.control.search.select import Decision, ask_while_training, decide, fit_model, profile_of
 from scavenger.control.training.measure import STEPS_MIN, is_known
@@ -323,7 +323,8 @@ def test_while_workers_for_the_choice_start_the_job_trains_on(tmp_path: Path) ->
     trainer.earlier_starts = Starts((), (20.0,) * 100)
     start_s = trainer.further_start.median_s
     spent_s, left = trainer.elapsed_s, 1.0 - decision.progress
-    found = predict_run(trainer, decision.told, decision.curve, Choice(larger, "time", ""))
+    choice = Choice(larger, "time", "")
+    found = predict_run(trainer, choice, run_ahead(trainer, decision.told, decision.curve, choice))
 
     assert start_s > 5.0
     assert found.spent_s == pytest.approx(spent_s + start_s)

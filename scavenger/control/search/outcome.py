@@ -103,12 +103,10 @@ def run_ahead(
     )
 
 
-def predict_run(
-    trainer: Trainer, model: JobModel, curve: TradeoffCurve, choice: Choice, *, end_s: float = ENDING_S
-) -> Predicted:
-    """Predict the whole run, from its start to its end; see `run_ahead` for the arguments."""
+def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead, *, end_s: float = ENDING_S) -> Predicted:
+    """Predict the whole run, from its start to its end, by what is left of it; see `run_ahead` for `end_s`."""
     point = choice.point
-    ahead = run_ahead(trainer, model, curve, choice, end_s=end_s).predict()
+    ahead = rest.predict()
     now_s, now_usd = trainer.elapsed_s, trainer.cost_usd
     low_s, high_s = ahead.time_interval_s
     low_usd, high_usd = ahead.cost_interval_usd

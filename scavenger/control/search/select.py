@@ -146,6 +146,7 @@ def decide(
     if isinstance(choice, Infeasible):
         return Decision(model, told, curve, choice, at, progress)
     terms = trainer.terms()
+    ahead = run_ahead(trainer, told, curve, choice, end_s=end_s)
     offer = space.offer(choice.configuration.vm)
     rents = terms is not None and capabilities_of(offer.provider).rents
     return Decision(
@@ -155,8 +156,8 @@ def decide(
         choice,
         at,
         progress,
-        predicted=predict_run(trainer, told, curve, choice, end_s=end_s),
-        ahead=run_ahead(trainer, told, curve, choice, end_s=end_s),
+        predicted=predict_run(trainer, choice, ahead, end_s=end_s),
+        ahead=ahead,
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )
 
