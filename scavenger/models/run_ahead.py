@@ -5,11 +5,12 @@ f          epochs to the target over those predicted: log-normal, and more than 
 m          the most that f can be: the run ends there by its bound on the epochs
 s          time of a step in the run over that predicted: log-normal
 F, S       when the first workers are ready; when the missing ones are, which start meanwhile
+P          pause of training by the change to the chosen configuration
 T, T'      time of the whole training at the chosen configuration, and at the present one meanwhile
 =========  ==================================================================================================
 
     time = F + left T' s                                        if the run ends before the missing workers are ready
-           max(F, S) + (left - (max(F, S) - F) / (T' s)) T s    else;     left = min(f, m) - p
+           max(F, S) + P + (left - (max(F, S) - F) / (T' s)) T s    else;   left = min(f, m) - p
 
 Neither the start of a worker nor what is trained meanwhile is certain, and that p of the way is behind makes f no more
 certain: what is left is f - p, so its relative uncertainty grows towards the end. The distribution is averaged over
@@ -71,6 +72,7 @@ class RunAhead:
         waited_s: Time since that launch.
         missing: Start of the missing workers from now on; None if none is missing.
         end: The time after the training.
+        stall: Pause of training by the change to the chosen configuration; None if it is known of none.
     """
 
     whole_s: float
@@ -85,12 +87,14 @@ class RunAhead:
     waited_s: float
     missing: Lasting | None
     end: Lasting
+    stall: Lasting | None = None
 
     def predict(self) -> Ahead:
         """The median and the 90 % interval."""
-        middle = np.full((1, 5), 0.5)
+        unknown = 5 if self.stall is None else 6
+        middle = np.full((1, unknown), 0.5)
         share, start_s, left, times_s, usd = self._ends(middle)
-        _, _, _, of_all_s, of_all_usd = self._ends(even_points(POINTS, 5))
+        _, _, _, of_all_s, of_all_usd = self._ends(even_points(POINTS, unknown))
         time_s, cost_usd = float(times_s[0]), float(usd[0])
         low_s, high_s = np.quantile(of_all_s, INTERVAL)
         low_usd, high_usd = np.quantile(of_all_usd, INTERVAL)
@@ -108,19 +112,20 @@ class RunAhead:
     def _ends(
         self, quantiles: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-        """f, start, share left after it, whole time and cost at quantiles of what is unknown, shape `(n, 5)`."""
-        of_epochs, of_steps, of_first, of_missing, of_end = quantiles.T
+        """f, start, share left after it, whole time and cost at quantiles of what is unknown, shape `(n, 5 or 6)`."""
+        of_epochs, of_steps, of_first, of_missing, of_end = quantiles.T[:5]
         share = np.minimum(self._shares(of_epochs), self.share_max)
         slow = np.exp(self.step_log_sd * ndtri(of_steps))
         ready_s = np.zeros(len(share)) if self.first is None else _rest(self.first, self.waited_s, of_first)
         start_s = (
             ready_s if self.missing is None else np.maximum(ready_s, _rest(self.missing, 0.0, of_missing))
         )
+        pause_s = 0.0 if self.stall is None else _rest(self.stall, 0.0, quantiles.T[5])
         left = share - self.behind
         trained = (start_s - ready_s) / (self.meanwhile_s * slow)
         over = left <= trained
         started_s = np.where(
-            over, ready_s + np.where(over, left, 0.0) * _finite(self.meanwhile_s) * slow, start_s
+            over, ready_s + np.where(over, left, 0.0) * _finite(self.meanwhile_s) * slow, start_s + pause_s
         )
         remaining = np.where(over, 0.0, left - trained)
         training_s = remaining * self.whole_s * slow

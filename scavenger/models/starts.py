@@ -22,6 +22,9 @@ FURTHER_LOG_RATIO, FURTHER_LOG_SD = -0.6, 0.5
 JOB_LOG_SD, START_LOG_SD = 0.3, 0.25
 """Deviations of a job from its machine's level and of one start from its job's, before they are known better."""
 
+STALL_LOG_SD = 0.3
+"""Deviation of one change of view from the others of its job, before they are known better."""
+
 PRIOR_JOBS = 3.0
 """Earlier jobs that `JOB_LOG_SD` counts for."""
 
@@ -32,6 +35,11 @@ class Lasting:
 
     median_s: float
     log_sd: float
+
+    @property
+    def mean_s(self) -> float:
+        """The mean, which is what it takes on average."""
+        return self.median_s * math.exp(0.5 * self.log_sd**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,20 @@ def further_start(own: Starts, earlier: Starts) -> Lasting:
     log_mean = math.log(first.median_s) + FURTHER_LOG_RATIO
     log_sd = FURTHER_LOG_SD if own.first_s else math.hypot(FURTHER_LOG_SD, first.log_sd)
     return _predicted(log_mean, log_sd, earlier.further_s, own.further_s)
+
+
+def stall(own: Sequence[float]) -> Lasting | None:
+    """How long the next change of view pauses training, by those of this job; None if none was measured.
+
+    A program that is started again for each change stands still for as long as it takes to start.
+    """
+    logs = [math.log(took_s) for took_s in own if 0.0 < took_s < math.inf]
+    if not logs:
+        return None
+    mean = math.fsum(logs) / len(logs)
+    squares = math.fsum((value - mean) ** 2 for value in logs)
+    variance = (STALL_LOG_SD**2 + squares) / len(logs)
+    return Lasting(math.exp(mean), math.sqrt(variance * (1.0 + 1.0 / len(logs))))
 
 
 def _predicted(log_mean: float, log_sd: float, earlier: Sequence[float], own: Sequence[float]) -> Lasting:

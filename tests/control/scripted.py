@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
+
 from scavenger.control.training.cost_meter import WorkerCostMeter
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import EarlierAttempts
@@ -52,6 +54,7 @@ class Scripted:
         worker_sqnorm: Mean squared norm of the gradient's parts; that of their mean is 1.
         coming: Events that the next poll hands out first.
         step, epoch: Where it begins.
+        stall_s: How long each view but the first pauses training.
         too_many: Samples of a worker from which on its device's memory does not hold them.
         hosts: Those that workers can be put on; empty where a new one can be had for each.
         avoided: Hosts that the engine was asked to avoid, each time.
@@ -86,6 +89,7 @@ class Scripted:
     step: int = 0
     epoch: int = 0
     consumed: int = 0
+    stall_s: float = 0.0
     too_many: int | None = None
     hosts: tuple[str, ...] = ()
     avoided: list[frozenset[str]] = field(default_factory=list)
@@ -246,12 +250,16 @@ class Scripted:
         view = self.membership.announced
         if view is None:
             return []
+        first_view = self.step == 0
         events: list[Any] = [*self.install(view)]
         self.step += 1
+        stall_s = self.stall_s if events and not first_view else 0.0
+        self.now_s += stall_s
         each = -(-view.global_batch_size // len(view.members))
         if self.too_many is not None and each >= self.too_many:
             events.append(m.MemoryExceeded(each))
-        events.append(self.report())
+        report = self.report()
+        events.append(msgspec.structs.replace(report, step_time_s=report.step_time_s + stall_s))
         if self.step % self.epoch_steps == 0:
             metrics = self.metrics[min(self.epoch, len(self.metrics) - 1)]
             events.append(m.EpochReport(self.epoch, self.step, metrics, 0.5))

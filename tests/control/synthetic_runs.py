@@ -19,7 +19,7 @@ from scavenger.control.training.goal import Goal
 from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import Limits
 from scavenger.control.training.trainer import Trainer
-from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.configuration import Configuration, Offer, SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Actual, Predicted
 from scavenger.elastic.membership import WorkerState
@@ -30,8 +30,11 @@ from scavenger.train.supervisor.events import Started
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
 
+WORKERS = (1, 2)
 BATCHES = (32, 64, 128)
 END_S, END_LOG_SD = 2.0, 0.2
+SLOWED = 1.3
+"""Times as long as usual a step takes beside a worker that starts on the same processors."""
 DESCRIBED = 0.7
 """Share of its start after which a worker has described the model."""
 
@@ -102,6 +105,9 @@ class Truth:
         alone_s = self.step_s + self.sample_s * -(-global_batch_size // workers)
         return alone_s if workers == 1 else self.beside * alone_s + self.sync_s
 
+    def evaluation_s(self, workers: int) -> float:
+        return 0.3 * self.sample_s * self.validation / workers
+
     def accuracy(self, progress: float) -> float:
         """The mean of the metric, which is at the target at 1."""
         lacking = (1.0 - self.target) * math.pow((1.0 + 0.15) / (progress + 0.15), self.power)
@@ -110,8 +116,14 @@ class Truth:
 
 @dataclass
 class Run(Scripted):
-    """One run of a job: steps, starts and evaluations take as long as they are drawn to."""
+    """One run of a job: steps, starts and evaluations take as long as they are drawn to.
 
+    Attributes:
+        shared: Whether workers share processors, so that one which starts slows the others down.
+        idle_s: Worker-seconds of steps in which a worker that was ready did not take part.
+    """
+
+    shared: bool = False
     truth: Truth = field(default_factory=lambda: Truth.drawn(np.random.default_rng(0), long=False))
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
@@ -119,7 +131,7 @@ class Run(Scripted):
         self.pace = math.exp(self.truth.run_log_sd * self.random.normal())
         self.speed = math.exp(self.truth.machine_log_sd * self.random.normal())
         self.drift = 0.0
-        self.progress = 0.0
+        self.progress = self.idle_s = 0.0
         self.ready_at: dict[str, float] = {}
         self.described, self.manifest = self.manifest, None
 
@@ -158,6 +170,7 @@ class Run(Scripted):
         self.step += 1
         report = self.report()
         self.now_s += report.step_time_s
+        self.idle_s += report.step_time_s * (self.ready - len(view.members))
         self.progress += report.samples / (
             self.pace * self.truth.epochs_at(view.global_batch_size) * self.truth.samples
         )
@@ -168,7 +181,7 @@ class Run(Scripted):
 
     def _evaluated(self, workers: int) -> m.EpochReport:
         validation = self.truth.validation
-        took_s = 0.3 * self.truth.sample_s * validation / workers * self.speed
+        took_s = self.truth.evaluation_s(workers) * self.speed
         self.now_s += took_s
         right = int(self.random.binomial(validation, self.truth.accuracy(self.progress)))
         told = m.EpochReport(self.epoch, self.step, {"val_accuracy": right / validation}, took_s)
@@ -185,6 +198,7 @@ class Run(Scripted):
         self.drift = 0.99 * self.drift + math.sqrt(1.0 - 0.99**2) * truth.drift_log_sd * self.random.normal()
         noise = math.exp(truth.step_log_sd * self.random.normal())
         took_s = truth.step_time_s(len(names), batch) * self.speed * math.exp(self.drift) * noise
+        took_s *= SLOWED if self.shared and self.starting else 1.0
         signal, scatter = 1.0 / truth.critical, 1.0
         parts = max(2, len(names))
         return m.StepReport(
@@ -248,6 +262,8 @@ class Outcome:
     Attributes:
         predicted: None if it ended before a choice.
         ahead: What was uncertain then.
+        idle_s: See `Run`.
+        twice: Whether the first point was measured again.
     """
 
     predicted: Predicted | None
@@ -255,9 +271,20 @@ class Outcome:
     forecasts: int
     warnings: tuple[str, ...]
     ahead: RunAhead | None = None
+    chosen: Configuration | None = None
+    idle_s: float = 0.0
+    twice: bool = False
 
 
-def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generator, **job: Any) -> Outcome:
+def run_job(
+    truth: Truth,
+    store: Store,
+    folder: Path,
+    random: np.random.Generator,
+    *,
+    at: Offer | None = None,
+    **job: Any,
+) -> Outcome:
     """Run a job to its target, from its search, or from what the store has of it."""
     manifest = SimpleNamespace(
         dataset_size=truth.samples,
@@ -273,14 +300,15 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
         parameters=1000,
         sample_bytes=64,
     )
-    run = Run(truth=truth, random=random, manifest=manifest, aggregators=0)
+    at = at or offer()
+    run = Run(truth=truth, random=random, manifest=manifest, aggregators=0, shared=at.shared_cpus is not None)
     spec = JobSpec.model_validate(
         {
             "version": 1,
             "name": "made-up",
             "train": "m:f",
             "objective": "time",
-            "search": {"workers": [1, 2], "batch_size": list(BATCHES)},
+            "search": {"workers": list(WORKERS), "batch_size": list(BATCHES)},
             "goal": {
                 "metric": "val_accuracy",
                 "target": truth.target,
@@ -292,7 +320,7 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
             **job,
         }
     )
-    offers = (offer(),)
+    offers = (at,)
     trainer = Trainer(
         cast(Supervisor, run),
         goal=Goal(spec.goal),
@@ -309,7 +337,7 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
     workflow = JobWorkflow(
         trainer,
         spec,
-        SearchSpace(offers, (1, 2), BATCHES),
+        SearchSpace(offers, WORKERS, BATCHES),
         store=store,
         recorder=cast(Any, _Recorder(store, job_id)),
         cloud=cast(Any, SimpleNamespace(hardware=lambda: "machine")),
@@ -328,4 +356,13 @@ def run_job(truth: Truth, store: Store, folder: Path, random: np.random.Generato
     assert actual is not None
     store.update_job(job_id, actual=actual)
     ahead = None if state.decision is None else state.decision.ahead
-    return Outcome(state.predicted, actual, len(workflow.outlook.forecasts), tuple(trainer.warnings), ahead)
+    return Outcome(
+        state.predicted,
+        actual,
+        len(workflow.outlook.forecasts),
+        tuple(trainer.warnings),
+        ahead,
+        state.chosen,
+        run.idle_s,
+        state.search is not None and bool(state.search.twice),
+    )

@@ -76,9 +76,10 @@ class Fits:
         return self.models[min(len(self.noise), len(self.models)) - 1]
 
 
-def running(folder: Path) -> Trainer:
+def running(folder: Path, stall_s: float = 0.0) -> Trainer:
     """A job at one worker and batch 32."""
-    trainer = trainer_of(Scripted(epoch_steps=10**6, worker_sqnorm=1.5), folder)
+    scripted = Scripted(epoch_steps=10**6, worker_sqnorm=1.5, stall_s=stall_s)
+    trainer = trainer_of(scripted, folder)
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")
     return trainer
@@ -153,6 +154,26 @@ def test_a_choice_that_saves_enough_is_what_the_job_should_run_on_and_is_told(tm
     assert planned is not None
     assert planned.global_batch_size == 64
     assert "refitted after" in trainer.warnings[-1]
+
+
+@pytest.mark.parametrize(("stall_s", "moves"), [(0.5, True), (600.0, False)])
+def test_a_program_that_starts_slowly_is_not_started_again_for_less_than_that_takes(
+    tmp_path: Path, stall_s: float, moves: bool
+) -> None:
+    """The larger batch saves half of what is left, some 400 s."""
+    trainer, fits = running(tmp_path, stall_s), Fits(EVEN, LARGER_PAYS)
+    trainer.move(Configuration("local-1", 1, 64), "profiling")
+    trainer.move(Configuration("local-1", 1, 32), "chosen")
+    again = replanning(trainer, fits)
+    train(trainer, EVEN, STEP + 0.001)
+    again.look()
+    train(trainer, EVEN, 2 * STEP + 0.002)
+    planned = again.look()
+
+    assert trainer.stall is not None
+    assert trainer.stall.median_s == pytest.approx(stall_s + STEP_S / 2, rel=0.2)
+    assert planned is not None
+    assert (planned.global_batch_size == 64) is moves
 
 
 def test_a_job_whose_limits_nothing_meets_is_left_to_the_limits(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
 from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, run_ahead, search_outcome
 from scavenger.control.search.profile import Search, Spent, profile, repeat_first
-from scavenger.control.search.select import Decision, ask_while_training, decide, fit_model, profile_of
+from scavenger.control.search.select import (
+    Decision,
+    ask_while_training,
+    decide,
+    fit_model,
+    profile_of,
+    why_measure_no_more,
+)
 from scavenger.control.training.measure import STEPS_MIN, is_known
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
@@ -28,6 +35,7 @@ from scavenger.models.starts import Starts
 from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
+ONE_WORKER = SPACE.configurations()[:2]
 PLAN = SearchPlan("full", "asked for", SPACE.configurations(), 5)
 
 
@@ -305,7 +313,9 @@ def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path:
     whole = decision.choice.point.time_s if isinstance(decision.choice, Choice) else 0.0
 
     assert 0.2 < decision.progress < 0.6
-    assert needed_s == pytest.approx(spent_s + (1 - decision.progress) * whole + ENDING_S)
+    assert trainer.stall is not None  # of the change to the choice
+    stall_s = trainer.stall.median_s
+    assert needed_s == pytest.approx(spent_s + stall_s + (1 - decision.progress) * whole + ENDING_S)
     assert needed_s < spent_s + whole
     for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
         found = decided(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
@@ -332,6 +342,57 @@ def test_while_workers_for_the_choice_start_the_job_trains_on(tmp_path: Path) ->
     assert found.time_s == pytest.approx(found.spent_s + found.remaining * larger.time_s + ENDING_S)
     # The epochs are fixed, so what is not certain is how long steps and the start take.
     assert found.time_interval_s[0] < found.time_s < found.time_interval_s[1]
+
+
+def test_the_pause_of_a_program_that_starts_again_is_in_the_prediction_and_its_interval(
+    tmp_path: Path,
+) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6, stall_s=20.0), tmp_path)
+    decision = decided(search, trainer)
+    assert isinstance(decision.choice, Choice)
+    other = next(
+        point
+        for point in decision.curve
+        if point.configuration != trainer.configuration and point.configuration.workers == 2
+    )
+    choice = Choice(other, "time", "")
+    ahead = run_ahead(trainer, decision.told, decision.curve, choice)
+    found, without = (predict_run(trainer, choice, one) for one in (ahead, replace(ahead, stall=None)))
+
+    assert trainer.stall is not None
+    assert found.time_s == pytest.approx(without.time_s + trainer.stall.median_s)
+    assert trainer.stall.median_s == pytest.approx(20.0, rel=0.1)
+    assert found.time_interval_s[1] > without.time_interval_s[1] + 20.0
+    here = replace(choice, point=decision.curve.find(trainer.configuration) or other)
+    assert run_ahead(trainer, decision.told, decision.curve, here).stall is None
+
+
+def test_while_workers_start_a_program_that_starts_slowly_is_not_started_again(tmp_path: Path) -> None:
+    _, trainer = searched(
+        Scripted(epoch_steps=10**6, stall_s=20.0), tmp_path, replace(PLAN, configurations=ONE_WORKER)
+    )
+    views = trainer.view
+    trainer.move(Configuration("local-1", 2, 64), "chosen", meanwhile=32)
+
+    assert trainer.view == views + 1  # and none for the batch size until then
+
+
+def test_another_point_must_pay_for_the_pauses_of_the_program(tmp_path: Path) -> None:
+    """What knowing more may gain is the same: what is lost by it is not."""
+    plan = SearchPlan("partial", "asked for", SPACE.configurations()[:1], 5, points=4)
+    reasons = []
+    for stall_s in (0.0, 1e4):
+        folder = tmp_path / str(stall_s)
+        folder.mkdir()
+        search, trainer = searched(Scripted(epoch_steps=10**6), folder, replace(plan, points=2))
+        trainer.history.stalls_s = [stall_s] * bool(stall_s)
+        measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
+        model = fit_model(measured, SPACE, JOB.goal, prior=None)
+        begun = replace(search, plan=plan)
+        reasons.append(why_measure_no_more(begun, model, trainer, SPACE, JOB))
+
+    assert "another measurement could gain" in reasons[1]
+    assert reasons[0] != reasons[1]
 
 
 def test_a_job_that_ends_before_another_worker_is_ready_waits_for_none(tmp_path: Path) -> None:

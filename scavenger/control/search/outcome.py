@@ -100,6 +100,7 @@ def run_ahead(
         waited_s=0.0 if first is None else first[1],
         missing=missing,
         end=Lasting(end_s, ENDING_LOG_SD),
+        stall=None if trainer.configuration in (None, there) else trainer.stall,
     )
 
 

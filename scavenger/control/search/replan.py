@@ -148,7 +148,9 @@ class Replanning:
         # Training continues while new workers start: what is lost is the gain during that time and the workers' cost,
         # unless the curve includes it.
         pay_usd = missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0
-        switch = Switch(0.0, 0.0 if choice.point.setup_s else pay_usd)
+        stall_s = 0.0 if trainer.stall is None else trainer.stall.mean_s  # in which nothing is trained
+        stall_usd = stall_s * choice.configuration.workers * trainer.offer.price_usd_per_hour / 3600.0
+        switch = Switch(stall_s, stall_usd + (0.0 if choice.point.setup_s else pay_usd))
         utility, elapsed_s = job.utility, trainer.elapsed_s
         worth = None if utility is None else (lambda left_s: utility.worth_at(elapsed_s + left_s))
         move = worth_moving(curve, choice, now, remaining=remaining, switch=switch, worth=worth)

@@ -255,10 +255,13 @@ def why_measure_no_more(
     # The training done by the measured steps is not lost.
     share = steps * next_.global_batch_size / (float(curve.epochs[there]) * model.dataset_size)
     waiting = _waiting(curve, choice, trainer.configuration, setup_s)
+    # A change of view there, and one on to the choice, which is made anyway unless the job is there.
+    changes = 2 if trainer.configuration == choice.configuration else 1
+    stall_s = 0.0 if trainer.stall is None else changes * trainer.stall.mean_s
     measuring = Switch(
-        max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s,
+        max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s + stall_s,
         max(0.0, next_.workers * steps_s * price_s - share * choice.point.cost_usd)
-        + missing * setup_s * price_s
+        + (missing * setup_s + next_.workers * stall_s) * price_s
         + waiting.cost_usd,
     )
     return search_more.why_measure_no_more(

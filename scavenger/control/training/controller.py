@@ -310,6 +310,8 @@ class Controller:
         actions: list[Action] = [Write("step", record), Write("step", done, audit=True)]
         if (change := self._view.change(record)) is not None:
             actions += [Write("view", change), Notify(change)]
+            if self._view.count > 1 and self._asked is not None and change.reason == self._asked.reason:
+                self.history.stalls_s.append(change.stall_s)
         return [*actions, ReportStep(record)]
 
     def _disturbed(self, report: m.StepReport, now: Situation) -> bool:

@@ -60,11 +60,14 @@ from scavenger.errors import (
 from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
-from scavenger.models.starts import Lasting, Starts, first_start, further_start
+from scavenger.models.starts import Lasting, Starts, first_start, further_start, stall
 from scavenger.train.crash import crash_error
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
+
+STALL_MAX = 0.1
+"""Share of the start of a worker that a change of the batch size may pause training for while workers start."""
 
 _POLL_S = 0.05
 _TICK_S = 1.0
@@ -213,6 +216,11 @@ class Trainer:
         return further_start(self.starts, self.earlier_starts)
 
     @property
+    def stall(self) -> Lasting | None:
+        """How long the next change of view pauses training; None if this job had none yet."""
+        return stall(self.history.stalls_s)
+
+    @property
     def step(self) -> int:
         """Number of the last applied step."""
         return self.history.step
@@ -354,6 +362,8 @@ class Trainer:
             Whether the configuration was reached: False if training finished or the move was given up before, or if
             lost workers could not be replaced.
         """
+        if self.stall is not None and self.stall.median_s > STALL_MAX * self.further_start.median_s:
+            meanwhile = None  # training would be paused for what it gains until the workers are ready
         self._handle(Gather(target, meanwhile, keep))
         gathered = self.wanted
         self.until(lambda: self.supervisor.ready >= self.wanted or give_up())

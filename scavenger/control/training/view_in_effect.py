@@ -17,12 +17,13 @@ class ViewInEffect:
     Attributes:
         configuration: The configuration that it stands for; None before the first view.
         steps: Number of its steps so far.
+        count: Number of views so far.
     """
 
     def __init__(self) -> None:
         self._body: ViewBody | None = None
         self.configuration: Configuration | None = None
-        self.steps = 0
+        self.steps = self.count = 0
 
     @property
     def number(self) -> int:
@@ -42,7 +43,7 @@ class ViewInEffect:
         """
         if body.number <= self.number:
             return False
-        self._body, self.steps = body, 0
+        self._body, self.steps, self.count = body, 0, self.count + 1
         self.configuration = Configuration(vm, len(body.members), body.global_batch_size)
         return True
 
