@@ -56,7 +56,7 @@ def catalog(
         return
 
     def command() -> int:
-        from scavenger.control.documents.catalog import Asked
+        from scavenger.api.catalog import Asked
         from scavenger_cli.commands.catalog import show
 
         asked = Asked(

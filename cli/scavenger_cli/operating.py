@@ -72,7 +72,7 @@ def scale(
     """Change how many workers a running job has, or how many aggregators hold its model."""
 
     def command() -> int:
-        from scavenger.control.documents.operations import scaling
+        from scavenger.api.operations import scaling
         from scavenger_cli.commands.operate import operate
 
         operation = scaling(workers, add, _split(remove), aggregators)
@@ -99,7 +99,7 @@ def migrate(
     """Replace the workers of a running job by new ones."""
 
     def command() -> int:
-        from scavenger.control.documents.operations import migration
+        from scavenger.api.operations import migration
         from scavenger_cli.commands.operate import operate
 
         operation = migration(_split(worker))
@@ -210,7 +210,7 @@ def logs(
             raise ConfigurationError(
                 "-f prints without end, and -o json prints one document: give one of them"
             )
-        from scavenger.control.documents.logs import Wanted
+        from scavenger.api.logs import Wanted
         from scavenger_cli.commands.logs import show_logs
 
         wanted = Wanted(process is None, not events, process)

@@ -240,10 +240,6 @@ class Client(Connection):
         query = {"job": list(jobs), "dry_run": _word(dry_run)}
         return self.delete("jobs", query, key=None if dry_run else str(uuid.uuid4()))
 
-    def drain(self, node: str, *, undo: bool = False) -> Document:
-        """Have all aggregators moved off a node of the pool, or let it have some again."""
-        return self.post("aggregators/drain", {"node": node, "undo": undo}, key=str(uuid.uuid4()))
-
     # ---- users -----------------------------------------------------------------------------------------------
 
     def put_user(self, user: str, role: Role) -> Document:

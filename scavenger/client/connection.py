@@ -106,6 +106,30 @@ class Connection:
         with self._answer(self._plain, "DELETE", path, params=query, headers=headers) as answer:
             return _document(answer, self.address.url)
 
+    def ask(
+        self, method: str, path: str, given: Mapping[str, Any], *, body: bool = False, key: str | None = None
+    ) -> dict[str, Any]:
+        """Ask a route; returns the answer.
+
+        Args:
+            method: Of HTTP.
+            path: Of the route.
+            given: What it is asked with; values that are None are left out.
+            body: Whether that is sent as a document, not in the query.
+            key: As of `post`.
+
+        Raises:
+            ScavengerError: As of `get`.
+        """
+        sent = {name: value for name, value in msgspec.to_builtins(given).items() if value is not None}
+        if not body:
+            sent = {name: str(one).lower() if isinstance(one, bool) else one for name, one in sent.items()}
+        session = self._plain if key is None else self._keyed
+        headers = {} if key is None else {"Idempotency-Key": key}
+        options = {"json": sent} if body else {"params": sent}
+        with self._answer(session, method.upper(), path, headers=headers, **options) as answer:
+            return _document(answer, self.address.url)
+
     @contextmanager
     def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[Iterator[bytes]]:
         """The lines of an answer as they come, within the block.

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scavenger.api.curves import report_with_curve
+from scavenger.api.of_server import ServerSource
+from scavenger.api.of_store import StoreSource
 from scavenger.client import Client as ServerClient
 from scavenger.client import SubmitOptions, server_address
 from scavenger.client.address import known_address
-from scavenger.control.documents.curves import report_with_curve
-from scavenger.control.sources.of_server import ServerSource
-from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.report import Observer
 from scavenger.errors import ConfigurationError
 from scavenger.pipelines.arguments import named
@@ -22,7 +22,7 @@ from scavenger.pipelines.narrowing import Choices, fixed
 from scavenger.pipelines.results import Models, Plan, Run, Submission
 
 if TYPE_CHECKING:
-    from scavenger.control.sources.base import Source
+    from scavenger.api.opening import Source
     from scavenger.pipelines.study import Study
 
 KEEP_S = 180.0

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from scavenger.api import reading
+from scavenger.api.of_server import ServerSource
+from scavenger.api.of_store import StoreSource
 from scavenger.client import SubmitOptions
 from scavenger.control.jobs.renewal import renewed
 from scavenger.control.jobs.variables import asked_variables
-from scavenger.control.sources import reading
-from scavenger.control.sources.of_server import ServerSource
-from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import StopJob
 from scavenger.domain.overrides import Renewal
@@ -44,10 +44,10 @@ from scavenger.presentation.formatting import used_up
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.submissions import SubmittedJob
+    from scavenger.api.opening import Source
+    from scavenger.api.submissions import SubmittedJob
     from scavenger.control.jobs.job_run import JobRun
     from scavenger.control.provisioning.kept_vms import KeptVms
-    from scavenger.control.sources.base import Source
     from scavenger.domain.job import JobSpec
     from scavenger.store import Store
     from scavenger.store.records import JobRecord

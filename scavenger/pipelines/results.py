@@ -36,7 +36,7 @@ from scavenger.presentation.formatting import (
 )
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.submissions import SubmittedJob
+    from scavenger.api.submissions import SubmittedJob
     from scavenger.store.records import ModelRecord
 
 __all__ = ["Models", "Plan", "Run", "Submission", "Table"]

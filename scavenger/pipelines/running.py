@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
+from scavenger.api import Source, open_source
+from scavenger.api.asking import Asking
+from scavenger.api.of_server import ServerSource
+from scavenger.api.of_store import StoreSource
 from scavenger.client import Client as ServerClient
 from scavenger.client.address import known_address
-from scavenger.control.sources import Source, open_source
-from scavenger.control.sources.asking import Asking
-from scavenger.control.sources.of_server import ServerSource
-from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.operation import (
     Migrate,

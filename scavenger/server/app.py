@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 8 << 20
 """Largest accepted body: a batch of indicators of the largest size has some 2 MB."""
+_ENTRY = re.compile(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""Fields of a value with their description, in its docstring."""
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": problems.Problem, "description": "Refused; see `code` and `fix`"},
     "5XX": {"model": problems.Problem, "description": "The server, its store or a cloud failed"},
@@ -139,7 +142,24 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     for name, schema in document["components"]["schemas"].items():
         if not name.endswith("Request"):
             _allow_null(schema)
+            _complete(schema)
     return document
+
+
+def _complete(schema: dict[str, Any]) -> None:
+    """Answers have all their fields, which the docstring of their value describes."""
+    fields = schema.get("properties", {})
+    text, _, entries = schema.get("description", "").partition("\n\nAttributes:\n")
+    if text:
+        schema["description"] = text
+    for names, told in _ENTRY.findall(entries):
+        for name in names.split(", "):
+            if name in fields:
+                fields[name].setdefault("description", " ".join(told.split()))
+    if fields:
+        schema["required"] = list(fields)
+    for field in fields.values():
+        field.pop("default", None)
 
 
 def _allow_null(schema: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from scavenger.control.documents.logs import LogPosition
+from scavenger.api.logs import LogPosition
 from scavenger.server.problems import RefusedError
 
 PAGE_MAX = 200

@@ -1,6 +1,6 @@
 """The forms of requests and answers, for validation and for the OpenAPI document.
 
-Answers are made by `scavenger.control.documents`, as for commands; these classes only describe them.
+Answers are made by `scavenger.api`, as for commands; these classes only describe them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from scavenger.control.documents.submissions import SubmittedJob
+from scavenger.api.submissions import SubmittedJob
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.access import Role
 from scavenger.domain.elastic import AGGREGATORS_MAX
@@ -461,22 +461,6 @@ class CatalogAnswer(_Answer):
     today: date = Field(description="The day from which ages of prices count.")
     regions: list[Anything]
     machines: list[MachineDocument]
-
-
-class PoolAnswer(_Answer):
-    pool: Anything | None = Field(description="Null if no pool is served on the server's machine.")
-
-
-class DrainRequest(_Request):
-    node: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="As `node-0`.")
-    undo: bool = Field(default=False, description="Let the node have aggregators again.")
-
-
-class DrainAnswer(_Answer):
-    node: str
-    drained: bool
-    moved: int = Field(description="Aggregators that were moved, or are to leave.")
-    later: bool = Field(description="Whether they leave only when their jobs have moved what they hold.")
 
 
 # ---- users -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scavenger_cli.commands import logs as logs_module
 
-from scavenger.control.documents.logs import LINE_BYTES_MAX, READ_BYTES_MAX, LogTail, harmless
+from scavenger.api.logs import LINE_BYTES_MAX, READ_BYTES_MAX, LogTail, harmless
 from scavenger.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import pytest
 from cli_fake import Run
 from scavenger_cli.ui import console
 
-from scavenger.control.sources import asking
+from scavenger.api import asking
 from scavenger.domain.operation import (
     Migrate,
     Operation,

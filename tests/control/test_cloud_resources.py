@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from fake import FakeProvider
 
+from scavenger.api.preview import preview_rows
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
-from scavenger.control.documents.preview import preview_rows
 from scavenger.control.jobs.platform import PreparedJob, RentedVms
 from scavenger.control.leading.start import Start, check_start
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of

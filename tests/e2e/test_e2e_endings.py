@@ -15,7 +15,7 @@ import psutil
 import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
-from scavenger.control.documents.logs import log_folder
+from scavenger.api.logs import log_folder
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import prepare_job

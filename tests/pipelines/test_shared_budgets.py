@@ -11,12 +11,12 @@ import pytest
 from studies import put_on_record
 
 from scavenger import Client, Job
+from scavenger.api.of_server import ServerSource
+from scavenger.api.of_store import StoreSource
 from scavenger.control.jobs import resume
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.control.service import submitting
-from scavenger.control.sources.of_server import ServerSource
-from scavenger.control.sources.of_store import StoreSource
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, LimitReachedError

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.pool import cost_of, pool_document, share_of, state_of
+from scavenger.api import open_source, pool
+from scavenger.api.values import plain
 from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from scavenger.train.pool.protocol import NodeLoad, PoolLoad, RentalLoad
     from scavenger.train.pool.rental import NodeSource
 
 _CHANGES_SHOWN = 5
@@ -43,16 +43,14 @@ def show_pool(*, as_json: bool) -> int:
         TransientError: The pool's manager does not answer.
         ConfigurationError: The price of a processor that the environment sets is none.
     """
-    from scavenger.control.sources import open_source
-
     with open_source(None) as source:
-        seen = source.pool()
+        found = pool.show_pool(source)
     if as_json:
-        console.emit_json(pool_document(seen))
-    elif seen.load is None:
+        console.emit_json(plain(found))
+    elif found.pool is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
     else:
-        _show(seen.load, (seen.usd_per_cpu_hour, seen.price_source), datetime.now(UTC).timestamp())
+        _show(found.pool, datetime.now(UTC))
     return 0
 
 
@@ -63,17 +61,15 @@ def drain_node(node: str, *, undo: bool, as_json: bool) -> int:
         ConfigurationError: No pool is served, it has no such node, or the others have no room.
         TransientError: The pool's manager does not answer.
     """
-    from scavenger.control.sources import open_source
-
     with open_source(None) as source:
-        document = source.drain(node, undo=undo)
+        done = pool.drain_node(source, node, undo=undo)
     if as_json:
-        console.emit_json(document)
+        console.emit_json(plain(done))
     elif undo:
         console.emit(Text(f"{clean(node)} gets aggregators again."))
     else:
-        moved = plural(document["moved"], "aggregator")
-        how = "to leave, as soon as what they hold has moved" if document["later"] else "moved"
+        moved = plural(done.moved, "aggregator")
+        how = "to leave, as soon as what they hold has moved" if done.later else "moved"
         console.emit(Text(f"{clean(node)} is drained: {moved} {how}."))
     return 0
 
@@ -215,37 +211,36 @@ def _renting(rent: RentOptions, tenants: int) -> Iterator[NodeSource]:
         yield source
 
 
-def _show(load: PoolLoad, price: tuple[float, str], now_s: float) -> None:
-    began = datetime.fromtimestamp(load.since, UTC)
-    used = sum(node.tenants > 0 for node in load.nodes)
+def _show(found: pool.Pool, now: datetime) -> None:
+    used = sum(node.tenants > 0 for node in found.nodes)
+    room = plural(found.room, "aggregator")
     console.emit(
-        Text(f"Pool of process {load.pid} since {when(began)}"),
-        Text(
-            f"{used} of {plural(len(load.nodes), 'node')} in use, room for {plural(load.room, 'aggregator')} more"
-        ),
+        Text(f"Pool of process {found.pid} since {when(found.since)}"),
+        Text(f"{used} of {plural(len(found.nodes), 'node')} in use, room for {room} more"),
         "",
-        _nodes(load),
+        _nodes(found),
     )
-    if machines := [node for node in load.nodes if node.node.place]:
-        console.emit("", _machines(machines, load.rental, now_s))
-    if load.rental is not None:
-        console.emit("", *_rental(load.rental))
-    if load.expected:
-        console.emit(Text(f"expected: {clean(', '.join(load.expected))}"))
-    if load.jobs:
-        console.emit("", _jobs(load, price[0]))
-    if load.tenants:
-        console.emit("", _tenants(load, now_s))
-    if load.changes:
-        console.emit("", *_changes(load))
-    note = f"share: of the node's processors, in the last 10 s; equal shares {_SHARES[load.shares]}"
+    if machines := [node for node in found.nodes if node.place]:
+        console.emit("", _machines(machines, found.rental, now))
+    if found.rental is not None:
+        console.emit("", *_rental(found.rental))
+    if found.expected:
+        console.emit(Text(f"expected: {clean(', '.join(found.expected))}"))
+    if found.jobs:
+        console.emit("", _jobs(found))
+    if found.tenants:
+        console.emit("", _tenants(found, now))
+    if found.changes:
+        console.emit("", *_changes(found))
+    note = f"share: of the node's processors, in the last 10 s; equal shares {_SHARES[found.shares]}"
     console.emit("", Text(note))
     if machines:
         console.emit(Text("cost on another machine: of processor time at the price of its node"))
-    console.emit(Text(f"cost: of processor time at {money(price[0])} per hour ({clean(price[1])})"))
+    price = f"{money(found.usd_per_cpu_hour)} per hour ({clean(found.price_source)})"
+    console.emit(Text(f"cost: of processor time at {price}"))
 
 
-def _nodes(load: PoolLoad) -> Table:
+def _nodes(found: pool.Pool) -> Table:
     grid = render.table(
         ("node", "left"),
         ("state", "left"),
@@ -255,20 +250,20 @@ def _nodes(load: PoolLoad) -> Table:
         ("tenants", "right"),
         ("memory", "right"),
     )
-    for node in load.nodes:
+    for node in found.nodes:
         grid.add_row(
-            clean(node.node.name),
-            state_of(node),
-            str(node.node.cpus),
-            _busy(node),
+            clean(node.name),
+            node.state.replace("_", " "),
+            str(len(node.processors)),
+            f"{node.busy:.0%}",
             f"{node.planned:.0%}",
             str(node.tenants),
-            f"{size(node.memory_bytes)} of {size(node.node.memory_bytes)}",
+            f"{size(node.used_bytes)} of {size(node.memory_bytes)}",
         )
     return grid
 
 
-def _jobs(load: PoolLoad, usd_per_cpu_hour: float) -> Table:
+def _jobs(found: pool.Pool) -> Table:
     grid = render.table(
         ("job", "left"),
         ("name", "left"),
@@ -278,7 +273,7 @@ def _jobs(load: PoolLoad, usd_per_cpu_hour: float) -> Table:
         ("cpu time", "right"),
         ("cost", "right"),
     )
-    for job in load.jobs:
+    for job in found.jobs:
         grid.add_row(
             clean(job.id[:8]),
             clean(_short(job.name)),
@@ -286,23 +281,23 @@ def _jobs(load: PoolLoad, usd_per_cpu_hour: float) -> Table:
             "-" if job.step_s is None else duration(job.step_s),
             "-" if job.loss is None else f"{job.loss:.1%}",
             f"{quantity(job.cpu_s)} s",
-            money(cost_of(job, usd_per_cpu_hour)),
+            money(job.cost_usd),
         )
     return grid
 
 
-def _rental(rental: RentalLoad) -> Iterator[RenderableType]:
+def _rental(rental: pool.PoolRental) -> Iterator[RenderableType]:
     """What is rented, and what it costs."""
     there = plural(len(rental.since), "node")
     yield Text(
-        f"rented at {clean(rental.place)}: {there} of at most {rental.nodes_max}, each a {clean(rental.machine)} at "
-        f"{money(rental.usd_per_hour)} per hour; {money(rental.spent_usd)} so far, {money(rental.idle_usd)} of it idle"
+        f"rented at {clean(rental.place)}: {there} of at most {rental.nodes_max}, each a {clean(rental.vm)} at "
+        f"{money(rental.usd_per_hour)} per hour; {money(rental.cost_usd)} so far, {money(rental.idle_usd)} of it idle"
     )
     if rental.shortage:
         yield Text(f"a node cannot be had: {clean(rental.shortage)}")
 
 
-def _machines(nodes: list[NodeLoad], rental: RentalLoad | None, now_s: float) -> Table:
+def _machines(nodes: list[pool.PoolNode], rental: pool.PoolRental | None, now: datetime) -> Table:
     since = {} if rental is None else rental.since
     grid = render.table(
         ("node", "left"),
@@ -313,21 +308,20 @@ def _machines(nodes: list[NodeLoad], rental: RentalLoad | None, now_s: float) ->
         ("idle so far", "right"),
     )
     for node in nodes:
-        at = since.get(node.node.name)
-        age = ("-" if at is None else duration(max(0.0, now_s - at)),) if since else ()
+        at = since.get(node.name)
+        age = ("-" if at is None else _age(at, now),) if since else ()
         grid.add_row(
-            clean(node.node.name),
-            clean(node.node.machine),
-            clean(node.node.place),
+            clean(node.name),
+            clean(node.machine or ""),
+            clean(node.place or ""),
             *age,
-            money(node.node.usd_per_hour),
-            money(node.idle_usd),
+            money(node.usd_per_hour or 0.0),
+            money(node.idle_usd or 0.0),
         )
     return grid
 
 
-def _tenants(load: PoolLoad, now_s: float) -> Table:
-    cpus = {node.node.name: node.node.cpus for node in load.nodes}
+def _tenants(found: pool.Pool, now: datetime) -> Table:
     grid = render.table(
         ("job", "left"),
         ("process", "left"),
@@ -337,29 +331,28 @@ def _tenants(load: PoolLoad, now_s: float) -> Table:
         ("memory", "right"),
         ("for", "right"),
     )
-    for tenant in load.tenants:
+    for tenant in found.tenants:
         grid.add_row(
-            clean(tenant.job_id[:8]),
-            clean(tenant.name),
+            clean(tenant.job.id[:8]),
+            clean(tenant.process),
             clean(tenant.node),
-            f"{share_of(tenant, cpus):.0%}",
+            f"{tenant.share:.0%}",
             f"{quantity(tenant.cpu_s)} s",
             size(tenant.memory_bytes),
-            duration(max(0.0, now_s - tenant.since)),
+            _age(tenant.since, now),
         )
     return grid
 
 
-def _changes(load: PoolLoad) -> Iterator[RenderableType]:
-    for change in load.changes[-_CHANGES_SHOWN:]:
-        at = when(datetime.fromtimestamp(change.at, UTC))[11:19]
-        yield Text(f"{at}  {clean(change.what)} ({clean(change.reason)})")
+def _changes(found: pool.Pool) -> Iterator[RenderableType]:
+    for change in found.changes[-_CHANGES_SHOWN:]:
+        yield Text(f"{when(change.at)[11:19]}  {clean(change.what)} ({clean(change.reason)})")
+
+
+def _age(since: datetime, now: datetime) -> str:
+    return duration(max(0.0, (now - since).total_seconds()))
 
 
 def _short(name: str, most: int = 10) -> str:
     """A job's name, cut so that the table fits 80 columns."""
     return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _busy(node: NodeLoad) -> str:
-    return f"{node.load_cpus / node.node.cpus:.0%}"

@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from scavenger.control.documents.service import STATES
-from scavenger.control.sources import open_source
+from scavenger.api import open_source
+from scavenger.api.service import STATES
 from scavenger.domain.access import SERVER, Role
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, when

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.catalog import Asked, catalog_document, prices_of
+from scavenger.api.catalog import Asked, catalog_document, prices_of
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.ui import console, render
@@ -29,7 +29,7 @@ def show(asked: Asked, *, as_json: bool) -> int:
     Raises:
         ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(None) as source:
         found = source.machines(asked)

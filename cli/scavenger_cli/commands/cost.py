@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.costs import cost_document
+from scavenger.api import open_source
+from scavenger.api.costs import cost_document
 from scavenger.control.provisioning.bill import JobCost, VmCost
-from scavenger.control.sources import open_source
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
 from scavenger_cli.commands.status import state_words
 from scavenger_cli.ui import console, render

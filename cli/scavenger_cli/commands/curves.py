@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.curves import report_with_curve
+from scavenger.api.curves import report_with_curve
 from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.errors import ConfigurationError
 from scavenger_cli.commands.pricing import priced
@@ -18,8 +18,8 @@ from scavenger_cli.ui import console
 from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:
+    from scavenger.api import Source
     from scavenger.control.search.imported import Imported, ImportOptions
-    from scavenger.control.sources import Source
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.pricing import Sizes
 
@@ -35,7 +35,7 @@ def show(
     Raises:
         ConfigurationError: There is no such job or no curve, `out` cannot be written, or a size has no known price.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         job = _latest(source) if key is None else source.job(key)
@@ -71,7 +71,7 @@ def explain(
     Raises:
         ConfigurationError: See `why_of`; there is no such job, or `out` cannot be written.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         job = _latest(source).id if key is None else key
@@ -93,7 +93,7 @@ def explain_imported(
     Raises:
         ConfigurationError: See `read_sources`; no such configuration; or `out` cannot be written.
     """
-    from scavenger.control.documents.why import why_document
+    from scavenger.api.why import why_document
     from scavenger.control.search.imported import read_sources
 
     imported = read_sources(paths, terms)

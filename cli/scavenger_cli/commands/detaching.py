@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.submissions import SubmittedJob, submission_answer, submitted
+from scavenger.api.submissions import SubmittedJob, submission_answer, submitted
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.driving import drive
 from scavenger_cli.ui import console

@@ -52,7 +52,7 @@ def fit(
 
 
 def _store(imported: Imported, key: str, store_url: str | None) -> str:
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         return source.put_fit(key, imported.model)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.leftovers import leftover_row
-from scavenger.control.sources import Source, open_source
+from scavenger.api import Source, open_source
+from scavenger.api.leftovers import leftover_row
 from scavenger.errors import CleanupError, ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.commands.other_leaders import OtherLeaders

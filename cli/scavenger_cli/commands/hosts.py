@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from scavenger.control.documents.jobs import hosts_document, hosts_of
+from scavenger.api.jobs import hosts_document, hosts_of
 from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console
 
@@ -20,7 +20,7 @@ def show_hosts(key: str, *, store_url: str | None, as_json: bool) -> int:
     Raises:
         ConfigurationError: There is no such job.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         status = source.status(key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scavenger.control.documents.plain import plain
+from scavenger.api.values import plain
 from scavenger.errors import CleanupError, ConfigurationError, NotFoundError
 from scavenger.presentation.formatting import clean, when
 from scavenger_cli.ui import console, render

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from scavenger.control.documents.logs import LogChunk, LogReader, Wanted, harmless, logs_document
+from scavenger.api.logs import LogChunk, LogReader, Wanted, harmless, logs_document
 from scavenger.presentation.formatting import when
 from scavenger.store.records import LIVE_STATES
 from scavenger_cli.ui import console
@@ -26,7 +26,7 @@ def show_logs(
     Raises:
         ConfigurationError: There is no such job or process, or its logs are on another machine.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         reader = source.logs(key, wanted)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.operations import outcome_document
+from scavenger.api.operations import outcome_document
 from scavenger.domain.operation import Operation, describe
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
@@ -28,9 +28,9 @@ def operate(
         ConfigurationError: There is no such job, or it is not running.
         TransientError: The job is busy with another operation, did not answer in time, or has gone silent.
     """
+    from scavenger.api import open_source
+    from scavenger.api.asking import Asking
     from scavenger.control.job_file.yaml_loader import read_scalar
-    from scavenger.control.sources import open_source
-    from scavenger.control.sources.asking import Asking
     from scavenger.domain.forms import parse_duration
 
     try:

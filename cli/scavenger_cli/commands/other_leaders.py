@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from rich.text import Text
 
+from scavenger.api import Source
+from scavenger.api.of_store import StoreSource
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.sweep import OtherLeader, end_other_leader, other_leaders
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.offers import CatalogCloud
-from scavenger.control.sources import Source
-from scavenger.control.sources.of_store import StoreSource
 from scavenger.control.sweep import region_of
 from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import CloudError, ConfigurationError

@@ -8,7 +8,7 @@ from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.preview import Preview
+    from scavenger.api.preview import Preview
 
 
 def show_preview(preview: Preview, *, as_json: bool = False, stream: TextIO | None = None) -> None:

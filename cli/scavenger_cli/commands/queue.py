@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.logs import Wanted
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import (
+from scavenger.api.logs import Wanted
+from scavenger.api.submissions import (
     SubmittedJob,
     submission_document,
     submissions_document,
 )
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, money, plural, when
@@ -23,7 +23,7 @@ from scavenger_cli.ui import console, render
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scavenger.control.sources import Source
+    from scavenger.api import Source
     from scavenger.domain.submission import ServerRecord
 
 SHOWN = 50
@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 def show_queue(*, everything: bool, store_url: str | None, as_json: bool) -> int:
     """Print submissions that wait or run, or with `everything` also those that have ended."""
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         found = source.submissions(SHOWN, states=() if everything else OPEN_SUBMISSIONS)
@@ -105,7 +105,7 @@ def follow_logs(key: str, *, store_url: str | None) -> int:
     Raises:
         ConfigurationError: There is no such job, or it ended before it began.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         job_id = await_begin(source, key)
@@ -139,7 +139,7 @@ def cancel_jobs(keys: list[str], *, everything: bool, yes: bool, store_url: str 
     Raises:
         ConfigurationError: There is no such submitted job, or there is no terminal to ask on.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     if everything == bool(keys):
         raise ConfigurationError("name jobs, or give --all for all of yours")

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scavenger.control.documents.logs import Wanted
-from scavenger.control.sources import reading
+from scavenger.api import reading
+from scavenger.api.logs import Wanted
 from scavenger.domain.document import report_from_document
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger_cli.commands.detaching import Detach, show_submission
@@ -19,8 +19,8 @@ from scavenger_cli.commands.queue import LINES, await_begin
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.submissions import SubmittedJob
-    from scavenger.control.sources.of_server import ServerSource
+    from scavenger.api.of_server import ServerSource
+    from scavenger.api.submissions import SubmittedJob
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scavenger.control.documents.logs import log_folder
+from scavenger.api.logs import log_folder
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
@@ -20,7 +20,7 @@ def remove_jobs(keys: list[str], *, yes: bool, dry_run: bool, store_url: str | N
         ConfigurationError: There is no such job, it rented VMs, or there is no terminal to ask on.
         TransientError: A job is running.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         source.end_dead()

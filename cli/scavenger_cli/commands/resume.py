@@ -39,7 +39,7 @@ def resume(
             and the job is another user's.
         TransientError: The job is running.
     """
-    from scavenger.control.sources import server_source
+    from scavenger.api import server_source
 
     if (server := server_source(store_url)) is not None:
         with server as source:
@@ -115,7 +115,7 @@ def _resume_here(
     if others and not _confirmed(job, yes=yes):
         return 0
     if detach:
-        from scavenger.control.sources.of_store import StoreSource
+        from scavenger.api.of_store import StoreSource
 
         with StoreSource(store_url) as source:
             show_submission(source.resume(job, audit=audit, renewal=renewal), as_json=as_json)

@@ -51,7 +51,7 @@ def execute(
     Raises:
         ScavengerError: The job cannot start.
     """
-    from scavenger.control.sources import server_source
+    from scavenger.api import server_source
 
     if (server := server_source(store_url)) is not None:
         with server as source:
@@ -64,7 +64,7 @@ def execute(
                 quiet=quiet,
                 detach=detach,
             )
-    from scavenger.control.documents.preview import preview_of
+    from scavenger.api.preview import preview_of
     from scavenger.control.job_file.load import load_job, override_job
     from scavenger.control.jobs.platform import prepare_job
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from scavenger.control.documents.jobs import JobStatus, ListedJob, jobs_document, status_document
+from scavenger.api.jobs import JobStatus, ListedJob, jobs_document, status_document
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from scavenger.control.sources import Source
+    from scavenger.api import Source
     from scavenger.domain.restore import Quarantine
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
 
@@ -61,7 +61,7 @@ def show_status(
     Raises:
         ConfigurationError: There is no such job, or filters are given with a job.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     if key is not None and filters != Filters():
         raise ConfigurationError("--state and --name filter the list of jobs: leave out the job")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.documents.models import model_document, models_document
+from scavenger.api.models import model_document, models_document
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.ui import console, render
@@ -23,7 +23,7 @@ IMPORT_MAX_BYTES = 64 * 2**20
 
 def list_models(*, store_url: str | None, as_json: bool) -> int:
     """Print every fitted model, latest first."""
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         found = source.models()
@@ -73,7 +73,7 @@ def _evidence(model: ModelRecord) -> str:
 
 def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
     """Print one model and what it was fitted for."""
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         model = source.model(key)
@@ -95,7 +95,7 @@ def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
 
 def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
     """Delete one model after asking."""
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         model = source.model(key)
@@ -117,7 +117,7 @@ def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, a
 
 def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -> int:
     """Write the models as one JSON document, to stdout or a file."""
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     with open_source(store_url) as source:
         document = source.export_models(keys)
@@ -138,7 +138,7 @@ def import_models(file: str, *, store_url: str | None, as_json: bool) -> int:
     Raises:
         ConfigurationError: The file cannot be read, is too large, or is not JSON.
     """
-    from scavenger.control.sources import open_source
+    from scavenger.api import open_source
 
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:

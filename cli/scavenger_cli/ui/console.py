@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.errors import ScavengerError
 from scavenger.masking import mask
 from scavenger.presentation.formatting import clean

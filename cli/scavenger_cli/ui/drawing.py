@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scavenger.control.documents.curves import curve_document
+from scavenger.api.curves import curve_document
 from scavenger.domain.document import report_document
 from scavenger.domain.report import RunReport
 from scavenger.presentation.panel import Panel, panel_of

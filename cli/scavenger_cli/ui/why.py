@@ -26,7 +26,7 @@ _MOSTLY = {
 
 
 def why_lines(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Text for a document of `scavenger.control.documents.why`."""
+    """Text for a document of `scavenger.api.why`."""
     used = document["model"]
     if used is not None and used["job_id"] != document["job"]["id"]:
         yield Text(f"explained by model {used['id'][:8]}, which is stored of another job of this kind")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scavenger.control.documents.preview import preview_rows
+from scavenger.api.preview import preview_rows
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.domain.document import report_from_document
 from scavenger.domain.job import EPOCHS_MAX

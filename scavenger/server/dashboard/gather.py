@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from scavenger.control.documents.costs import billed, cost_of
-from scavenger.control.documents.jobs import listed, progress_of
-from scavenger.control.documents.logs import log_folder
+from scavenger.api.costs import billed, cost_of
+from scavenger.api.jobs import listed, progress_of
+from scavenger.api.logs import log_folder
 from scavenger.control.training.run_course import CourseReader
 from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.job import EPOCHS_MAX

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from scavenger.control.documents.models import job_names
+from scavenger.api.models import job_names
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError, NotFoundError

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
-from scavenger.control.documents.costs import billed, cost_document, cost_of
-from scavenger.control.documents.curves import curve_document, plan_document, report_with_curve
-from scavenger.control.documents.jobs import jobs_document, listed, status_document, status_of
-from scavenger.control.documents.logs import JobLogs, Wanted, logs_document
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import (
+from scavenger.api.costs import billed, cost_document, cost_of
+from scavenger.api.curves import curve_document, plan_document, report_with_curve
+from scavenger.api.jobs import jobs_document, listed, status_document, status_of
+from scavenger.api.logs import JobLogs, Wanted, logs_document
+from scavenger.api.submissions import (
     submission_document,
     submissions_document,
     submitted,
     submitted_jobs,
 )
-from scavenger.control.documents.why import why_of
+from scavenger.api.values import SCHEMA_VERSION, plain
+from scavenger.api.why import why_of
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import Submission, SubmissionState

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from scavenger.control.documents.leftovers import (
+from scavenger.api.leftovers import (
     left_document,
     quarantine_document,
     quarantine_of,

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from scavenger.control.documents.operations import migration, operation_row, outcome_document, scaling
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import submission_answer, submitted
+from scavenger.api.operations import migration, operation_row, outcome_document, scaling
+from scavenger.api.submissions import submission_answer, submitted
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.access import Caller
 from scavenger.domain.operation import Operation, StopJob
 from scavenger.errors import NotFoundError

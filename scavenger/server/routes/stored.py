@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
-from scavenger.control.documents.catalog import Asked, catalog_document, find_machines
-from scavenger.control.documents.models import job_names, model_document, models_document
-from scavenger.control.documents.plain import SCHEMA_VERSION
-from scavenger.control.documents.pool import drained, pool_document, see_pool
+from scavenger.api import pool
+from scavenger.api.catalog import Asked, catalog_document, find_machines
+from scavenger.api.models import job_names, model_document, models_document
+from scavenger.api.values import SCHEMA_VERSION
 from scavenger.control.search.model_library import check_model, save_fit
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.models.job_model import JobModel
@@ -20,6 +20,7 @@ from scavenger.server.context import ContextOf, answer
 from scavenger.server.problems import RefusedError
 from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import JobKey
+from scavenger.server.routing import add_routes
 
 router = APIRouter(prefix="/v1")
 
@@ -133,17 +134,4 @@ def show_catalog(
     return answer(catalog_document(find_machines(asked)))
 
 
-@router.get(
-    "/aggregators", response_model=schemas.PoolAnswer, tags=["aggregators"], summary="The pool of aggregators"
-)
-def show_pool(_: CallerOf) -> Response:
-    """The pool of aggregators that jobs share on the server's machine, and what each of them uses."""
-    return answer(pool_document(see_pool()))
-
-
-@router.post(
-    "/aggregators/drain", response_model=schemas.DrainAnswer, tags=["aggregators"], summary="Drain a node"
-)
-def drain_node(_: Admin, request: schemas.DrainRequest) -> Response:
-    """Move all aggregators off a node of the pool while their jobs train; it then gets none until `undo`."""
-    return answer(drained(request.node, undo=request.undo))
+add_routes(router, pool.show_pool, pool.drain_node)

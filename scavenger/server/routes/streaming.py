@@ -16,7 +16,7 @@ from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from scavenger.control.documents.plain import plain
+from scavenger.api.values import plain
 from scavenger.masking import mask_values
 from scavenger.server.access import CallerOf, find_job
 from scavenger.server.context import Context, ContextOf

@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from scavenger.control.documents.preview import preview_answer, preview_of
-from scavenger.control.documents.submissions import (
+from scavenger.api.preview import preview_answer, preview_of
+from scavenger.api.submissions import (
     SubmittedJob,
     submission_answer,
     submitted,

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.service import service_document
+from scavenger.api.service import service_document
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.control.settings import load_settings
 from scavenger.domain.access import Caller
 from scavenger.errors import ConfigurationError, NotFoundError

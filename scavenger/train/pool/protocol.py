@@ -341,12 +341,6 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
         rented = self.rental.free if self.rental is not None and self.rental.place == place else 0
         return rented + sum(_room(one) for one in self.nodes if one.node.place == place)
 
-    @property
-    def room(self) -> int:
-        """Tenants for which there is room on this machine and all others."""
-        rented = 0 if self.rental is None else self.rental.free
-        return self.free + rented + sum(_room(one) for one in self.nodes if one.node.place)
-
 
 def _room(one: NodeLoad) -> int:
     return 0 if one.drained else one.node.tenants_max - one.tenants + one.pinned

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.costs import all_billed
-from scavenger.control.documents.operations import operation_row
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.costs import all_billed
+from scavenger.api.operations import operation_row
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.masking import mask_values

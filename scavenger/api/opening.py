@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from scavenger.api.of_server import ServerSource
+from scavenger.api.of_store import StoreSource
 from scavenger.client import Client, server_address
-from scavenger.control.sources.base import Source
-from scavenger.control.sources.of_server import ServerSource
-from scavenger.control.sources.of_store import StoreSource
+
+Source = StoreSource | ServerSource
+"""Jobs, models and prices, as commands show them; close it after use.
+
+Keys of jobs are ids, beginnings of ids, or names. Every method raises `NotFoundError` where there is no such job, model
+or operation, `ConfigurationError` where several begin so, and what the store or the server fails with."""
 
 
 def open_source(store_url: str | None) -> Source:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask, mask_values

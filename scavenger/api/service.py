@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.notification import NOTIFICATION_KINDS, NotificationCount, NotificationState
 from scavenger.version import __version__
 

@@ -7,29 +7,25 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.catalog import Asked, Found, find_machines
-from scavenger.control.documents.costs import billed, cost_of
-from scavenger.control.documents.jobs import JobStatus, ListedJob, listed, status_of
-from scavenger.control.documents.leftovers import quarantine_of
-from scavenger.control.documents.logs import JobLogs, LogReader, Wanted
-from scavenger.control.documents.models import job_names
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
-from scavenger.control.documents.submissions import SubmittedJob, submitted_jobs
+from scavenger.api.calls import Local
+from scavenger.api.catalog import Asked, Found, find_machines
+from scavenger.api.costs import billed, cost_of
+from scavenger.api.jobs import JobStatus, ListedJob, listed, status_of
+from scavenger.api.leftovers import quarantine_of
+from scavenger.api.logs import JobLogs, LogReader, Wanted
+from scavenger.api.models import job_names
+from scavenger.api.submissions import SubmittedJob, submitted_jobs
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.operation import Operation
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.domain.submission import ServerRecord, Submission
 from scavenger.errors import NotFoundError
-from scavenger.store import Store
-from scavenger.store.owner import this_process
 from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.pool import SeenPool
     from scavenger.control.provisioning.bill import JobCost
     from scavenger.control.sweep import Sweep
     from scavenger.domain.access import Role
@@ -41,37 +37,8 @@ POLL_S = 0.5
 """Between two looks for events: faster would not be noticed, and a look costs a millisecond."""
 
 
-class StoreSource:
-    """A `Source`: a store, opened when it is first needed.
-
-    Args:
-        url: As of `Store.open`.
-    """
-
-    def __init__(self, url: str | None) -> None:
-        self._url = url
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if "store" in self.__dict__:
-            self.store.close()
-
-    @cached_property
-    def store(self) -> Store:
-        """The opened store."""
-        return Store.open(self._url)
-
-    @property
-    def name(self) -> str:
-        return self.store.name
-
-    @property
-    def user(self) -> str:
-        return this_process().user
+class StoreSource(Local):
+    """A `Source`: a store."""
 
     def jobs(
         self, limit: int, *, states: Collection[str] = (), name: str | None = None
@@ -82,7 +49,7 @@ class StoreSource:
         return self.store.job(key)
 
     def why(self, key: str, workers: int, global_batch_size: int) -> dict[str, Any]:
-        from scavenger.control.documents.why import why_of
+        from scavenger.api.why import why_of
 
         return why_of(self.store, self.store.job(key), workers, global_batch_size)
 
@@ -214,18 +181,8 @@ class StoreSource:
     def machines(self, asked: Asked) -> Found:
         return find_machines(asked)
 
-    def pool(self) -> SeenPool:
-        from scavenger.control.documents.pool import see_pool
-
-        return see_pool()
-
-    def drain(self, node: str, *, undo: bool) -> dict[str, Any]:
-        from scavenger.control.documents.pool import drained
-
-        return drained(node, undo=undo)
-
     def service(self) -> dict[str, Any]:
-        from scavenger.control.documents.service import service_document
+        from scavenger.api.service import service_document
         from scavenger.control.settings import load_settings
 
         return service_document(self.store, load_settings().notify)

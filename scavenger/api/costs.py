@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.plain import plain
+from scavenger.api.values import plain
 from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -1,18 +1,36 @@
-"""Records as JSON values."""
+"""Answers as values: frozen dataclasses that are the JSON. From them come documents, the OpenAPI document, and what a
+client reads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 SCHEMA_VERSION = 1
 """Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 """Types of values that are JSON already: looked up for each, as lists have thousands."""
 _FIELDS: dict[type, tuple[str, ...]] = {}
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a call."""
+
+    schema_version: int = SCHEMA_VERSION
+
+
+def gathered(kind: type[Value], *parts: object, **own: Any) -> Value:
+    """Make a value whose fields are given, or are those of the first part that has one of that name."""
+    for name in _names(kind):
+        if name not in own and (part := next((one for one in parts if hasattr(one, name)), None)) is not None:
+            own[name] = getattr(part, name)
+    return kind(**own)
 
 
 def plain(value: Any) -> Any:

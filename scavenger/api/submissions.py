@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
 from scavenger.masking import mask_values

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from scavenger.control.documents.logs import LogReader, Wanted
-from scavenger.control.sources.base import Source
+from scavenger.api.logs import LogReader, Wanted
+from scavenger.api.opening import Source
 from scavenger.domain.operation import Operation, StopJob, describe
 from scavenger.errors import TransientError
 from scavenger.presentation.formatting import duration

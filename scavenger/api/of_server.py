@@ -6,16 +6,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
-from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from scavenger.api import reading
+from scavenger.api.calls import Remote
+from scavenger.api.catalog import Asked, Found
+from scavenger.api.jobs import JobStatus, ListedJob
+from scavenger.api.logs import LogChunk, LogReader, Wanted
+from scavenger.api.submissions import SubmittedJob
 from scavenger.client import Client
-from scavenger.control.documents.catalog import Asked, Found
-from scavenger.control.documents.jobs import JobStatus, ListedJob
-from scavenger.control.documents.logs import LogChunk, LogReader, Wanted
-from scavenger.control.documents.submissions import SubmittedJob
-from scavenger.control.sources import reading
 from scavenger.domain.operation import Operation
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.domain.restore import Quarantine, QuarantinedVm
@@ -24,7 +23,6 @@ from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
 
 if TYPE_CHECKING:
-    from scavenger.control.documents.pool import SeenPool
     from scavenger.control.provisioning.bill import JobCost
     from scavenger.control.sweep import Sweep
     from scavenger.domain.access import Role
@@ -36,31 +34,8 @@ PAGE_MAX = 200
 """Most entries that a server gives at once."""
 
 
-class ServerSource:
+class ServerSource(Remote):
     """A `Source`: a server."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.client.close()
-
-    @cached_property
-    def _info(self) -> dict[str, Any]:
-        return self.client.info()
-
-    @property
-    def name(self) -> str:
-        return str(self._info["store"])
-
-    @property
-    def user(self) -> str:
-        return str(self._info["user"])
 
     def jobs(
         self, limit: int, *, states: Collection[str] = (), name: str | None = None
@@ -202,7 +177,7 @@ class ServerSource:
                 return left
 
     def quarantine(self) -> Quarantine:
-        if self._info["role"] == "user":
+        if self.info["role"] == "user":
             return Quarantine()
         return reading.quarantine(self.client.quarantine())
 
@@ -219,12 +194,6 @@ class ServerSource:
             "memory": asked.memory,
         }
         return reading.machines(self.client.get("catalog", query), asked)
-
-    def pool(self) -> SeenPool:
-        return reading.pool(self.client.get("aggregators"))
-
-    def drain(self, node: str, *, undo: bool) -> dict[str, Any]:
-        return self.client.drain(node, undo=undo)
 
     def service(self) -> dict[str, Any]:
         return self.client.get("service")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from scavenger.control.documents.plain import SCHEMA_VERSION
+from scavenger.api.values import SCHEMA_VERSION
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.domain.ranges import Amount, CpuAmount, MemoryAmount

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scavenger.control.documents.curves import curve_document, report_with_curve
+from scavenger.api.curves import curve_document, report_with_curve
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.models.why import explain

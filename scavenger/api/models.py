@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:

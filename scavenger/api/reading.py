@@ -1,4 +1,4 @@
-"""Documents of the REST API as the values that they were made of; the inverse of `scavenger.control.documents`."""
+"""Documents of the REST API as the values that they were made of; the inverse of `scavenger.api`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from scavenger.control.documents.catalog import Asked, Found, wanted_of
-from scavenger.control.documents.jobs import JobStatus, ListedJob
-from scavenger.control.documents.logs import LogChunk, LogPosition
-from scavenger.control.documents.preview import Preview
-from scavenger.control.documents.submissions import SubmittedJob
+from scavenger.api.catalog import Asked, Found, wanted_of
+from scavenger.api.jobs import JobStatus, ListedJob
+from scavenger.api.logs import LogChunk, LogPosition
+from scavenger.api.preview import Preview
+from scavenger.api.submissions import SubmittedJob
 from scavenger.domain.cost import Price
 from scavenger.domain.operation import operation_from_document
 from scavenger.domain.progress import Progress
@@ -33,7 +33,6 @@ from scavenger.store.records import (
 
 if TYPE_CHECKING:
     from scavenger.cloud.catalog.types import Listing
-    from scavenger.control.documents.pool import SeenPool
     from scavenger.control.provisioning.bill import JobCost
     from scavenger.control.provisioning.clean_up import Leftover
     from scavenger.control.sweep import Sweep
@@ -210,95 +209,3 @@ def _listing(row: Mapping[str, Any]) -> Listing:
     )
     prices = msgspec.convert((row["on_demand"], row["spot"]), tuple[Price | None, Price | None])
     return Listing(machine, row["region"], *prices, interruption=row["interruption"] or "")
-
-
-@_of_this_version
-def pool(document: Mapping[str, Any]) -> SeenPool:
-    """The pool of aggregators of the server's machine."""
-    from scavenger.cloud.local import LocalCloud
-    from scavenger.control.documents.pool import SeenPool
-
-    found = document["pool"]
-    if found is None:
-        return SeenPool(None, *LocalCloud().cpu_price())
-    return SeenPool(_load(found), found["usd_per_cpu_hour"], found["price_source"])
-
-
-def _load(found: Mapping[str, Any]) -> Any:
-    from scavenger.train.pool.placement import Node
-    from scavenger.train.pool.protocol import Change, JobUse, NodeLoad, PoolLoad, TenantLoad
-
-    nodes = tuple(
-        NodeLoad(
-            Node(
-                one["name"],
-                tuple(one["processors"]),
-                one["memory_bytes"],
-                one["tenants_max"],
-                one["place"] or "",
-                one["machine"] or "",
-                one["usd_per_hour"] or 0.0,
-            ),
-            one["load_cpus"],
-            one["used_bytes"],
-            one["tenants"],
-            one["planned"],
-            one["state"] in ("draining", "drained"),
-            one["pinned"],
-            one["idle_usd"] or 0.0,
-        )
-        for one in found["nodes"]
-    )
-    tenants = tuple(
-        TenantLoad(
-            one["job"]["id"],
-            one["job"]["name"],
-            one["process"],
-            one["node"],
-            one["pid"],
-            _seconds(one["since"]),
-            one["cpu_s"],
-            one["load_cpus"],
-            one["memory_bytes"],
-        )
-        for one in found["tenants"]
-    )
-    jobs = msgspec.convert(found["jobs"], tuple[JobUse, ...])
-    changes = tuple(
-        Change(_seconds(one["at"]), one["what"], one["reason"], one["in_use"]) for one in found["changes"]
-    )
-    return PoolLoad(
-        found["pid"],
-        _seconds(found["since"]),
-        found["shares"],
-        found["tenant_memory_bytes"],
-        found["free"],
-        nodes,
-        tenants,
-        jobs,
-        changes,
-        found["address"] or "",
-        tuple(found["expected"]),
-        None if found["rental"] is None else _rental(found["rental"]),
-    )
-
-
-def _rental(found: Mapping[str, Any]) -> Any:
-    from scavenger.train.pool.protocol import RentalLoad
-
-    return RentalLoad(
-        found["place"],
-        found["vm"],
-        found["usd_per_hour"],
-        found["nodes_max"],
-        found["idle_s"],
-        {name: _seconds(since) for name, since in found["since"].items()},
-        found["free"],
-        found["cost_usd"],
-        found["idle_usd"],
-        found["shortage"] or "",
-    )
-
-
-def _seconds(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.job import CheckpointSpec
 from scavenger.policy.leaders import what_is_lost, where_checkpoints_are
 from scavenger.presentation.formatting import clean, duration, money, plural

@@ -1,0 +1,87 @@
+"""Routes made of calls: who may ask, with what, under which key, and what the answer looks like."""
+
+from __future__ import annotations
+
+from inspect import Parameter, Signature
+from typing import Annotated, Any, get_args, get_origin
+
+from fastapi import APIRouter, Path, Query
+from pydantic import ConfigDict, create_model
+from pydantic.fields import FieldInfo
+from starlette.responses import Response
+
+from scavenger.api.calls import Call, Local
+from scavenger.api.values import plain
+from scavenger.domain.access import Caller
+from scavenger.server.access import Admin, CallerOf, Changer, Overseer
+from scavenger.server.context import Context, ContextOf, answer
+from scavenger.server.repeating import Once, OnceOf
+
+_ROLES: dict[str, Any] = {"anyone": CallerOf, "changer": Changer, "overseer": Overseer, "admin": Admin}
+
+
+def add_routes(router: APIRouter, *calls: Call[..., Any]) -> None:
+    """Add a route for each call."""
+    for call in calls:
+        router.add_api_route(
+            f"/{call.path}",
+            _endpoint(call),
+            methods=[call.method.upper()],
+            response_model=call.answer,
+            status_code=call.status,
+            tags=[call.tag],
+            summary=call.summary,
+            description=call.__doc__,
+            name=call.function.__name__,
+        )
+
+
+def _endpoint(call: Call[..., Any]) -> Any:
+    """A function with the signature that FastAPI validates requests by."""
+
+    def endpoint(context: Context, caller: Caller, once: Once | None = None, **given: Any) -> Response:
+        at = Local(store=context.store, caller=caller)
+        if (request := given.pop("request", None)) is not None:
+            given |= {name: getattr(request, name) for name in type(request).model_fields}
+
+        def answered() -> dict[str, Any]:
+            document: dict[str, Any] = plain(call.function(at, **given))
+            return document
+
+        if once is not None:
+            return once.answer(answered, call.status)
+        made = context.writer.call(answered) if call.writes else answered()
+        if call.writes and call.tag == "users":
+            context.callers.forget()
+        return answer(made, call.status)
+
+    kind = Parameter.KEYWORD_ONLY
+    own = [Parameter("context", kind, annotation=ContextOf)]
+    own.append(Parameter("caller", kind, annotation=_ROLES[call.role]))
+    if call.writes == "once":
+        own.append(Parameter("once", kind, annotation=OnceOf))
+    asked = dict(call.parameters)
+    parts = [name for name in asked if f"{{{name}}}" in call.path]
+    own += [_parameter(asked.pop(name), Path) for name in parts]
+    if call.body:
+        fields = {
+            one.name: (one.annotation, ... if one.default is Parameter.empty else one.default)
+            for one in asked.values()
+        }
+        config = ConfigDict(extra="forbid", strict=True)
+        form: Any = create_model(call.body, __config__=config, **fields)  # type: ignore[call-overload]
+        own.append(Parameter("request", kind, annotation=form))
+    else:
+        own += [_parameter(one, Query) for one in asked.values()]
+    endpoint.__signature__ = Signature(own)  # type: ignore[attr-defined]
+    endpoint.__name__ = call.function.__name__
+    return endpoint
+
+
+def _parameter(one: Parameter, place: Any) -> Parameter:
+    """A parameter of a path or a query, as FastAPI has it: with its description beside the bounds."""
+    base, *marks = get_args(one.annotation) if get_origin(one.annotation) is Annotated else (one.annotation,)
+    bounds = [bound for mark in marks if isinstance(mark, FieldInfo) for bound in mark.metadata]
+    told = next((mark.description for mark in marks if isinstance(mark, FieldInfo)), None)
+    form = Annotated[(base, *bounds, place(description=told))]  # type: ignore[valid-type]
+    return one.replace(kind=Parameter.KEYWORD_ONLY, annotation=form)
