@@ -107,8 +107,13 @@ def upgrade() -> None:
         sa.Column("month", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("user", sa.Text(), nullable=False),
+        sa.Column("quantity", REAL, nullable=False),
         sa.Column("usd", REAL, nullable=False),
-        sa.CheckConstraint("item IN ('job', 'vms', 'share', 'pool', 'leader')", name=op.f("ck_ledger_item")),
+        sa.Column("basis", sa.Text(), nullable=False),
+        sa.CheckConstraint(
+            "item IN ('workers', 'vms', 'disks', 'traffic', 'share', 'leader', 'earlier', 'pool')",
+            name=op.f("ck_ledger_item"),
+        ),
         sa.PrimaryKeyConstraint("job_id", "item", "month", name=op.f("pk_ledger")),
     )
     op.create_index(op.f("ix_ledger_month"), "ledger", ["month"], unique=False)

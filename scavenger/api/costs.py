@@ -36,25 +36,10 @@ def cost_of(store: Store, job: JobRecord, at: datetime, intents: Sequence[Intent
         intents: Its VMs; None: they are read.
     """
     from scavenger.control.provisioning.bill import job_cost
-    from scavenger.control.provisioning.leader_meter import recorded_leader
-    from scavenger.control.provisioning.traffic_counter import recorded_traffic
-    from scavenger.control.training.aggregation_share import recorded_share
 
     intents = store.intents(job.id) if intents is None else intents
-    traffic = recorded_traffic(store, job.id) if intents else None
-    share = recorded_share(store, job.id)
-    leader = recorded_leader(store, job.id) if intents else None
-    prices = _disk_prices(intents)
-    cost = job_cost(
-        job,
-        intents,
-        at=at,
-        disk_prices=prices,
-        traffic=traffic,
-        share=share,
-        leader=leader,
-        afterwards_usd=store.booked(job.id, "leader"),
-    )
+    prices, entries = _disk_prices(intents), store.entries(job.id)
+    cost = job_cost(job, intents, at=at, disk_prices=prices, entries=entries)
     if job.ended:
         return cost
     return replace(cost, alive=store.is_alive(job), has_runner=store.has_runner(job.id))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
+from typing import Literal
 
 from scavenger.domain.configuration import Configuration
 
@@ -296,74 +297,33 @@ class TrafficPrice:
         return f"{self.source}, {self.dated.isoformat()}"
 
 
+Item = Literal["workers", "vms", "disks", "traffic", "share", "leader", "earlier", "pool"]
+"""Items of a job's cost, of which none has another's dollars. `workers`: what a job has counted itself that rents
+nothing. `vms`, `disks`: its VMs as they are charged, and their disks. `traffic`: between zones. `share`: its part of a
+pool. `leader`: the VM that leads it. `earlier`: what a record that comes from another store tells. `pool`: the VMs of a
+pool, with their disks, which jobs pay by their shares."""
+
+
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Data that a job's VMs sent to other zones, and its cost at the price of that time.
+class LedgerEntry:
+    """What a job has used of one item, and what that has cost.
 
     Attributes:
-        price: Price with its source and date, as text; empty if nothing was sent.
+        quantity: Seconds of workers, VMs, disks, the leader or processors of a pool; GiB of traffic.
+        usd: US dollars.
+        basis: What is priced, or by which price, as text; empty if the quantity says it.
     """
 
-    gib: float = 0.0
+    quantity: float = 0.0
     usd: float = 0.0
-    price: str = ""
+    basis: str = ""
 
-    def plus(self, gib: float, price: TrafficPrice) -> Traffic:
-        """This and more."""
-        shown = f"${price.usd_per_gib:.6g} per GiB ({price})"
-        return Traffic(self.gib + gib, self.usd + gib * price.usd_per_gib, shown)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderUse:
-    """The VM on which a job is led, and for how long.
-
-    Attributes:
-        vm: VM type.
-        seconds: Since its launch.
-        usd_per_hour: Price of the VM with its disk.
-    """
-
-    vm: str
-    seconds: float
-    usd_per_hour: float
-
-    def __post_init__(self) -> None:
-        _require("the price of the leader's VM", self.usd_per_hour, above=True)
-        _require("seconds", self.seconds)
+    def __add__(self, other: LedgerEntry) -> LedgerEntry:
+        """This and more of the same item."""
+        quantity, usd = self.quantity + other.quantity, self.usd + other.usd
+        return LedgerEntry(quantity, usd, other.basis or self.basis)
 
     @property
-    def usd(self) -> float:
-        """Its cost."""
-        return self.seconds / 3600.0 * self.usd_per_hour
-
-
-@dataclass(frozen=True, slots=True)
-class AggregationShare:
-    """A job's share of the processors of a pool, by use.
-
-    Attributes:
-        cpu_s: Processor time that its aggregators have used, seconds.
-        usd: Its cost.
-        usd_per_cpu_hour: Price of a processor; the mean, where nodes differ in it.
-    """
-
-    cpu_s: float = 0.0
-    usd: float = 0.0
-    usd_per_cpu_hour: float = 0.0
-
-    def plus(self, cpu_s: float, usd_per_cpu_hour: float) -> AggregationShare:
-        """This and more."""
-        usd = self.usd + cpu_s / 3600.0 * usd_per_cpu_hour
-        return AggregationShare(self.cpu_s + cpu_s, usd, usd_per_cpu_hour)
-
-    @classmethod
-    def of(cls, cpu_s: float, usd: float) -> AggregationShare:
-        """A share whose cost is known."""
-        return cls(cpu_s, usd, usd / cpu_s * 3600.0 if cpu_s > 0.0 else 0.0)
-
-    def with_share(self, other: AggregationShare) -> AggregationShare:
-        """This and another one, of the same job."""
-        both = AggregationShare.of(self.cpu_s + other.cpu_s, self.usd + other.usd)
-        prices = {share.usd_per_cpu_hour for share in (self, other) if share.cpu_s}
-        return replace(both, usd_per_cpu_hour=prices.pop()) if len(prices) == 1 else both
+    def usd_per_hour(self) -> float:
+        """Mean price of what is counted in seconds; 0 if there was none."""
+        return self.usd / self.quantity * 3600.0 if self.quantity > 0.0 else 0.0

@@ -88,6 +88,7 @@ class FleetSpec:
         template: The launch parameters that all its VMs share.
         vms_max: Largest number of VMs at any time, including those that are being deleted.
         budget_usd: Limit on the cost of all its VMs, past ones included; infinite if there is no limit.
+        disk_usd_per_hour: Price of a VM's boot disk; 0 if it is not known.
         drain_s: Time that the job needs to save its state; reserved for each VM in addition to the time to end it.
         boot_key: Key from which the single-use join keys of the VMs are derived, hexadecimal. Every process that
             launches VMs in the region needs it, so it is stored as long as the job wants VMs.
@@ -113,6 +114,7 @@ class FleetSpec:
     attempt: int = 1
     register_s: float = 600.0
     launches: bool = True
+    disk_usd_per_hour: float = 0.0
 
     def options_of(self, slot: VmSlot) -> tuple[PlacementOption, ...]:
         """Placement options for the VM of a slot."""

@@ -173,6 +173,7 @@ def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
         "boot_key": spec.boot_key,
         "attempt": spec.attempt,
         "register_s": spec.register_s,
+        **({"disk_usd_per_hour": spec.disk_usd_per_hour} if spec.disk_usd_per_hour else {}),
         **({} if spec.launches else {"launches": False}),
         **_template_document(spec.template),
     }

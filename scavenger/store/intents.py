@@ -40,7 +40,7 @@ from scavenger.store.intent_rows import (
     row_of,
     settle,
 )
-from scavenger.store.ledger import book_vms
+from scavenger.store.ledger import note_vms
 from scavenger.store.quarantine import is_restored, new_lease
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import FleetSpecRow, InstallationRow, IntentRow, JobRow, LeaseRow
@@ -167,7 +167,7 @@ class Intents(Part):
                 _put_spec(session, spec)
             session.flush()
             moved = [one for one in handovers if hand_over(session, one, self._clock(), _may_take)]
-            book_vms(session, {job for one in moved for job in (one.from_job, one.to_job)}, self._clock())
+            note_vms(session, {job for one in moved for job in (one.from_job, one.to_job)}, self._clock())
             return frozenset(one.intent_id for one in moved)
 
     def report_shortages(
@@ -328,7 +328,7 @@ class Intents(Part):
                 row.ended_at = vm.ended_at
             if row.instance_id and not never:
                 settle(row, held_before_s(session, row))
-            book_vms(session, [row.job_id], self._clock())
+            note_vms(session, [row.job_id], self._clock())
             return intent_of(row)
 
     def charge(self, fence: Fence, added: Mapping[str, tuple[float, float]], at: datetime) -> bool:
@@ -353,7 +353,7 @@ class Intents(Part):
                 seconds, usd = added[row.id]
                 row.billed_s, row.spent_usd, row.charged_at = row.billed_s + seconds, row.spent_usd + usd, at
                 charged.add(row.job_id)
-            book_vms(session, charged, self._clock())
+            note_vms(session, charged, self._clock())
             return True
 
     def acknowledge_vm(self, intent_id: str) -> bool:

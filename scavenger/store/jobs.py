@@ -16,6 +16,7 @@ from sqlalchemy import Row, Select, and_, delete, false, or_, select
 from sqlalchemy.orm import Session, undefer
 
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.report import Actual, JobState, Predicted
 from scavenger.domain.submission import not_begun
@@ -28,7 +29,7 @@ from scavenger.store.base import (
     job_row,
     open_submissions,
 )
-from scavenger.store.ledger import book
+from scavenger.store.ledger import note, note_counted
 from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_alive, owner_of
 from scavenger.store.progress import close_processes, forget_processes
@@ -134,7 +135,7 @@ class Jobs(Part):
             session.flush()
             _set(session, row, cast(JobProgress, fields), record.heartbeat_at)
             if record.cost_usd is not None:
-                book(session, record.id, "job", record.cost_usd, record.heartbeat_at)
+                note(session, record.id, "earlier", LedgerEntry(0.0, record.cost_usd), record.heartbeat_at)
             return True
 
     def update_job(self, job_id: str, **fields: Unpack[JobUpdate]) -> None:
@@ -484,7 +485,7 @@ def _set(session: Session, row: JobRow, fields: JobProgress, at: datetime) -> No
     for name, value in changes.items():
         setattr(row, name, value)
     if (cost_usd := changes.get("cost_usd")) is not None:
-        book(session, row.id, "job", cost_usd, at)
+        note_counted(session, row, cost_usd, at)
 
 
 _LISTED = tuple(getattr(JobRow, one.key) for one in JobRow.__mapper__.column_attrs if one.key != "report")

@@ -1,8 +1,9 @@
-"""The ledger: what each job has cost in each month, by item; and budgets, which are held against it.
+"""The ledger: what each job has used and cost in each month, by item. Bills, reports and all budgets read it alone.
 
-Nothing deletes a row: neither the end of a job, nor its resumption, nor the deletion of its record gives money back.
-An item is booked by its total so far, of which the present month gets what earlier months do not have; so booking
-the same twice is booking it once, and a correction by the cloud's times falls into the month in which it is known.
+An item has no other's dollars, so what a job has cost is their sum, whatever items there will be. Nothing deletes a
+row: neither the end of a job, nor its resumption, nor the deletion of its record gives money back. An item is noted by
+its total so far, of which the present month gets what earlier months do not have; so noting the same twice is noting
+it once, and a correction by the cloud's times falls into the month in which it is known.
 
 Whatever decides on money does so in the transaction that also records the decision: on PostgreSQL as on SQLite, one
 process writes at a time.
@@ -11,14 +12,15 @@ process writes at a time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import NamedTuple, cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from scavenger.domain.cost import Item, LedgerEntry
 from scavenger.domain.submission import OPEN_SUBMISSIONS, NewSubmission, Spending, StoredBudgets
 from scavenger.errors import LimitReachedError
 from scavenger.presentation.formatting import used_up
@@ -27,9 +29,15 @@ from scavenger.store.documents import budget_of
 from scavenger.store.operations import KEPT, POOL
 from scavenger.store.owner import is_owner_alive, owner_of, this_process
 from scavenger.store.records import LIVE_STATES, Owner
-from scavenger.store.schema import BudgetRow, ClaimRow, IntentRow, JobRow, LedgerRow, SubmissionRow
-
-Item = Literal["job", "vms", "share", "pool", "leader"]
+from scavenger.store.schema import (
+    BudgetRow,
+    ClaimRow,
+    FleetSpecRow,
+    IntentRow,
+    JobRow,
+    LedgerRow,
+    SubmissionRow,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +63,49 @@ class Ledger(Part):
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
     """
 
-    def book(self, job_id: str, item: Item, usd: float, *, name: str = "", user: str = "") -> None:
-        """Book what an item of a job has cost so far.
+    def note(
+        self,
+        job_id: str,
+        item: Item,
+        quantity: float,
+        usd: float,
+        basis: str = "",
+        *,
+        name: str = "",
+        user: str = "",
+    ) -> None:
+        """Note what a job has used of an item so far.
 
         Args:
             job_id: The job, which need not be on record.
-            usd: Its total, over all months.
+            quantity, usd: Totals over all months and attempts.
+            basis: See `LedgerEntry`.
             name, user: Of a job that is not on record.
         """
         with self._database.writing() as session:
-            book(session, job_id, item, usd, self._clock(), name=name, user=user)
-
-    def booked(self, job_id: str, item: Item) -> float:
-        """What is booked of an item of a job, over all months."""
-        with self._database.reading() as session:
-            query = select(func.coalesce(func.sum(LedgerRow.usd), 0.0)).where(
-                LedgerRow.job_id == job_id, LedgerRow.item == item
+            note(
+                session,
+                job_id,
+                item,
+                LedgerEntry(quantity, usd, basis),
+                self._clock(),
+                name=name,
+                user=user,
             )
-            return float(session.scalar(query) or 0.0)
+
+    def entries(self, job_id: str) -> dict[Item, LedgerEntry]:
+        """What a job has used, by item, over all months."""
+        with self._database.reading() as session:
+            return entries_of(session, job_id)
+
+    def entry(self, job_id: str, item: Item) -> LedgerEntry:
+        """What a job has used of an item, over all months."""
+        return self.entries(job_id).get(item, LedgerEntry())
+
+    def spent_usd(self, job_id: str) -> float:
+        """What all attempts of a job have cost, over all months."""
+        with self._database.reading() as session:
+            return _totals(session, [job_id]).get(job_id, 0.0)
 
     def spending(self, since: datetime) -> Spending:
         """What jobs have cost from the month of `since` on, and what those that run may cost besides."""
@@ -149,38 +182,92 @@ class Ledger(Part):
                 session.delete(row)
 
 
-def book(
-    session: Session, job_id: str, item: Item, usd: float, at: datetime, *, name: str = "", user: str = ""
+def note(
+    session: Session,
+    job_id: str,
+    item: Item,
+    entry: LedgerEntry,
+    at: datetime,
+    *,
+    name: str = "",
+    user: str = "",
 ) -> None:
-    """See `Ledger.book`; `at` is now."""
+    """See `Ledger.note`; `at` is now."""
     month = _month(at)
-    job = session.get(JobRow, job_id)
-    if job is not None and POOL in job.spec and item in ("job", "vms"):
-        item = "pool" if item == "job" else item
     rows = session.scalars(select(LedgerRow).where(LedgerRow.job_id == job_id, LedgerRow.item == item)).all()
     here = next((row for row in rows if row.month == month), None)
-    more = usd - sum(row.usd for row in rows if row is not here)
+    earlier = [row for row in rows if row is not here]
+    usd = entry.usd - sum(row.usd for row in earlier)
+    quantity = entry.quantity - sum(row.quantity for row in earlier)
     if here is not None:
-        here.usd = more
-    elif more:
-        if job is not None:
+        here.quantity, here.usd, here.basis = quantity, usd, entry.basis
+    elif usd or quantity:
+        if (job := session.get(JobRow, job_id)) is not None:
             name = str(job.spec.get(KEPT) or job.name)
             query = select(SubmissionRow.user).where(SubmissionRow.id == job_id)
             user = session.scalar(query) or (rows[0].user if rows else job.owner_user or "")
-        session.add(LedgerRow(job_id=job_id, item=item, month=month, name=name, user=user, usd=more))
+        session.add(
+            LedgerRow(
+                job_id=job_id,
+                item=item,
+                month=month,
+                name=name,
+                user=user,
+                quantity=quantity,
+                usd=usd,
+                basis=entry.basis,
+            )
+        )
         session.flush()
 
 
-def book_vms(session: Session, job_ids: Iterable[str], at: datetime) -> None:
-    """Book what the VMs of jobs have been charged."""
+def note_vms(session: Session, job_ids: Iterable[str], at: datetime) -> None:
+    """Note what the VMs of jobs, and their disks, have been charged."""
     session.flush()
-    query = (
-        select(IntentRow.job_id, func.sum(IntentRow.spent_usd))
-        .where(IntentRow.job_id.in_(set(job_ids)))
-        .group_by(IntentRow.job_id)
+    place = (IntentRow.job_id, IntentRow.provider, IntentRow.region)
+    sums = (*place, func.sum(IntentRow.billed_s), func.sum(IntentRow.spent_usd))
+    query = select(*sums).where(IntentRow.job_id.in_(set(job_ids))).group_by(*place)
+    vms: dict[str, LedgerEntry] = defaultdict(LedgerEntry)
+    disks: dict[str, LedgerEntry] = defaultdict(LedgerEntry)
+    for job_id, provider, region, seconds, usd in session.execute(query).all():
+        vms[job_id] += LedgerEntry(float(seconds), float(usd))
+        wanted = session.get(FleetSpecRow, (job_id, provider, region))
+        usd_per_hour = 0.0 if wanted is None else wanted.document.get("disk_usd_per_hour", 0.0)
+        disks[job_id] += LedgerEntry(float(seconds), float(seconds) / 3600.0 * usd_per_hour)
+    for job_id, entry in vms.items():
+        job, of_disks = session.get(JobRow, job_id), disks[job_id]
+        if job is not None and POOL in job.spec:
+            note(session, job_id, "pool", LedgerEntry(entry.quantity, entry.usd + of_disks.usd), at)
+            continue
+        note(session, job_id, "vms", entry, at)
+        note(session, job_id, "disks", of_disks if of_disks.usd else LedgerEntry(), at)
+
+
+def note_counted(session: Session, job: JobRow, usd: float, at: datetime) -> None:
+    """Note what a job has counted itself, with all that it has used.
+
+    Of one that rents VMs nothing is to be noted: each of its items is. Of another one, what no other item has is what
+    its workers have cost.
+    """
+    if POOL in job.spec:
+        note(session, job.id, "pool", LedgerEntry(0.0, usd), at)
+        return
+    wanted = session.scalars(select(FleetSpecRow.document).where(FleetSpecRow.job_id == job.id))
+    if any(document.get("attempt", 1) == job.attempts for document in wanted):
+        return
+    others = (
+        one.usd for item, one in entries_of(session, job.id).items() if item not in ("workers", "leader")
     )
-    for job_id, usd in session.execute(query).all():
-        book(session, job_id, "vms", float(usd), at)
+    note(session, job.id, "workers", LedgerEntry(0.0, max(0.0, usd - sum(others))), at)
+
+
+def entries_of(session: Session, job_id: str) -> dict[Item, LedgerEntry]:
+    """See `Ledger.entries`."""
+    found: dict[Item, LedgerEntry] = {}
+    for row in session.scalars(select(LedgerRow).where(LedgerRow.job_id == job_id).order_by(LedgerRow.month)):
+        item = cast(Item, row.item)
+        found[item] = found.get(item, LedgerEntry()) + LedgerEntry(row.quantity, row.usd, row.basis)
+    return found
 
 
 def left_of_study(session: Session, study: str, user: str, budget_usd: float, now: datetime) -> float:
@@ -219,35 +306,70 @@ def check_left_of_study(
 
 def spending_of(session: Session, since: datetime, now: datetime) -> Spending:
     """See `Ledger.spending`; `now` tells which owners are silent."""
-    items: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    users: dict[str, str] = {}
-    for row in session.scalars(select(LedgerRow).where(LedgerRow.month >= _month(since))):
-        items[row.job_id][row.item] += row.usd
-        users[row.job_id] = row.user
     spent: dict[str, float] = defaultdict(float)
-    shared_usd = sum(found.get("share", 0.0) for found in items.values())
-    for job_id, found in items.items():
-        usd = _sum_of(found)
-        if "pool" in found:  # what jobs have paid of it is counted with them
-            paid_usd = min(usd, shared_usd)
-            usd, shared_usd = usd - paid_usd, shared_usd - paid_usd
-        spent[users[job_id]] += usd
+    pooled: dict[str, float] = defaultdict(float)
+    shared_usd = 0.0
+    for row in session.scalars(select(LedgerRow).where(LedgerRow.month >= _month(since))):
+        (pooled if row.item == "pool" else spent)[row.user] += row.usd
+        shared_usd += row.usd if row.item == "share" else 0.0
+    for user, usd in pooled.items():  # what jobs have paid of it is counted with them
+        paid_usd = min(usd, shared_usd)
+        shared_usd -= paid_usd
+        spent[user] += usd - paid_usd
     reserved: dict[str, float] = defaultdict(float)
-    waiting: list[str] = []
-    submissions = select(SubmissionRow).where(SubmissionRow.state.in_(OPEN_SUBMISSIONS))
-    limits: dict[str, tuple[str, float]] = {}
-    for one in session.scalars(submissions):
-        if one.state == "running":
-            limits[one.id] = one.user, one.reserved_usd or 0.0
-        else:
-            waiting.append(one.id)
-    for job in _live_jobs(session, now):
-        limits[job.id] = job.owner_user or "", budget_of(job.spec) or 0.0
-    totals = _totals(session, {*limits, *waiting})
-    for job_id, (user, most_usd) in limits.items():
-        if (more_usd := max(0.0, most_usd - totals.get(job_id, 0.0))) or user in spent:
-            reserved[user] += more_usd
+    for one in _reserved(session, now).values():
+        if one.begun and (one.usd > 0.0 or one.user in spent):
+            reserved[one.user] += max(0.0, one.usd)
+    waiting = session.scalars(select(SubmissionRow.id).where(SubmissionRow.state == "queued")).all()
+    totals = _totals(session, waiting)
     return Spending(dict(spent), dict(reserved), {job_id: totals.get(job_id, 0.0) for job_id in waiting})
+
+
+class _Reserve(NamedTuple):
+    """What a job may cost yet, as of whose.
+
+    Attributes:
+        begun: Whether it runs, or is about to; False in the queue, where its budgets are decided on later.
+    """
+
+    user: str
+    usd: float
+    begun: bool = True
+
+
+def _reserved(session: Session, now: datetime, study: str | None = None) -> dict[str, _Reserve]:
+    """What jobs have not spent yet of what they may cost, of all or of a study, each job once.
+
+    The latest limit is the one that holds: a program that sets something aside for a job may give it less than the
+    limit in its job file, and a submission is what a server goes by.
+    """
+    limits: dict[str, tuple[str, float, bool]] = {}
+    for job in _live_jobs(session, now, study):
+        limits[job.id] = job.owner_user or "", budget_of(job.spec) or 0.0, True
+    submissions = select(SubmissionRow).where(SubmissionRow.state.in_(OPEN_SUBMISSIONS))
+    claims = select(ClaimRow)
+    if study is not None:
+        submissions = submissions.where(SubmissionRow.name == study)
+        claims = claims.where(ClaimRow.name == study)
+    for one in session.scalars(submissions):
+        limits[one.id] = one.user, one.reserved_usd or 0.0, one.state == "running"
+    claimed = [claim for claim in session.scalars(claims) if claim.job_id in limits or _holds(claim, now)]
+    totals = _totals(session, {*limits, *(claim.job_id for claim in claimed)})
+    found = {
+        job_id: _Reserve(user, usd - totals.get(job_id, 0.0), begun)
+        for job_id, (user, usd, begun) in limits.items()
+    }
+    for claim in claimed:
+        spent_usd = totals.get(claim.job_id, 0.0) - claim.before_usd
+        user, _, begun = limits.get(claim.job_id, (this_process().user, 0.0, True))
+        found[claim.job_id] = _Reserve(user, claim.usd - spent_usd, begun)
+    return found
+
+
+def _holds(claim: ClaimRow, now: datetime) -> bool:
+    """Whether the program lives that has set something aside."""
+    owner = Owner(claim.owner_pid, claim.owner_host, claim.owner_started_at_s, birth=claim.owner_birth or "")
+    return is_owner_alive(owner, claim.at, at=now)
 
 
 def _live_jobs(session: Session, now: datetime, name: str | None = None) -> list[JobRow]:
@@ -259,58 +381,25 @@ def _live_jobs(session: Session, now: datetime, name: str | None = None) -> list
 
 def _means(session: Session, study: str, now: datetime, *, without: str, user: str | None = None) -> Means:
     """What a study has spent and set aside, but for one job; with a user, only that user's."""
-    by_job: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in session.scalars(select(LedgerRow).where(LedgerRow.name == study)):
-        if user is not None and row.user != user:
-            continue
-        by_job[row.job_id][row.item] += row.usd
-    aside: dict[str, float] = {}
-    totals = {job_id: _sum_of(found) for job_id, found in by_job.items()}
-    for job in _live_jobs(session, now, study):
-        if user is not None and job.owner_user != user:
-            continue
-        aside[job.id] = (budget_of(job.spec) or 0.0) - totals.get(job.id, 0.0)
-    waiting = select(SubmissionRow).where(
-        SubmissionRow.name == study, SubmissionRow.state.in_(OPEN_SUBMISSIONS)
-    )
-    for one in session.scalars(waiting):
-        if user is not None and one.user != user:
-            continue
-        aside[one.id] = (one.reserved_usd or 0.0) - totals.get(one.id, 0.0)
-    for claim in session.scalars(select(ClaimRow).where(ClaimRow.name == study)):
-        if user is not None and user != this_process().user:  # programs set aside under this account alone
-            continue
-        owner = Owner(
-            claim.owner_pid, claim.owner_host, claim.owner_started_at_s, birth=claim.owner_birth or ""
-        )
-        if claim.job_id in aside or is_owner_alive(owner, claim.at, at=now):
-            # of a job that goes on, the job file's limit may be more than what it was given this time
-            aside[claim.job_id] = claim.usd - (totals.get(claim.job_id, 0.0) - claim.before_usd)
-    aside.pop(without, None)
-    return Means(
-        sum(totals.values()),
-        sum(max(0.0, usd) for usd in aside.values()),
-        len(aside),
-    )
+    spent = select(func.coalesce(func.sum(LedgerRow.usd), 0.0)).where(LedgerRow.name == study)
+    if user is not None:
+        spent = spent.where(LedgerRow.user == user)
+    aside = [
+        max(0.0, one.usd)
+        for job_id, one in _reserved(session, now, study).items()
+        if job_id != without and user in (None, one.user)
+    ]
+    return Means(float(session.scalar(spent) or 0.0), sum(aside), len(aside))
 
 
 def _totals(session: Session, job_ids: Collection[str]) -> dict[str, float]:
     """What jobs have cost over all months."""
-    items: dict[str, dict[str, float]] = defaultdict(dict)
     query = (
-        select(LedgerRow.job_id, LedgerRow.item, func.sum(LedgerRow.usd))
+        select(LedgerRow.job_id, func.sum(LedgerRow.usd))
         .where(LedgerRow.job_id.in_(job_ids))
-        .group_by(LedgerRow.job_id, LedgerRow.item)
+        .group_by(LedgerRow.job_id)
     )
-    for job_id, item, usd in session.execute(query):
-        items[job_id][item] = usd
-    return {job_id: _sum_of(found) for job_id, found in items.items()}
-
-
-def _sum_of(items: Mapping[str, float]) -> float:
-    """What a job has cost: as it has counted itself, or what its VMs were charged since it was killed."""
-    counted = max(items.get("job", 0.0), items.get("vms", 0.0), items.get("pool", 0.0))
-    return counted + items.get("leader", 0.0)
+    return {job_id: float(usd) for job_id, usd in session.execute(query)}
 
 
 def _month(at: datetime) -> str:

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from scavenger.domain.access import ROLES
+from scavenger.domain.cost import Item
 from scavenger.domain.intent import Ending, IntentState
 from scavenger.domain.notification import NotificationKind, NotificationState
 from scavenger.domain.report import JobState
@@ -46,9 +47,6 @@ from scavenger.store.records import (
 REVISION = "0101"
 """The newest migration."""
 
-LEDGER_ITEMS = ("job", "vms", "share", "pool", "leader")
-"""Items of the ledger. `job`: as the job counts itself, with all below but `pool` and `leader`. `vms`: its VMs, as they
-are charged, without disks. `share`: its part of a pool. `pool`: the VMs of a pool. `leader`: the VM that led a job."""
 
 VERSION_TABLE = "scavenger_version"
 """Alembic's default name could collide with another program's in a shared PostgreSQL database."""
@@ -391,20 +389,22 @@ class SubmissionRow(Base):
 
 
 class LedgerRow(Base):
-    """What an item of a job has cost in a month; see `scavenger.store.ledger`.
+    """What an item of a job was in a month, and what it has cost; see `scavenger.store.ledger`.
 
     It outlives the job's record, so it has no key to that.
     """
 
     __tablename__ = "ledger"
-    __table_args__ = (_one_of("item", LEDGER_ITEMS), Index(None, "month"), Index(None, "name"))
+    __table_args__ = (_one_of("item", get_args(Item)), Index(None, "month"), Index(None, "name"))
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     item: Mapped[str] = mapped_column(primary_key=True)
     month: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     user: Mapped[str]
+    quantity: Mapped[float]
     usd: Mapped[float]
+    basis: Mapped[str]
 
 
 class ClaimRow(Base):

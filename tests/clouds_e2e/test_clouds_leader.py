@@ -221,7 +221,7 @@ def test_a_loop_is_led_by_a_vm_and_its_replica_is_fetched(cloud: Rented, laptop:
     assert code == 0, said
     with Store.open(laptop.job.store) as store:
         job = store.job(store.jobs(10)[0].id)
-        leader_usd = store.booked(job.id, "leader")
+        leader_usd = store.entry(job.id, "leader").usd
         (spent_usd,) = store.spending(datetime(2000, 1, 1, tzinfo=UTC)).spent.values()
     assert job.state == "succeeded"
     assert (job.cost_usd or 0.0) > 0.0

@@ -229,7 +229,6 @@ def test_the_warning_of_too_many_workers_is_told_when_the_job_starts(tmp_path: P
             record,
             folder=tmp_path,
             outputs=tmp_path,
-            before_usd=0.0,
             inform=told.append,
             warn=lambda message: told.append(f"warning: {message}"),
             clock=lambda: 0.0,

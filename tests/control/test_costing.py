@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nested import built
 
 from scavenger.control.provisioning.bill import job_cost, paid_for
-from scavenger.domain.cost import AggregationShare, CostItem, LeaderUse, Rental, SharedCosts, Traffic
+from scavenger.domain.cost import CostItem, LedgerEntry, Rental, SharedCosts
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Actual
 from scavenger.domain.vm import VmRequest
@@ -179,7 +179,7 @@ def test_a_job_on_this_machine_costs_what_it_counted_and_says_at_what_price() ->
 
 def test_what_aggregators_used_of_a_pool_is_an_item_beside_the_workers() -> None:
     local = job(actual=Actual(1800.0, 0.134, 0.1, 3.0))
-    cost = job_cost(local, [], at=NOW, share=AggregationShare(360.0, 0.0134, 0.134))
+    cost = job_cost(local, [], at=NOW, entries={"share": LedgerEntry(360.0, 0.0134)})
 
     assert cost.actual_usd == 0.134
     assert [(item.name, round(item.usd, 4)) for item in cost.items] == [
@@ -188,13 +188,13 @@ def test_what_aggregators_used_of_a_pool_is_an_item_beside_the_workers() -> None
     ]
     assert cost.items[1].how == "360 processor-seconds at $0.134 per hour"
     assert cost.not_counted[0] == "coordinator, which runs on this machine too"
-    assert job_cost(local, [], at=NOW, share=AggregationShare()) == job_cost(local, [], at=NOW)
+    assert job_cost(local, [], at=NOW, entries={"share": LedgerEntry()}) == job_cost(local, [], at=NOW)
 
 
 def test_traffic_between_zones_is_an_item_of_the_bill_with_the_source_of_its_price() -> None:
     bare = job_cost(job(), [intent()], at=NOW)
-    traffic = Traffic(12.5, 0.25, "$0.02 per GiB (a list, 2026-06-25)")
-    found = job_cost(job(), [intent()], at=NOW, traffic=traffic)
+    traffic = LedgerEntry(12.5, 0.25, "$0.02 per GiB (a list, 2026-06-25)")
+    found = job_cost(job(), [intent()], at=NOW, entries={"traffic": traffic})
 
     assert bare.actual_usd is not None
     assert found.actual_usd == pytest.approx(bare.actual_usd + 0.25)
@@ -205,7 +205,7 @@ def test_traffic_between_zones_is_an_item_of_the_bill_with_the_source_of_its_pri
 
 def test_the_vm_that_leads_a_job_is_an_item_of_its_bill_and_of_its_estimate() -> None:
     bare = job_cost(job(), [intent()], at=NOW)
-    found = job_cost(job(), [intent()], at=NOW, leader=LeaderUse("c6a.large", 7200.0, 0.08))
+    found = job_cost(job(), [intent()], at=NOW, entries={"leader": LedgerEntry(7200.0, 0.16, "c6a.large")})
 
     assert bare.actual_usd is not None
     assert found.actual_usd == pytest.approx(bare.actual_usd + 0.16)
@@ -219,6 +219,8 @@ def test_the_vm_that_leads_a_job_is_an_item_of_its_bill_and_of_its_estimate() ->
 
 
 def test_a_leader_that_never_got_a_vm_is_the_whole_bill() -> None:
-    found = job_cost(job(cost_usd=0.15), [], at=NOW, leader=LeaderUse("c6a.large", 7200.0, 0.08))
+    found = job_cost(
+        job(cost_usd=0.15), [], at=NOW, entries={"leader": LedgerEntry(7200.0, 0.16, "c6a.large")}
+    )
     assert [item.name for item in found.items] == ["leader, on demand"]
     assert found.actual_usd == pytest.approx(0.16)

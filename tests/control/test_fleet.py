@@ -30,7 +30,6 @@ from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.provisioning.kept_vms import KeptVms
-from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
@@ -454,7 +453,9 @@ def test_a_worker_in_another_zone_for_lack_of_capacity_is_billed_for_its_traffic
     assert fleet.workers_elsewhere == 1
     assert fleet.meter.spent_usd() - before_usd == pytest.approx(10 * 2 * 0.02, rel=0.01)
     scene.close()
-    assert recorded_traffic(scene.store, job_id).gib == pytest.approx(40.0)  # of all 20 steps
+    traffic = scene.store.entry(job_id, "traffic")  # of the 10 steps between its looks
+    assert (traffic.quantity, traffic.usd) == (pytest.approx(40.0), pytest.approx(0.8))
+    assert traffic.basis.startswith("$0.02 per GiB (EC2 data transfer between zones")
 
 
 def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_own_leader(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from nested import built
 
 from scavenger.control.provisioning.bill import counted_usd, paid_for
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
+from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption
 from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -76,6 +80,7 @@ def meter(before_usd: float = 0.0) -> VmCostMeter:
             vms_max=4,
             budget_usd=1.0,
             run_max_s=3600.0,
+            disk_usd_per_hour=DISK_USD_PER_HOUR,
         ),
         package="scavenger-ml",
         options={},
@@ -83,7 +88,6 @@ def meter(before_usd: float = 0.0) -> VmCostMeter:
         offers=(OFFER,),
         threads={},
         before_usd=before_usd,
-        disk_usd_per_hour=DISK_USD_PER_HOUR,
     )
     return VmCostMeter(inputs, clock=lambda: 0.0)
 
@@ -111,7 +115,7 @@ def test_the_leaders_vm_is_paid_for_while_the_job_lasts_and_before_its_vms_run()
     assert found.usd_per_hour() == pytest.approx(0.36 + DISK_USD_PER_HOUR + 0.36)
     assert found.shared_usd_per_hour() == pytest.approx(0.36)
 
-    found.leader_usd, now[0] = 0.01, 100.0
+    found.items["leader"], now[0] = cast(ItemMeter, SimpleNamespace(attempt=LedgerEntry(100.0, 0.01))), 100.0
 
     # the leader is counted elsewhere, and not again by the rate since the last charge
     assert found.spent_usd() == pytest.approx(0.01 + (0.36 + DISK_USD_PER_HOUR) * 100.0 / 3600.0)

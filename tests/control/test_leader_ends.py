@@ -134,8 +134,8 @@ def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_e
     (kept,) = leaders.all()
     assert session(leaders, kept, environment, []).end(books) == ()
     assert list(leaders.all()) == []
-    assert books.booked("ffff-1", "leader") >= 0.07 / 60.0, "a minute is the least that a VM costs"
-    assert sum(books.spending(EPOCH).spent.values()) == books.booked("ffff-1", "leader")
+    assert books.entry("ffff-1", "leader").usd >= 0.07 / 60.0, "a minute is the least that a VM costs"
+    assert sum(books.spending(EPOCH).spent.values()) == books.entry("ffff-1", "leader").usd
 
 
 def test_a_vm_that_the_cloud_does_not_list_yet_is_ended(

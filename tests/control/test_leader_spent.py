@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.client import Client
 from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.spent import book_leader, leader_usd
+from scavenger.control.provisioning.bill import job_cost
+from scavenger.domain.cost import Item
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmCharges, VmSlot, VmTimes
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmState, VmTags
 from scavenger.errors import ConfigurationError
@@ -23,6 +26,7 @@ from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
+DISK_GIB = LaunchTemplate(3600.0).disk_gib
 PRICE, DISK = 3.6, 0.36
 """US dollars per hour: a tenth of a cent a second, and a hundredth of one."""
 SECOND_USD = (PRICE + DISK) / 3600.0
@@ -51,6 +55,20 @@ def launched(at: datetime = AT, *, ended: datetime | None = None, slot: int = LE
         state="UP" if ended is None else "GONE",
         instance_id="i-1",
         times=VmTimes(launched_at=at, ended_at=ended),
+    )
+
+
+def wanted(job_id: str, slot: int = LEADER_SLOT) -> FleetSpec:
+    return FleetSpec(
+        job_id=job_id,
+        provider="aws",
+        region="us-east-1",
+        slots=(VmSlot(slot),),
+        options=(PlacementOption("c6a.large", "us-east-1a", False, PRICE),),
+        template=launched().request.template,
+        vms_max=1,
+        budget_usd=float("inf"),
+        disk_usd_per_hour=DISK,
     )
 
 
@@ -84,19 +102,7 @@ class Rented:
         with self.leaders.open_store(RECORD) as own:
             own.create_job("digits", spec={}, job_file=RECORD.job_file, job_id=RECORD.id)
             tags = VmTags(own.installation(), "t0", RECORD.id, LEADER_SLOT, 0)
-            template = launched().request.template
-            own.want_vms(
-                FleetSpec(
-                    job_id=RECORD.id,
-                    provider="aws",
-                    region="us-east-1",
-                    slots=(VmSlot(LEADER_SLOT),),
-                    options=(PlacementOption("c6a.large", "us-east-1a", False, PRICE),),
-                    template=template,
-                    vms_max=1,
-                    budget_usd=float("inf"),
-                )
-            )
+            own.want_vms(wanted(RECORD.id))
             one = replace(launched(), state="PLAN", instance_id="", times=VmTimes())
             own.write_intent(self._fence(own), replace(one, request=replace(one.request, tags=tags)))
             own.mark_up(self._fence(own), "t0", self._seen("running"))
@@ -122,7 +128,7 @@ class Rented:
         for _ in range(2):
             at = AT + timedelta(seconds=at_s)
             self.record = book_leader(self.store, self.leaders, self.record, at, there=there)
-        return self.store.booked("ffff-1", "leader")
+        return self.store.entry("ffff-1", "leader").usd
 
 
 @pytest.fixture
@@ -161,39 +167,114 @@ def test_a_leader_in_place_of_a_lost_one_adds_to_what_that_has_cost(rented: Rent
 
     book_leader(rented.store, rented.leaders, again, AT, there=True)  # none is rented yet
 
-    assert rented.store.booked("ffff-1", "leader") == pytest.approx(before_usd)
+    assert rented.store.entry("ffff-1", "leader").usd == pytest.approx(before_usd)
 
 
 def test_one_that_has_no_job_yet_is_booked_when_it_is_to_be_ended(rented: Rented) -> None:
     rented.changed(job_id="")
     assert rented.booked(100.0) == 0.0
-    assert rented.store.booked(RECORD.id, "leader") == 0.0
+    assert rented.store.entry(RECORD.id, "leader").usd == 0.0
     rented.changed(ending=True)
     rented.booked(100.0)
 
-    assert rented.store.booked(RECORD.id, "leader") == pytest.approx(100 * SECOND_USD)
+    assert rented.store.entry(RECORD.id, "leader").usd == pytest.approx(100 * SECOND_USD)
+
+
+def test_a_bill_comes_to_the_sum_of_the_ledgers_items_which_is_what_budgets_count(tmp_path: Path) -> None:
+    """Whatever items there are, and though the job was killed before it had counted its VM to the end."""
+    others = st.dictionaries(st.sampled_from(("traffic", "share", "leader")), st.integers(1, 99))
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}", clock=lambda: AT) as store:
+        lease = store.take_lease("aws/us-east-1", "here", None)
+        assert lease is not None
+        fence, numbers, before = lease.fence, count(), [0.0]
+
+        def billed(seconds: float, others: dict[Item, int], killed: bool) -> None:
+            name = f"digits-{next(numbers)}"
+            job_id = store.create_job(name, spec={"infra": "aws/us-east-1"}, job_file="/job.yaml").id
+            store.want_vms(wanted(job_id, slot=1))
+            planned = replace(launched(slot=1), state="PLAN", instance_id="", times=VmTimes())
+            tags = replace(planned.request.tags, token=name, job_id=job_id)
+            store.write_intent(fence, replace(planned, request=replace(planned.request, tags=tags)))
+            there = VmSeen(f"i-{name}", "c6a.large", "us-east-1a", False, "running", launched_at=AT)
+            store.mark_up(fence, name, there)
+            store.charge(fence, {name: (30.0, 30.0 * PRICE / 3600.0)}, AT)
+            for item, usd in others.items():
+                store.note(job_id, item, 10.0 * usd, usd, "c6a.large")
+            if not killed:
+                store.update_job(job_id, cost_usd=1e6)  # counted up to now, and not yet settled
+            gone = replace(there, state="gone", ended_at=AT + timedelta(seconds=seconds))
+            store.mark_gone(fence, name, "unwanted", "", gone, never=False)
+
+            bill = job_cost(
+                store.job(job_id),
+                store.intents(job_id),
+                at=AT + timedelta(days=90),
+                disk_prices={("aws", "us-east-1"): DISK / DISK_GIB},
+                entries=store.entries(job_id),
+            )
+            spent = sum(store.spending(AT).spent.values())
+
+            assert bill.actual_usd == pytest.approx(seconds * SECOND_USD + sum(others.values()))
+            assert bill.actual_usd == pytest.approx(store.spent_usd(job_id))
+            assert bill.actual_usd == pytest.approx(store.means_of(name).spent_usd)
+            assert bill.actual_usd == pytest.approx(spent - before[0])
+            before[0] = spent
+
+        settings(max_examples=10, deadline=None)(given(seconds, others, st.booleans())(billed))()
+
+
+def test_the_bill_of_a_job_that_a_vm_led_names_its_vms_and_says_nothing_of_this_machine(
+    rented: Rented,
+) -> None:
+    store, job_id = rented.store, rented.record.job_id
+    record = store.job(store.create_job("digits", spec={"infra": "aws/us-east-1"}, job_file="/job.yaml").id)
+    store.recover_job(replace(record, id=job_id, state="succeeded", ended_at=AT, cost_usd=0.75))
+    store.note(job_id, "earlier", 1800.0, 0.75, "1 VM: i-1 (c5.large, us-east-1a)")
+    store.note(job_id, "leader", 0.0, 0.25)
+
+    bill = job_cost(store.job(job_id), [], at=AT, entries=store.entries(job_id))
+
+    assert [(item.name, item.usd) for item in bill.items] == [
+        ("VMs, disks and traffic, as the leader counted", 0.75),
+        ("leader's VM, not counted by the job", 0.25),
+    ]
+    assert bill.items[0].how == "1 VM: i-1 (c5.large, us-east-1a); 0.5 VM-hours"
+    assert bill.actual_usd == store.spent_usd(job_id) == 1.0
+    assert "this machine" not in " ".join((bill.how, *bill.not_counted))
 
 
 class Led:
     """The API of a leader whose job has ended, as far as a session asks it."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._event = {"id": 7, "kind": "leader", "data": told}
+    def __init__(self, cost: dict[str, Any]) -> None:
+        self._cost = cost
+
+    def of_job(self, job_id: str, what: str) -> dict[str, Any]:
+        assert what == "cost"
+        return {"job": self._cost}
 
     def job(self, job_id: str) -> dict[str, Any]:
         return {"job": {"id": job_id}, "submission": {"state": "ended"}}
 
     def follow_events(self, job_id: str, after: int, *, patience_s: float) -> list[dict[str, Any]]:
-        return [self._event]
+        return [{"id": 7, "kind": "note"}]
 
 
-def test_what_the_job_has_counted_of_its_leader_is_what_the_leader_tells_last(rented: Rented) -> None:
+def test_what_the_job_has_counted_of_its_leader_and_of_its_vms_is_what_the_leader_tells_last(
+    rented: Rented,
+) -> None:
     session = LeaderSession(rented.leaders, rented.record, inform=lambda line: None)
-    shown: list[Any] = []
-    told = {"vm": "c6a.large", "seconds": 1800.0, "usd_per_hour": 0.1}
+    vm = {"instance_id": "i-1", "vm": "c5.large", "zone": "us-east-1a", "billed_s": 1800.0}
+    led = {"name": "leader, on demand", "usd": 0.05}
+    told = {"items": [{"name": "disks", "usd": 0.1}, led], "vms": [vm]}
 
-    assert session._followed(cast(Client, Led(told)), shown.append) is not None
-    assert (shown, session._led_usd) == ([], pytest.approx(0.05))
-    for nothing in ({}, {**told, "seconds": "soon"}, {**told, "usd_per_hour": -1.0}):
-        with pytest.raises(ConfigurationError, match="cost of a leader's VM"):
-            session._followed(cast(Client, Led(nothing)), shown.append)
+    assert session._followed(cast(Client, Led(told)), lambda event: None) is not None
+    assert session._bill.leader_usd == pytest.approx(0.05)
+    assert (session._bill.vm_s, session._bill.vms) == (1800.0, "1 VM: i-1 (c5.large, us-east-1a)")
+    for wrong in (
+        {},
+        {**told, "items": [{**led, "usd": -1.0}]},
+        {**told, "vms": [{**vm, "billed_s": "soon"}]},
+    ):
+        with pytest.raises(ConfigurationError, match="cannot be read from its leader"):
+            session._followed(cast(Client, Led(wrong)), lambda event: None)

@@ -27,12 +27,11 @@ from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
 from scavenger.control.leading.ssh import SshTarget, forwarded, ssh_command
 from scavenger.control.provisioning.leader_meter import (
     LEADER_VARIABLE,
-    LeaderMeter,
     leader_of,
     leader_text,
     leader_zone,
-    recorded_leader,
 )
+from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.intent import PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmSettings, VmTags
@@ -212,23 +211,27 @@ def test_no_credentials_are_passed_on() -> None:
 
 def test_a_leaders_cost_counts_from_its_launch_and_survives_attempts(tmp_path: Path) -> None:
     environment = {LEADER_VARIABLE: leader_text("c5.large", 0.36, 1000.0)}
+    leader = leader_of(environment)
+    assert leader is not None
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         job_id = store.create_job("digits", spec={}, job_file="job.yaml").id
-        assert recorded_leader(store, job_id) is None
-        first = LeaderMeter(environment, clock=lambda: 1100.0)
-        assert first.attempt_usd == pytest.approx(0.01)
-        first.record(store, job_id, 0.0, at_once=True)
-        led = recorded_leader(store, job_id)
-        assert led is not None
-        assert (led.vm, led.seconds) == ("c5.large", pytest.approx(100.0))
-        second = LeaderMeter(environment, led.usd, clock=lambda: 1150.0)
-        assert second.attempt_usd == pytest.approx(0.005)
-    assert leader_of({}, 0.0) is None
+        first = ItemMeter(store, job_id, "leader", clock=lambda: 0.0)
+        first.note_total(leader.used(1100.0))
+        assert first.attempt.usd == pytest.approx(0.01)
+        first.record()
+        second = ItemMeter(store, job_id, "leader", clock=lambda: 0.0)
+        assert (second.before.basis, second.before.quantity) == ("c5.large", pytest.approx(100.0))
+        second.note_total(leader.used(1150.0))
+        assert second.attempt.usd == pytest.approx(0.005)
+        second.note_total(leader.used(1050.0))
+        assert second.attempt.usd == 0.0, "a VM whose clock goes back"
+    assert leader_of({}) is None
     assert leader_zone(environment) == leader_zone({}) == ""
     placed = {LEADER_VARIABLE: leader_text("c5.large", 0.36, 1000.0, "us-east-1b")}
-    assert (leader_zone(placed), leader_of(placed, 1100.0)) == ("us-east-1b", leader_of(environment, 1100.0))
-    with pytest.raises(ConfigurationError, match=LEADER_VARIABLE):
-        leader_of({LEADER_VARIABLE: "c5.large"}, 0.0)
+    assert (leader_zone(placed), leader_of(placed)) == ("us-east-1b", leader)
+    for text in ("c5.large", "c5.large -1 0", "c5.large nan 0"):
+        with pytest.raises(ConfigurationError, match=LEADER_VARIABLE):
+            leader_of({LEADER_VARIABLE: text})
 
 
 # The record

@@ -16,8 +16,7 @@ from scavenger.control.jobs.local_resources import PooledResources
 from scavenger.control.jobs.platform import RentedVms, ThisMachine
 from scavenger.control.jobs.pooling import check_room
 from scavenger.control.provisioning.cloud_resources import CloudResources
-from scavenger.control.training.aggregation_share import recorded_share
-from scavenger.domain.cost import AggregationShare
+from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.job import JobSpec
 from scavenger.errors import NotSupportedError, TransientError
 from scavenger.store import Store
@@ -114,13 +113,13 @@ def test_a_job_reports_its_steps_and_pays_for_what_its_aggregators_use(store: St
     assert terms.aggregation_usd_per_step == pytest.approx(0.00001)
 
     resources.close()
-    assert recorded_share(store, record.id).cpu_s == 3.0
+    assert store.entry(record.id, "share").quantity == 3.0
     again = PooledResources(space, lambda *_: cast(PooledEngine, engine), store, record.id, 0.36)
     assert again.engine is not None
     again.engine(tmp_path, -1)
     again.tick()
     again.close()
-    assert recorded_share(store, record.id) == AggregationShare(6.0, pytest.approx(0.0006), 0.36)
+    assert store.entry(record.id, "share") == LedgerEntry(6.0, pytest.approx(0.0006))
 
 
 def test_a_pool_without_room_for_all_its_aggregators_is_refused() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from store_values import Clock
 
-from scavenger.domain.intent import Fence
+from scavenger.domain.cost import Item, LedgerEntry
+from scavenger.domain.intent import Fence, FleetSpec, PlacementOption
 from scavenger.domain.submission import NewSubmission, Spending, StoredBudgets, Submission, runner_lease
+from scavenger.domain.vm import LaunchTemplate
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.store import Store
 from scavenger.store.operations import KEPT, POOL
@@ -22,6 +27,16 @@ from scavenger.store.owner import this_process
 HOST, UID = socket.gethostname(), os.getuid()
 JOB = NewSubmission("digits", {"version": 1}, "/home/ann/job.yaml", "ann", HOST, UID, reserved_usd=10.0)
 ME = this_process().user
+WANTED = FleetSpec(
+    job_id="",
+    provider="aws",
+    region="us-east-1",
+    slots=(),
+    options=(PlacementOption("c5.large", "us-east-1a", False, 0.1),),
+    template=LaunchTemplate(3600.0),
+    vms_max=1,
+    budget_usd=math.inf,
+)
 MONTH_S = timedelta(days=31).total_seconds()
 
 
@@ -108,22 +123,59 @@ class TestSpending:
             started(store, job)
             store.update_job(pool, cost_usd=3.0)
             assert store.spending(clock.at).spent == {ME: 3.0}
-            store.book(job.id, "share", 1.0)
+            store.note(job.id, "share", 3600.0, 1.0)
             store.update_job(job.id, cost_usd=2.5)  # with its share
 
             assert store.spending(clock.at).spent == {ME: 2.0, "ann": 2.5}
 
-    def test_what_vms_were_charged_counts_where_the_job_was_killed_before_it_counted_that(
-        self, url: str
-    ) -> None:
+    def test_each_item_counts_once_where_the_job_was_killed_before_it_counted_that(self, url: str) -> None:
         clock = Clock()
         with Store.open(url, clock=clock) as store:
             job = create(store)
+            store.want_vms(replace(WANTED, job_id=job))
             store.update_job(job, cost_usd=2.0)
-            store.book(job, "vms", 5.0)
-            store.book("a-leader", "leader", 1.5, name="digits", user="ann")
+            for item, usd in (("vms", 5.0), ("disks", 0.5), ("traffic", 0.25)):
+                store.note(job, item, 1.0, usd)
+            store.note("a-leader", "leader", 0.0, 1.5, name="digits", user="ann")
 
-            assert store.spending(clock.at).spent == {ME: 5.0, "ann": 1.5}
+            assert store.spent_usd(job) == 5.75
+            assert store.spending(clock.at).spent == {ME: 5.75, "ann": 1.5}
+            assert store.means_of("digits").spent_usd == 7.25
+
+    def test_every_sum_is_that_of_the_items_whatever_they_are_and_in_whatever_month(self, url: str) -> None:
+        clock = Clock()
+
+        def told(notes: list[tuple[Item, int, bool]]) -> None:
+            clock.pass_(MONTH_S)
+            since, name = clock.at, str(clock.at)
+            job, last = store.create_job(name, spec={}, job_file="/a.yaml").id, dict[Item, float]()
+            for item, usd, later in notes:
+                clock.pass_(MONTH_S if later else 1.0)
+                store.note(job, item, 2.0 * usd, usd)
+                store.note(job, item, 2.0 * usd, usd)
+                last[item] = usd
+
+            found = {item: one for item, one in store.entries(job).items() if one.usd}
+            assert found == {item: LedgerEntry(2.0 * usd, usd) for item, usd in last.items() if usd}
+            assert store.spent_usd(job) == store.means_of(name).spent_usd == sum(last.values())
+            paid = min(last.get("pool", 0.0), last.get("share", 0.0))
+            assert sum(store.spending(since).spent.values()) == pytest.approx(sum(last.values()) - paid)
+
+        notes = st.tuples(st.sampled_from(get_args(Item)), st.integers(0, 9), st.booleans())
+        with Store.open(url, clock=clock) as store:
+            settings(max_examples=20, deadline=None)(given(st.lists(notes, max_size=8))(told))()
+
+    def test_what_a_record_of_another_store_tells_stays_beside_what_the_job_costs_here(
+        self, url: str
+    ) -> None:
+        with Store.open(url, clock=Clock()) as store:
+            record = store.job(create(store))
+            lost = replace(record, id="another", state="interrupted", ended_at=Clock().at, cost_usd=5.0)
+            assert store.recover_job(lost)
+            store.note("another", "vms", 60.0, 0.5)
+            assert store.spent_usd("another") == 5.5
+            store.note("another", "vms", 120.0, 1.0)
+            assert store.spent_usd("another") == 6.0
 
 
 def test_budgets_of_the_store_are_those_recorded_last(store: Store) -> None:
@@ -185,6 +237,25 @@ class TestClaims:
     def test_without_a_budget_nothing_limits_a_trial_but_its_own(self, store: Store) -> None:
         assert store.claim("digits", "job-1", None, None).granted_usd is None
         assert store.claim("digits", "job-2", None, 3.0).granted_usd == 3.0
+
+
+class TestReserves:
+    """No two budgets set the same dollars aside: what a program holds for a study is not left for other jobs."""
+
+    def test_what_a_program_has_set_aside_for_a_trial_is_not_left_for_the_jobs_of_a_server(
+        self, store: Store
+    ) -> None:
+        since, job = Clock().at, "not-yet-on-record"
+        store.claim("digits", job, 10.0, 6.0)
+        assert store.spending(since).reserved == {ME: 6.0}
+
+        create(store, job, constraints={"budget": 20.0})  # its job file allows more than the study gives it
+        store.update_job(job, cost_usd=2.0)
+        assert store.spending(since) == Spending({ME: 2.0}, {ME: 4.0})
+        assert store.means_of("digits").aside_usd == 4.0
+        end(store, job)
+        store.release(job)
+        assert store.spending(since) == Spending({ME: 2.0}, {})
 
 
 class TestStudiesOfAServer:

@@ -190,7 +190,7 @@ def resume_led(
         if not yes and not console.ask(f"Rent another leader's VM ({price}), and the job's VMs?"):
             return 0
         _session(leaders, record).book(store, there=False)
-        led_usd = store.booked(record.job_id, "leader")
+        led_usd = store.entry(record.job_id, "leader").usd
     url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
     start = Start(prepared, audit=audit, recover=url, job_id=record.job_id, led_usd=led_usd)
     return _led(start, follow=follow, store_url=store_url, as_json=as_json, lost=record)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scavenger import logs
 from scavenger.control.jobs.platform import PreparedJob, Resources
-from scavenger.control.jobs.resumption import Resumption, checkpoint_url, spent_usd
+from scavenger.control.jobs.resumption import Resumption, checkpoint_url
 from scavenger.control.jobs.running_job import Parts, RunningJob
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
@@ -111,7 +111,6 @@ def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
         recorder.record,
         folder=prepared.folder,
         outputs=prepared.folder / prepared.job.output,
-        before_usd=before.cost_usd,
         inform=lambda message: recorder.on_event(Noted("info", message)),
         warn=warn,
         clock=attempt.options.clock,
@@ -130,7 +129,7 @@ def _before(attempt: Attempt) -> EarlierAttempts:
     if resumed is not None:
         return resumed.before
     if record.attempts > 1:
-        return EarlierAttempts(cost_usd=spent_usd(attempt.prepared.platform, attempt.store, record))
+        return EarlierAttempts(cost_usd=attempt.store.spent_usd(record.id))
     return EarlierAttempts()
 
 

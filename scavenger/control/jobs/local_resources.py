@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scavenger.control.training.aggregation_share import ShareMeter
 from scavenger.control.training.cost_meter import CostMeter, PooledCostMeter, WorkerCostMeter
+from scavenger.control.training.item_meter import ItemMeter
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import SearchSpace
-from scavenger.domain.cost import AggregationShare, CostTerms
+from scavenger.domain.cost import CostTerms, LedgerEntry
 from scavenger.domain.measurement import StepRecord
+from scavenger.errors import StoreBusyError, StoreReadOnlyError, StoreUnavailableError
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
@@ -76,16 +78,14 @@ class PooledResources(LocalResources):
         super().__init__(space, self._engine_of)
         self._make, self._price = make, usd_per_cpu_hour
         self._engine: PooledEngine | LodgedEngine | None = None
-        self._meter = ShareMeter(store, job_id)
+        self._share = ItemMeter(store, job_id, "share")
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
-        return PooledCostMeter(
-            supervisor, {offer.vm: offer for offer in self.space.offers}, lambda: self._meter.share
-        )
+        return PooledCostMeter(supervisor, {offer.vm: offer for offer in self.space.offers}, self._share)
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
         """See `platform.Resources.terms`: what a step has used since the first one of this attempt."""
-        usd = self._meter.usd_per_step(trainer.step)
+        usd = self._share.usd_per_step(trainer.step)
         return None if usd is None else CostTerms(aggregation_usd_per_step=usd)
 
     def tick(
@@ -100,13 +100,20 @@ class PooledResources(LocalResources):
             return
         report_steps(self._engine, steps, model_bytes)
         if isinstance(self._engine, LodgedEngine):
-            share = AggregationShare.of(*self._engine.aggregation_use())
+            used = LedgerEntry(*self._engine.aggregation_use())
         else:
-            share = AggregationShare().plus(self._engine.aggregation_cpu_s(), self._price)
-        self._meter.note(share, steps[-1].step if steps else None)
+            cpu_s = self._engine.aggregation_cpu_s()
+            used = LedgerEntry(cpu_s, cpu_s / 3600.0 * self._price)
+        self._share.note(used, steps[-1].step if steps else None)
+        self._record()
 
     def close(self) -> None:
-        self._meter.record()
+        self._record(at_once=True)
+
+    def _record(self, *, at_once: bool = False) -> None:
+        # the job's recorder reports outages of the store and limits them
+        with contextlib.suppress(StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
+            self._share.record(at_once=at_once)
 
     def _engine_of(self, log_dir: Path, memory_fd: int) -> PooledEngine | LodgedEngine:
         self._engine = self._make(log_dir, memory_fd)

@@ -20,7 +20,6 @@ from scavenger.control.jobs.pooling import lodged_on_vms, pooled_resources
 from scavenger.control.jobs.safekeeping import unkept_notes, with_checkpoints
 from scavenger.control.jobs.training_code import check_command, kind_of
 from scavenger.control.jobs.variables import check_secrets, settled_variables
-from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.provisioning.kept_vms import KeptVms
@@ -33,14 +32,13 @@ from scavenger.control.search.space import (
     check_worker_counts,
     search_space,
 )
-from scavenger.control.training.aggregation_share import ShareMeter
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
+from scavenger.control.training.item_meter import ItemMeter
 from scavenger.control.training.limits import weights_bytes
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.cost import AggregationShare, CostTerms
-from scavenger.domain.intent import Intent
+from scavenger.domain.cost import CostTerms, LedgerEntry
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.errors import ConfigurationError, JobFileError, NotSupportedError
@@ -144,9 +142,6 @@ class Platform(Protocol):
     rents: bool
     leader: LeaderPlan | None
 
-    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
-        """Cost of the VMs that earlier attempts rented here, US dollars; None if this platform rents none."""
-
     def check(self) -> None:
         """Check that a job can start here.
 
@@ -161,7 +156,6 @@ class Platform(Protocol):
         *,
         folder: Path,
         outputs: Path,
-        before_usd: float,
         inform: Callable[[str], None],
         warn: Callable[[str], None],
         clock: Callable[[], float],
@@ -172,7 +166,6 @@ class Platform(Protocol):
         Args:
             folder: Folder of the training module.
             outputs: Folder of the jobs' outputs.
-            before_usd: Known cost of earlier attempts, US dollars.
             inform, warn: Receive messages for the user, now and during the run.
             pause: Waits for a number of seconds, or raises `Interrupted` if the job is to stop.
 
@@ -307,9 +300,6 @@ class ThisMachine:
         self.rents = False
         self.leader: LeaderPlan | None = None
 
-    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
-        return None
-
     def check(self) -> None:
         """See `Platform.check`."""
 
@@ -363,9 +353,6 @@ class RentedVms:
                 key="aggregation",
             )
 
-    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
-        return counted_usd(intents, self._cloud_resources.disk_usd_per_hour)
-
     def check(self) -> None:
         """See `Platform.check`: VMs need an address at which they reach this machine."""
         if self._job.leader == "vm":
@@ -395,7 +382,6 @@ class RentedVms:
         *,
         folder: Path,
         outputs: Path,
-        before_usd: float,
         inform: Callable[[str], None],
         warn: Callable[[str], None],
         clock: Callable[[], float],
@@ -420,16 +406,15 @@ class RentedVms:
             record,
             folder=folder,
             outputs=outputs,
-            before_usd=before_usd,
             note=warn,
             inform=inform,
             clock=clock,
             make_engine=make_engine,
             kept=kept,
         )
-        shares = ShareMeter(store, record.id) if self._shared else None
+        share = ItemMeter(store, record.id, "share") if self._shared else None
         meeting = _MeetingRoom(self._job.worker_counts[-1], warn) if self._meets_at_leader else None
-        return _VmResources(space, cloud_resources, fleet, shares, meeting, home)
+        return _VmResources(space, cloud_resources, fleet, share, meeting, home)
 
 
 @dataclass(slots=True)
@@ -459,7 +444,7 @@ class _VmResources:
     """A fleet of VMs; see `Resources`.
 
     Args:
-        shares: Counts what the job's aggregators use of a pool; None if they are on VMs of its own.
+        share: Meters what the job's aggregators use of a pool; None if they are on VMs of its own.
         meeting: Looks at this machine's memory if workers meet here; None if they do not.
         home: This machine's place in the Ray cluster whose nodes the VMs are; None if they are no such nodes.
     """
@@ -469,7 +454,7 @@ class _VmResources:
         space: SearchSpace,
         cloud_resources: CloudResources,
         fleet: Fleet,
-        shares: ShareMeter | None = None,
+        share: ItemMeter | None = None,
         meeting: _MeetingRoom | None = None,
         home: RayHome | None = None,
     ) -> None:
@@ -477,9 +462,11 @@ class _VmResources:
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self._meeting = meeting
         self.engine: Callable[[Path, int], Engine] | None = self._engine_of
-        self._shares = shares
+        self._share = share
+        if share is not None:
+            fleet.meter.items["share"] = share
         self._lodged: LodgedEngine | None = None
-        self.sequencer_apart = shares is not None
+        self.sequencer_apart = share is not None
 
     def _engine_of(self, log_dir: Path, memory_fd: int) -> Engine:
         engine = self._fleet.engine(log_dir, memory_fd)
@@ -501,9 +488,7 @@ class _VmResources:
             reserve_s=self._fleet.reserve_s,
             elsewhere=self._fleet.workers_elsewhere,
             traffic_usd_per_step=self._fleet.traffic_usd(weights),
-            aggregation_usd_per_step=None
-            if self._shares is None
-            else self._shares.usd_per_step(trainer.step),
+            aggregation_usd_per_step=None if self._share is None else self._share.usd_per_step(trainer.step),
         )
 
     def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
@@ -525,11 +510,9 @@ class _VmResources:
             self._meeting.look(model_bytes)
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
-        if self._shares is not None and self._lodged is not None:
+        if self._share is not None and self._lodged is not None:
             report_steps(self._lodged, steps, model_bytes)
-            share = AggregationShare.of(*self._lodged.aggregation_use())
-            self._shares.note(share, steps[-1].step if steps else None)
-            fleet.meter.aggregation_usd = share.usd
+            self._share.note(LedgerEntry(*self._lodged.aggregation_use()), steps[-1].step if steps else None)
         fleet.tick(step, model_bytes)
 
     def close(self) -> None:
@@ -537,5 +520,3 @@ class _VmResources:
             if self._home is not None:
                 ending.callback(self._home.close)
             ending.callback(self._fleet.close)
-            if self._shares is not None:
-                self._shares.record()

@@ -10,7 +10,7 @@ from pathlib import Path
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.relocation import relocated
-from scavenger.control.jobs.resumption import find_resumption, spent_usd
+from scavenger.control.jobs.resumption import find_resumption
 from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
@@ -62,7 +62,7 @@ def resume_job(
     deadline_s = None if left_s is None else resumed.before.elapsed_s + left_s
     job = _within(job, {"budget": budget_usd, "deadline": deadline_s})
     prepared = prepare_job(job, job_file, warm=warm, kept=kept)
-    earlier = replace(resumed.before, cost_usd=spent_usd(prepared.platform, store, record))
+    earlier = replace(resumed.before, cost_usd=store.spent_usd(record.id))
     budget = job.constraints.budget
     if prepared.platform.rents and budget is not None and earlier.cost_usd >= budget:
         raise LimitReachedError(

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scavenger.control.jobs.platform import Platform
-from scavenger.control.provisioning.counted_elsewhere import counted_elsewhere_usd
 from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import read_history
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import CheckpointSpec
 from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError
-from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 
@@ -41,15 +38,6 @@ class Resumption:
     predicted: Predicted | None
     spec: Mapping[str, Any] | None = None
     moved_from: Path | None = None
-
-
-def spent_usd(platform: Platform, store: Store, job: JobRecord) -> float:
-    """What the attempts of a job that has ended have cost, US dollars.
-
-    What the last of them recorded may be more than the bill, as its VMs may have ended before it knew.
-    """
-    vms_usd = platform.spent_usd(store.intents(job.id))
-    return (job.cost_usd or 0.0) if vms_usd is None else vms_usd + counted_elsewhere_usd(store, job.id)
 
 
 def checkpoint_url(spec: CheckpointSpec | None, folder: Path, work_dir: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tarfile
 import tempfile
@@ -24,11 +25,12 @@ from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.ssh import run_there
 from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
 from scavenger.control.leading.unpacking import unpack_outputs
-from scavenger.control.provisioning.leader_meter import leader_use
+from scavenger.control.provisioning.bill import LEADER_ITEM
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
 from scavenger.policy.leaders import what_is_lost
+from scavenger.presentation.formatting import plural
 from scavenger.private_files import make_private_folder
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
@@ -39,8 +41,10 @@ _FETCH_S = 3600.0
 _AGAIN_S, _AGAIN_MAX_S = 1.0, 30.0
 _BREAK_S = 5.0
 """How long events may stay away before the port is forwarded anew."""
-_QUIET = ("progress", "leader")
+_QUIET = ("progress",)
 """Kinds of events that are not shown."""
+_VMS_MAX = 20
+"""Most VMs of a job that are named in its bill here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,46 @@ class Outcome:
     exit_code: int
     error: str
     folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bill:
+    """What a leader tells of its job's cost.
+
+    Attributes:
+        leader_usd: What the job has counted of the leader's VM.
+        vm_s: Billed time of the VMs that the job rented there, seconds.
+        vms: These, in words.
+    """
+
+    leader_usd: float = 0.0
+    vm_s: float = 0.0
+    vms: str = ""
+
+
+def _bill_of(document: Mapping[str, Any]) -> _Bill:
+    """Read the cost document of a leader.
+
+    Raises:
+        ConfigurationError: It tells no cost: a leader that is not ours may say anything.
+    """
+    try:
+        cost = document["job"]
+        led = [float(item["usd"]) for item in cost["items"] if item["name"] == LEADER_ITEM]
+        vms = [
+            (str(vm["instance_id"]), str(vm["vm"]), str(vm["zone"]), float(vm["billed_s"]))
+            for vm in cost["vms"]
+        ]
+        leader_usd, vm_s = sum(led), sum(seconds for *_, seconds in vms)
+        if not (0.0 <= leader_usd < math.inf and 0.0 <= vm_s < math.inf):
+            raise ValueError(leader_usd)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"what the job has cost cannot be read from its leader: {str(document)[:80]}"
+        ) from None
+    named = [f"{name} ({vm}, {zone})" for name, vm, zone, _ in vms[:_VMS_MAX]]
+    more = f" and {len(vms) - _VMS_MAX} others" if len(vms) > _VMS_MAX else ""
+    return _Bill(leader_usd, vm_s, f"{plural(len(vms), 'VM')}: {', '.join(named)}{more}" if vms else "")
 
 
 class LeaderSession:
@@ -81,7 +125,7 @@ class LeaderSession:
     ) -> None:
         self._leaders, self.record, self._inform = leaders, record, inform
         self._environment, self._sleep = environment, sleep
-        self._told, self._led_usd = 0, 0.0
+        self._told, self._bill = 0, _Bill()
 
     # ---- while the job runs --------------------------------------------------------------------------------
 
@@ -119,12 +163,12 @@ class LeaderSession:
             self._told = int(event["id"])
             if event["kind"] not in _QUIET:
                 show(event)
-            elif event["kind"] == "leader":
-                self._led_usd = leader_use(event["data"]).usd
         document = client.job(self.record.job_id)
         # a job whose runner died is resumed by the leader: its submission tells
-        open_still = (document.get("submission") or {}).get("state") in ("queued", "running")
-        return None if open_still else document
+        if (document.get("submission") or {}).get("state") in ("queued", "running"):
+            return None
+        self._bill = _bill_of(client.of_job(self.record.job_id, "cost"))
+        return document
 
     def connect(self, ready: Callable[[int], None]) -> NoReturn:
         """Forward the API at one port of this machine, through every failure of the network.
@@ -205,8 +249,8 @@ class LeaderSession:
         folder = self._fetched(self.record.job_id)
         record = read_record(folder)
         there = f"{self._outputs(record)}/{record.id}"
-        self.record = self._leaders.change(self.record, counted_usd=self._led_usd)
-        store.recover_job(
+        self.record = self._leaders.change(self.record, counted_usd=self._bill.leader_usd)
+        recovered = store.recover_job(
             replace(
                 record,
                 job_file=self.record.job_file,
@@ -215,6 +259,8 @@ class LeaderSession:
                 checkpoint=_here(record.checkpoint, there, folder, stored=self.record.checkpoints),
             )
         )
+        if recovered and record.cost_usd is not None:
+            store.note(record.id, "earlier", self._bill.vm_s, record.cost_usd, self._bill.vms)
         code = job["exit_code"]
         return Outcome(
             str(job["state"]),

@@ -67,9 +67,10 @@ def book_leader(
     with leaders.open_store(record) as own:
         usd = leader_usd(own.intents(), record.disk_usd_per_hour, at, there=there, seen_usd=record.seen_usd)
     more_usd = max(0.0, usd - record.counted_usd)
-    store.book(
+    store.note(
         record.job_id or record.id,
         "leader",
+        0.0,
         record.before_usd + more_usd,
         name=record.name,
         user=this_process().user,

@@ -10,14 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scavenger.domain.cost import (
-    AggregationShare,
-    CostEstimate,
-    CostItem,
-    LeaderUse,
-    ResourceRates,
-    Traffic,
-)
+from scavenger.domain.cost import CostEstimate, CostItem, Item, LedgerEntry, ResourceRates
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import estimate_from_document
 from scavenger.domain.intent import Intent
@@ -266,10 +259,7 @@ def job_cost(
     *,
     at: datetime,
     disk_prices: DiskPrices | None = None,
-    traffic: Traffic | None = None,
-    share: AggregationShare | None = None,
-    leader: LeaderUse | None = None,
-    afterwards_usd: float = 0.0,
+    entries: Mapping[Item, LedgerEntry] | None = None,
 ) -> JobCost:
     """Compute the predicted and actual cost of a job.
 
@@ -278,68 +268,87 @@ def job_cost(
         intents: Intents of this job.
         at: With a time zone.
         disk_prices: Prices of boot disks.
-        traffic: Traffic between zones; None if there was none.
-        share: What the job has used of a pool of aggregators; None if it used none.
-        leader: The VM on which the job was led; None if it was led where that costs nothing.
-        afterwards_usd: What leaders' VMs have cost beside what the job has counted: while they waited for its end to be
-            fetched, and before one was lost.
+        entries: What the ledger has of the job. VMs and disks are billed by the intents instead.
 
     Raises:
         ConfigurationError: As `paid_for`.
     """
     paid = paid_for(intents, at=at, disk_prices=disk_prices)
-    actual: float | None
-    if paid.vms or leader is not None:  # a leader waits for VMs, and may never get one
+    noted = {} if entries is None else {item: one for item, one in entries.items() if one.usd or one.quantity}
+    if "infra" not in job.spec and not noted.get("earlier", LedgerEntry()).basis:
+        noted.pop("earlier", None)  # it ran on the machine of another store, by workers alone
+    others = {item: one for item, one in noted.items() if item not in ("workers", "vms", "disks")}
+    not_counted = [words for item, words in _NOT_COUNTED.items() if item in others]
+    led = "leader" in others and others["leader"].basis  # a leader waits for VMs, and may never get one
+    items: tuple[CostItem, ...]
+    if paid.vms or led:
         counted = any(vm.basis == "counted" for vm in paid.vms)
         how = "VMs by the cloud's own timestamps, at least a minute each"
         how += ", except those named below" if counted else ""
         if any(not vm.ended for vm in paid.vms):
             how += "; some still run and are paid for"
-        items, not_counted = paid.items, paid.not_counted
-        if traffic is not None and traffic.gib:
-            how_much = f"{traffic.gib:.4g} GiB at {traffic.price}"
-            items = (*items, CostItem("traffic between zones", traffic.usd, how_much))
-        if leader is not None:
-            how_long = (
-                f"{leader.vm}, {leader.seconds / 3600:.4g} VM-hours at ${leader.usd_per_hour:.6g} per hour"
-            )
-            items = (*items, CostItem("leader, on demand", leader.usd, how_long))
-            not_counted = (*not_counted, "the leader's VM after the end of the job")
-        if share is not None and share.cpu_s:
-            items = (*items, _of_pool(share))
-            not_counted = (*not_counted, "what the pool's nodes cost while no job used them")
-        actual = math.fsum(item.usd for item in items)
+        items, not_counted = paid.items, [*paid.not_counted, *not_counted]
+        if "workers" in noted:  # of an attempt that rented nothing
+            items = (*items, CostItem("workers", noted["workers"].usd, _WORKERS))
     else:
-        actual = job.cost_usd if job.actual is None else job.actual.cost_usd
-        pooled = share if actual is not None and share is not None and share.cpu_s else AggregationShare()
-        price = None if pooled.cpu_s else _price_of(job.report)  # its prediction includes the share
-        items, how = _of_workers(None if actual is None else actual - pooled.usd, price)
-        not_counted = ("aggregators and coordinator, which run on this machine too", *NEVER_COUNTED)
-        if pooled.cpu_s:
-            items = (*items, _of_pool(pooled))
-            not_counted = ("coordinator, which runs on this machine too", *NEVER_COUNTED)
-        if afterwards_usd:
-            items = (*items, CostItem("leader's VM, not counted by the job", afterwards_usd, _AFTERWARDS))
-            actual = (actual or 0.0) + afterwards_usd
-            not_counted = NEVER_COUNTED
+        counted_usd = job.cost_usd if job.actual is None else job.actual.cost_usd
+        own = (one.usd for item, one in others.items() if item != "leader")
+        price = None if others else _price_of(job.report)  # its prediction includes the others
+        items, how = _of_workers(None if counted_usd is None else counted_usd - sum(own), price)
+        here = "coordinator, which runs" if "share" in others else "aggregators and coordinator, which run"
+        not_counted = [f"{here} on this machine too", *NEVER_COUNTED, *not_counted]
+        if "earlier" in others or "leader" in others:
+            how, not_counted = _ELSEWHERE, [*NEVER_COUNTED]
+            how += ", and its leader's VM by the cloud's own times" if "leader" in others else ""
+            items = tuple(one for one in items if one.usd > _ROUNDING_USD)
+    items = (*items, *(_item(item, others[item]) for item in _ITEMS if item in others))
     return JobCost(
         job_id=job.id,
         name=job.name,
         state=job.state,
         predicted=job.predicted,
         estimate=estimate_from_document(job.report) if job.report else None,
-        actual_usd=actual,
+        actual_usd=math.fsum(item.usd for item in items) if items else None,
         items=items,
         vms=paid.vms,
         how=how,
-        not_counted=not_counted,
+        not_counted=tuple(not_counted),
         created_at=job.created_at,
     )
 
 
-def _of_pool(share: AggregationShare) -> CostItem:
-    used = f"{share.cpu_s:.4g} processor-seconds at ${share.usd_per_cpu_hour:.6g} per hour"
-    return CostItem("aggregators in the pool", share.usd, used)
+_ITEMS: tuple[Item, ...] = ("earlier", "traffic", "leader", "share", "pool")
+"""Items in the order of a bill, after workers, VMs and disks."""
+_NOT_COUNTED: Mapping[Item, str] = {
+    "leader": "the leader's VM after the end of the job",
+    "share": "what the pool's nodes cost while no job used them",
+}
+_ROUNDING_USD = 1e-9
+
+
+def _item(item: Item, entry: LedgerEntry) -> CostItem:
+    """What the ledger has of an item, in words."""
+    rate = f"${entry.usd_per_hour:.6g} per hour"
+    match item:
+        case "traffic":
+            return CostItem("traffic between zones", entry.usd, f"{entry.quantity:.4g} GiB at {entry.basis}")
+        case "leader" if entry.basis:
+            hours = f"{entry.basis}, {entry.quantity / 3600:.4g} VM-hours at {rate}"
+            return CostItem(LEADER_ITEM, entry.usd, hours)
+        case "leader":
+            return CostItem("leader's VM, not counted by the job", entry.usd, _AFTERWARDS)
+        case "share":
+            used = f"{entry.quantity:.4g} processor-seconds at {rate}"
+            return CostItem("aggregators in the pool", entry.usd, used)
+        case "earlier" if entry.basis:
+            hours = f"{entry.basis}; {entry.quantity / 3600:.4g} VM-hours"
+            return CostItem("VMs, disks and traffic, as the leader counted", entry.usd, hours)
+        case _:
+            return CostItem(_NAMES.get(item, item), entry.usd, "as its record tells")
+
+
+LEADER_ITEM = "leader, on demand"
+_NAMES = {"earlier": "counted by the job where it ran before", "pool": "nodes of the pool"}
 
 
 def _of_workers(actual_usd: float | None, price: float | None) -> tuple[tuple[CostItem, ...], str]:
@@ -347,12 +356,14 @@ def _of_workers(actual_usd: float | None, price: float | None) -> tuple[tuple[Co
     if actual_usd is None:
         return (), "nothing was recorded"
     if not price:
-        return (CostItem("workers", actual_usd, "worker-seconds x price, as the job counted"),), _COUNTED
+        return (CostItem("workers", actual_usd, _WORKERS),), _COUNTED
     how = f"{actual_usd / price:.4g} worker-hours at ${price:.6g} per hour"
     return (CostItem("workers", actual_usd, how),), f"{_COUNTED}; the price is that of its prediction"
 
 
 _AFTERWARDS = "from its launch until it ended, by the cloud's own times, less what the job has counted of it"
+_ELSEWHERE = "counted by the job itself where it ran"
+_WORKERS = "worker-seconds x price, as the job counted"
 _COUNTED = "counted by the job itself, worker-seconds x price of its offer"
 
 

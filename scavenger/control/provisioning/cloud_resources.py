@@ -23,7 +23,7 @@ from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.quotas import after_vms
 from scavenger.control.provisioning.admission import admitted
-from scavenger.control.provisioning.counted_elsewhere import counted_elsewhere_usd
+from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.control.provisioning.leader_meter import leader_of, leader_zone
@@ -301,8 +301,8 @@ class CloudResources:
     @property
     def _leader_usd_per_hour(self) -> float:
         """Price of the VM on which this process leads the job; 0 if it does so elsewhere."""
-        use = leader_of(self._environment, datetime.now(UTC).timestamp())
-        return 0.0 if use is None else use.usd_per_hour
+        leader = leader_of(self._environment)
+        return 0.0 if leader is None else leader.usd_per_hour
 
     @property
     def disk_usd_per_hour(self) -> float:
@@ -417,7 +417,6 @@ class CloudResources:
         *,
         folder: Path,
         outputs: Path,
-        before_usd: float,
         note: Callable[[str], None],
         inform: Callable[[str], None],
         clock: Callable[[], float],
@@ -429,7 +428,6 @@ class CloudResources:
         Args:
             folder: Folder of the training module, which is copied to the VMs.
             outputs: Folder of the jobs' outputs, which is not copied.
-            before_usd: Known cost of earlier attempts, US dollars.
             note, inform: Show warnings and progress to the user.
             make_engine, kept: See `Fleet`.
 
@@ -466,6 +464,7 @@ class CloudResources:
                     settings=self.settings.launch_settings(),
                 ),
                 attempt=record.attempts,
+                disk_usd_per_hour=self.disk_usd_per_hour,
             ),
             package=self.package(folder),
             options={offer.vm: self._options(offer, zones[offer.vm]) for offer in offers},
@@ -479,8 +478,7 @@ class CloudResources:
             if self._aggregator_vms
             else (),
             wait_max_s=job.limits.vms,
-            before_usd=max(0.0, before_usd - counted_elsewhere_usd(store, record.id)),
-            disk_usd_per_hour=self.disk_usd_per_hour,
+            before_usd=counted_usd(store.intents(record.id), self.disk_usd_per_hour),
             traffic_price=traffic_price(provider.name),
             leader_usd_per_hour=self._leader_usd_per_hour,
             met_in=leader_zone(self._environment) if self._meets_at_leader else "",

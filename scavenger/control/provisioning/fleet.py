@@ -27,13 +27,13 @@ from scavenger.control.provisioning.fleet_keeping import FleetKeeping
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
 from scavenger.control.provisioning.kept_vms import Exchange, KeptVms
-from scavenger.control.provisioning.leader_meter import LeaderMeter, recorded_leader
+from scavenger.control.provisioning.leader_meter import leader_of, steady_clock
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
 from scavenger.control.provisioning.record_end import remove_shared
-from scavenger.control.provisioning.traffic_counter import TrafficCounter, recorded_traffic
-from scavenger.domain.cost import Traffic
+from scavenger.control.training.item_meter import ItemMeter
+from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
 from scavenger.errors import (
     CleanupError,
@@ -147,18 +147,17 @@ class Fleet:
         self._looked_at = -LOOK_S
         self._needs: Needs | None = None
         self._is_clean = False
-        self._traffic = TrafficCounter(inputs.traffic_price, Traffic())
-        self._leader = LeaderMeter({})
+        self._counted_step: int | None = None
+        self._leader = leader_of(os.environ)
+        self._utc_s = steady_clock()
 
     # ---- interface to the job ---------------------------------------------------------------------------------
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
         """Create the job's engine, which runs processes on these VMs; for `command` see `VmEngine`."""
         self._plan = first_plan(self._store.intents(self._inputs.spec.job_id), self._inputs.spec.attempt)
-        before = recorded_traffic(self._store, self._inputs.spec.job_id)
-        self._traffic = TrafficCounter(self._inputs.traffic_price, before)
-        led = recorded_leader(self._store, self._inputs.spec.job_id)
-        self._leader = LeaderMeter(os.environ, 0.0 if led is None else led.usd)
+        for item in ("traffic", "leader"):
+            self.meter.items[item] = ItemMeter(self._store, self._spec.job_id, item, self._clock)
         server = self._agent_server
         boot = boot_document(server.endpoint, server.server_key, self._provider.name, self._inputs.package)
         self._spec = replace(
@@ -235,7 +234,7 @@ class Fleet:
         try:
             with self._store.hurried():
                 self._look(self._engine, now)
-                self._count_traffic(step, weights_bytes, now)
+                self._count(step, weights_bytes)
         except (StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
             # the job's recorder reports outages of the store and limits them; the next check catches up
             self._looked_at = now
@@ -267,12 +266,22 @@ class Fleet:
         slots = slots_of(self._inputs, self._plan, one_first=self._boots.one_first)
         self._want(slots, tuple(sorted(engine.avoided)))
 
-    def _count_traffic(self, step: int, weights_bytes: float, now: float) -> None:
-        self._traffic.count(step, workers=self.workers_elsewhere, weights_bytes=weights_bytes)
-        self.meter.traffic_usd = self._traffic.attempt_usd
-        self._traffic.record(self._store, self._inputs.spec.job_id, now)
-        self.meter.leader_usd = self._leader.attempt_usd
-        self._leader.record(self._store, self._inputs.spec.job_id, now)
+    def _count(self, step: int, weights_bytes: float) -> None:
+        """Meter what the job pays for besides its VMs; steps that are done again after a failure count again."""
+        steps = 0 if self._counted_step is None else max(0, step - self._counted_step)
+        self._counted_step = step
+        workers, price = self.workers_elsewhere, self._inputs.traffic_price
+        if steps and workers and price is not None:
+            traffic, gib = self.meter.items["traffic"], traffic_gib(steps, workers, weights_bytes)
+            basis = f"${price.usd_per_gib:.6g} per GiB ({price})"
+            traffic.note(traffic.attempt + LedgerEntry(gib, gib * price.usd_per_gib, basis))
+        self._count_leader()
+        for meter in self.meter.items.values():
+            meter.record()
+
+    def _count_leader(self) -> None:
+        if self._leader is not None and "leader" in self.meter.items:
+            self.meter.items["leader"].note_total(self._leader.used(self._utc_s()))
 
     def _seen(self, engine: VmEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
         needs = engine.needs()
@@ -368,6 +377,7 @@ class Fleet:
         until = self._clock() + (max(LIMIT_S, 1.5 * self._config.settle_s) if limit_s is None else limit_s)
         if self._boots is not None:
             self._boots.stop()
+        self._record_items()
         self._leave_to_study()
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
@@ -391,14 +401,17 @@ class Fleet:
         self._remove_leftovers()
         if self._reconciler is not None:
             self._reconciler.stop(self._config.look.actions_s)
-        with contextlib.suppress(ScavengerError):
-            self._traffic.record(self._store, self._inputs.spec.job_id, self._clock(), at_once=True)
-            self._leader.record(self._store, self._inputs.spec.job_id, self._clock(), at_once=True)
-        self.meter.leader_usd = self._leader.attempt_usd
+        self._record_items()
         with contextlib.suppress(ScavengerError):
             self._intents = self._store.intents(self._inputs.spec.job_id)
         self.meter.look(self._intents, final=True)
         self._is_clean = True
+
+    def _record_items(self) -> None:
+        self._count_leader()
+        for meter in self.meter.items.values():
+            with contextlib.suppress(ScavengerError):
+                meter.record(at_once=True)
 
     def _exchanged(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
         avoided = frozenset[str]() if self._engine is None else self._engine.avoided

@@ -34,7 +34,7 @@ class FleetKeeping:
     ) -> None:
         self._kept, self._server, self._inputs = kept, server, inputs
         self._region = Region(
-            store, provider, verifier, config, server.address, server.port, inputs.disk_usd_per_hour
+            store, provider, verifier, config, server.address, server.port, inputs.spec.disk_usd_per_hour
         )
         template = inputs.spec.template
         # a template's user data is the job's own, and how long a VM may run is compared by itself

@@ -140,6 +140,7 @@ class Place:
             budget_usd=math.inf,
             drain_s=DRAIN_S,
             launches=False,
+            disk_usd_per_hour=self.region.disk_usd_per_hour,
         )
 
     @property

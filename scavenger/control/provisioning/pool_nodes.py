@@ -235,6 +235,7 @@ class PoolNodes:
             vms_max=2 * self._spec.limits.nodes_max,  # those that end count, too
             budget_usd=math.inf,
             boot_key=server.boot_key.hex(),
+            disk_usd_per_hour=self._spec.node.usd_per_hour - self._spec.options[0].price_usd_per_hour,
         )
         self._store.want_vms(self._fleet)
         self._boots = FleetBoots(
@@ -281,8 +282,7 @@ class PoolNodes:
 
     @property
     def spent_usd(self) -> float:
-        disk_usd = self._spec.node.usd_per_hour - self._spec.options[0].price_usd_per_hour
-        return counted_usd(self._intents, disk_usd)
+        return 0.0 if self._fleet is None else counted_usd(self._intents, self._fleet.disk_usd_per_hour)
 
     @property
     def shortage(self) -> str:

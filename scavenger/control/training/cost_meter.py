@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import AggregationShare
 from scavenger.train.supervisor.face import JobSupervisor
 
 
@@ -59,7 +59,7 @@ class PooledCostMeter(WorkerCostMeter):
 
     Args:
         offers: By VM type.
-        share: Returns what they have used in this attempt.
+        share: Meters that.
         clock: Monotonic seconds.
     """
 
@@ -67,18 +67,18 @@ class PooledCostMeter(WorkerCostMeter):
         self,
         supervisor: JobSupervisor,
         offers: Mapping[str, Offer],
-        share: Callable[[], AggregationShare],
+        share: ItemMeter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(supervisor, offers)
         self._share, self._clock, self._since = share, clock, clock()
 
     def spent_usd(self) -> float:
-        return super().spent_usd() + self._share().usd
+        return super().spent_usd() + self._share.attempt.usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         return super().usd_per_hour(joining) + self.shared_usd_per_hour()
 
     def shared_usd_per_hour(self) -> float:
         """See `CostMeter.shared_usd_per_hour`: the mean of this attempt."""
-        return self._share().usd / max(1.0, self._clock() - self._since) * 3600.0
+        return self._share.attempt.usd / max(1.0, self._clock() - self._since) * 3600.0

@@ -71,7 +71,6 @@ class FleetInputs:
         aggregators_on: Number of aggregators on each aggregator VM, see `evenly`.
         wait_max_s: Longest wait for VMs while none of a type is to be had.
         before_usd: Known cost of the VMs of earlier attempts.
-        disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
         traffic_price: Price of traffic between zones; None if unknown.
         leader_usd_per_hour: Price of the leader's VM with its disk; 0 if the job is led where that costs nothing.
         met_in: The zone where workers exchange gradients if no VM is rented for that; empty if it is not known.
@@ -86,7 +85,6 @@ class FleetInputs:
     aggregators_on: tuple[int, ...] = (1,)
     wait_max_s: float = 3600.0
     before_usd: float = 0.0
-    disk_usd_per_hour: float = 0.0
     traffic_price: TrafficPrice | None = None
     leader_usd_per_hour: float = 0.0
     met_in: str = ""

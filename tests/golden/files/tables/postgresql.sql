@@ -223,9 +223,11 @@ CREATE TABLE ledger (
 	month TEXT NOT NULL,
 	name TEXT NOT NULL,
 	"user" TEXT NOT NULL,
+	quantity FLOAT(53) NOT NULL,
 	usd FLOAT(53) NOT NULL,
+	basis TEXT NOT NULL,
 	CONSTRAINT pk_ledger PRIMARY KEY (job_id, item, month),
-	CONSTRAINT ck_ledger_item CHECK (item IN ('job', 'vms', 'share', 'pool', 'leader'))
+	CONSTRAINT ck_ledger_item CHECK (item IN ('workers', 'vms', 'disks', 'traffic', 'share', 'leader', 'earlier', 'pool'))
 )
 CREATE INDEX ix_ledger_month ON ledger (month)
 CREATE INDEX ix_ledger_name ON ledger (name)
