@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ os.environ["SCAVENGER_PUBLIC_PRICES"] = "http://127.0.0.1:9"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).with_name("lean")), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# What is collected is compiled once, whatever the environment says of what tests write and import.
+_writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 # Machines are shared and busy, so no example has a time limit of its own; pytest-timeout ends what hangs. In CI
 # a failure prints what reproduces it, and no database of earlier failures decides what is tried.
@@ -55,6 +60,20 @@ def _tier(item: pytest.Item) -> str:
     return "unit" if item.get_closest_marker("slow") is None else "process"
 
 
+_ALL_SLOW = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.slow", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing that has no unit test where those alone are asked for: it would take longer than they."""
+    if config.option.markexpr != "unit" or not collection_path.is_relative_to(_TESTS):
+        return None
+    if (folders := collection_path.relative_to(_TESTS).parts) and folders[0] in _SYSTEMS:
+        return True
+    if collection_path.suffix == ".py" and _ALL_SLOW.search(collection_path.read_text(encoding="utf-8")):
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of long tests go first; long proofs are left to `make proofs`, so that an ordinary run stays short."""
@@ -64,6 +83,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(tier)
         if tier == "nightly" and not os.environ.get("SCAVENGER_EVERYTHING"):
             item.add_marker(pytest.mark.skip(reason="long: SCAVENGER_EVERYTHING=1 tries it"))
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = _writes_nothing
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

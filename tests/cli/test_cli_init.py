@@ -13,7 +13,6 @@ from scavenger_cli.beginning import Example
 from scavenger_cli.commands.init import examples_path
 
 from scavenger.control.job_file.load import load_job
-from scavenger.train.worker.worker import load_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,9 +116,12 @@ def test_json_names_the_files_and_the_next_command(scavenger: Run, tmp_path: Pat
     assert json.loads(out) == {"schema_version": 1, "written": written, "next": command}
 
 
+@pytest.mark.slow
 def test_the_module_that_init_writes_is_a_job(
     scavenger: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from scavenger.train.worker.worker import load_program
+
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert scavenger("init", tmp_path, "--train", "written_by_init:build")[0] == 0
 

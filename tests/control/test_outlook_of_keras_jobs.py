@@ -21,6 +21,8 @@ from scavenger.models.job_model import JobModel
 from scavenger.train.transport.messages.requests import RunCallbacks
 from scavenger.train.worker.worker import load_program
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, EPOCH_STEPS, SEEN = 100, 10, 60
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
 ROWS = tuple(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from real_jobs import MARK, Job, marked, wait_for
+from warm_servers import ADDRESS, warm_address
 
 SPEC: dict[str, Any] = {
     "version": 1,
@@ -31,6 +32,14 @@ def _shared_memory() -> set[str]:
 @pytest.fixture(scope="module")
 def mark() -> str:
     return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="package", autouse=True)
+def warm_fork_servers() -> Iterator[None]:
+    """Commands' fork servers begin at once; the test of a whole machine (tests/field) begins them cold."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS, warm_address())
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""Keras without scikit-learn and matplotlib in processes of tests: importing both is a third of its import.
+"""What processes of tests have besides: a Keras that imports less, and fork servers of a process that is warm.
+
+Importing scikit-learn and matplotlib is a third of Keras's import.
 
 Keras imports them for `keras.wrappers` and `keras.visualization` if it finds them, which no test uses. What imports
 them itself has them. `tests/conftest.py` puts this folder on the path that processes inherit.
@@ -6,6 +8,8 @@ them itself has them. `tests/conftest.py` puts this folder on the path that proc
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -29,3 +33,23 @@ class _LeanKeras:
 
 
 sys.meta_path.insert(0, _LeanKeras)
+
+
+class _WarmForkServers:
+    """Has `warm_servers` change the class of fork servers when its module is imported; found by name alone."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "scavenger.train.engines.process":
+            return None
+        sys.meta_path.remove(_WarmForkServers)
+        from warm_servers import lead_to_warm_process
+
+        lead_to_warm_process()
+        return importlib.util.find_spec(name)
+
+
+if "SCAVENGER_TEST_WARM" in os.environ:
+    sys.meta_path.insert(0, _WarmForkServers)

@@ -29,6 +29,8 @@ from scavenger.integrations.keras_tuner import (
     RandomSearch,
 )
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "keras_tuner"
 RATES = (0.5, 0.25, 0.1, 0.01)
 JOB = Job(
@@ -170,7 +172,6 @@ class TestBuildInAWorker:
             hypermodel.build("hypermodel_code:none", {})
 
 
-@pytest.mark.slow
 def test_rounds_of_hyperband_go_on_from_the_models_of_the_round_before(
     client: Client, tmp_path: Path
 ) -> None:
@@ -194,7 +195,6 @@ def test_rounds_of_hyperband_go_on_from_the_models_of_the_round_before(
     assert best.evaluate(x, y, verbose=0) == pytest.approx(search.oracle.get_best_trials()[0].score, rel=0.2)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_executions_of_a_trial_differ_by_their_seeds(client: Client, tmp_path: Path) -> None:
     job = JOB.with_settings({"output": str(tmp_path / "out")})
@@ -207,7 +207,6 @@ def test_executions_of_a_trial_differ_by_their_seeds(client: Client, tmp_path: P
     assert trial.metrics.get_best_value("cost_usd") == pytest.approx(search.study.spent_usd)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_example_goes_on_after_it_was_killed_within_its_budget(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from scavenger.errors import ConfigurationError
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 

@@ -11,6 +11,8 @@ import pytest
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "value", "instead"),

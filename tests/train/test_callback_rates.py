@@ -15,6 +15,8 @@ from scavenger.train.transport.messages.requests import RunCallbacks
 from scavenger.train.worker.callbacks.rates import rates_asked
 from scavenger.train.worker.callbacks.runner import CallbackRunner
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 8
 DROPS = {3: 0.1, 6: 0.01}
 SEEN: list[int] = []

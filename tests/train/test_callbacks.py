@@ -25,6 +25,8 @@ from scavenger.train.worker.callbacks.checks import chosen_callbacks
 from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.callbacks.state import UnkeepableError, decode, encode
 
+pytestmark = pytest.mark.slow
+
 callbacks = keras.callbacks
 EPOCHS = 8
 

@@ -20,6 +20,8 @@ from scavenger.train.failure import DataError
 from scavenger.train.worker.data import open_source, within_reach
 from scavenger.train.worker.samples import Samples
 
+pytestmark = pytest.mark.slow
+
 
 class Items:
     """A map-style data set of given samples."""

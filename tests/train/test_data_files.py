@@ -18,6 +18,8 @@ from scavenger.train.failure import DataError
 from scavenger.train.worker.data import open_source
 from scavenger.train.worker.data.files import RecordSource
 
+pytestmark = pytest.mark.slow
+
 SIZES = (5, 0, 12, 1)
 N = sum(SIZES)
 X, Y = np.arange(3.0 * N, dtype="float32").reshape(N, 3), np.arange(N)

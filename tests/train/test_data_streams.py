@@ -17,6 +17,8 @@ from scavenger.train.failure import DataError
 from scavenger.train.worker.data import Source, open_source
 from scavenger.train.worker.samples import Samples
 
+pytestmark = pytest.mark.slow
+
 N = 50
 X, Y = np.arange(2.0 * N).reshape(N, 2).astype("float32"), np.arange(N)
 TF = tf.data.Dataset

@@ -6,11 +6,14 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scavenger.elastic.order import Blocks
 from scavenger.train.worker.data.blocks import BlockSource
 from scavenger.train.worker.data.items import ArraySource, ItemSource
 from scavenger.train.worker.fingerprint import digest_of_samples
+
+pytestmark = pytest.mark.slow
 
 X = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
 Y = np.arange(100)

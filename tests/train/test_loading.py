@@ -13,6 +13,8 @@ from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.train.failure import DataError, describe_failure
 from scavenger.train.worker.worker import load_program
 
+pytestmark = pytest.mark.slow
+
 _names = itertools.count()
 _MODEL = """
 import keras

@@ -29,6 +29,8 @@ from scavenger.train.worker.connections import Connection
 from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 JOBS = Path(__file__).with_name("jobs")
 STEPS = 4
 REPEATS = 3
@@ -153,7 +155,6 @@ class Host:
         own.destroy(linger=0)
 
 
-@pytest.mark.slow
 def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

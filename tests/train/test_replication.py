@@ -36,6 +36,8 @@ from scavenger.train.worker.memory import InitialWeights, WorkerMemory, packed_o
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
+pytestmark = pytest.mark.slow
+
 Sent = tuple[Chunk, bytes]
 WORKER, SLOT = "w2", 2 * SLOTS_PER_WORKER
 

@@ -22,6 +22,8 @@ from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import Dealer, Router, new_keys
 from scavenger.train.worker.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 JOBS = Path(__file__).with_name("jobs")
 NAME = "aggregator-0"
 

@@ -10,6 +10,8 @@ import pytest
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data.opening import open_source
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)

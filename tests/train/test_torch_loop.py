@@ -18,6 +18,8 @@ from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop.report import LoopEvent, StepDone
 from scavenger.train.custom_loop.run import LoopRun
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
 
 JOBS = Path(__file__).with_name("jobs")

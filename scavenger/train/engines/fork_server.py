@@ -346,16 +346,21 @@ def _show_mark(mark: str) -> None:
     Raises:
         OSError, ValueError: If this machine does not show or change it; the server's marker stays.
     """
+    _show(VARIABLE, mark.encode().ljust(MARK_BYTES, b"\0"))
+
+
+def _show(name: str, value: bytes) -> None:
+    """Have the kernel show a value of an environment variable that was started with one as long."""
     with open("/proc/self/environ", "rb") as file:
         shown = file.read()
-    prefix = f"{VARIABLE}=".encode()
+    prefix = f"{name}=".encode()
     at = 0 if shown.startswith(prefix) else shown.index(b"\0" + prefix) + 1
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start = int(fields[_ENVIRONMENT_FIELD])
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start + at + len(prefix))
-        memory.write(mark.encode().ljust(MARK_BYTES, b"\0"))
+        memory.write(value)
 
 
 _ENVIRONMENT_FIELD = 49 - 2
