@@ -332,9 +332,11 @@ def upgrade() -> None:
         sa.Column("job_id", sa.Text(), nullable=False),
         sa.Column("global_batch_size", WHOLE, nullable=False),
         sa.Column("epochs", REAL, nullable=False),
+        sa.Column("log_sd", REAL, nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.CheckConstraint("epochs > 0", name=op.f("ck_convergence_epochs")),
         sa.CheckConstraint("global_batch_size > 0", name=op.f("ck_convergence_global_batch_size")),
+        sa.CheckConstraint("log_sd >= 0", name=op.f("ck_convergence_log_sd")),
         sa.ForeignKeyConstraint(
             ["fingerprint_id"], ["fingerprints.id"], name=op.f("fk_convergence_fingerprint_id")
         ),

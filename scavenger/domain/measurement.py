@@ -102,17 +102,20 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceRecord:
-    """A finished run of a job to its target: training data of the statistical model.
+    """A run of a job to its target, or to its end before it: training data of the statistical model.
 
     Attributes:
         global_batch_size: The B that most of its samples were trained with.
         epochs: Epochs until the target was reached, had all been trained at that B.
         every: Epochs from one evaluation to the next, at one of which the target was seen to be reached; 0 if unknown.
+        log_sd: Standard deviation of ln of the epochs, of a run that missed its target: they are forecast from the
+            course of its metric. 0 of one that reached it.
     """
 
     global_batch_size: int
     epochs: float
     every: float = 0.0
+    log_sd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.backtest import Skipped
-from scavenger.models.curve_shapes import EarlierRun, Schedule
+from scavenger.models.curve_points import EVALUATIONS_MIN
+from scavenger.models.curve_shapes import Schedule
+from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.final_value import forecast_value
 from scavenger.models.learning_curve import (
-    EVALUATIONS_MIN,
     RATIO_MAX,
     Hint,
     Mode,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scavenger.models.curve_shapes import EarlierRun
+from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.types import Finite, Positive
 
 POINTS_MAX = 128
@@ -49,7 +49,7 @@ class Course:
         return cls(metric, tuple(float(at) for at, _ in kept), tuple(float(value) for _, value in kept))
 
     def earlier(self) -> EarlierRun:
-        """The course as shapes for the forecast of another run."""
+        """The course as it tells the shapes for the forecast of another run."""
         return EarlierRun(np.array(self.epochs), np.array(self.values))
 
     def passage_sd(self) -> float:

@@ -10,7 +10,7 @@ ending      (v^-p - 1) / p + g (1 - v^q) / q               a power, Hestness et 
 Nearly every run lowers its learning rate towards its end, and most do not tell how: so the end that a shape speeds up
 to is that of the run in question itself. With a known schedule, the multi-power law of Luo et al., arXiv:2503.12811,
 eq. 2-3, is joined to it: the power acts on the area under the schedule, and each drop of the rate lowers the loss
-further. So are the courses of earlier runs of similar jobs, faster or slower.
+further.
 """
 
 from __future__ import annotations
@@ -229,40 +229,3 @@ def annealed(schedule: Schedule) -> Family:
     of_power = -0.5 * ((POWERS[:, 0] - POWER_MEAN) / POWER_SD) ** 2
     log_prior = np.concatenate([of_power + math.log(probability) for probability in ANNEAL_UNITS.values()])
     return Family.of_courses(SCHEDULED, log_prior, values, bounded=True)
-
-
-PACES, PACES_LOG_SD = np.geomspace(1.0 / 3.0, 3.0, 17), 0.5
-"""How much faster than an earlier run this one may be, and the standard deviation of ln of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierRun:
-    """The course of a similar job's run, as a family of shapes: one for each pace.
-
-    Attributes:
-        at: Epochs or steps of the evaluations, in this run's unit; positive and increasing, shape `(n,)`.
-        values: The metric there, finite, shape `(n,)`.
-    """
-
-    at: FloatArray
-    values: FloatArray
-
-    def family(self, share: float, seen: FloatArray) -> Family | None:
-        """The paces at which it has fallen between what was seen first and last; it stays at its end for ever.
-
-        Args:
-            share: How probable it is, relative to other families.
-            seen: In the unit of `at`. The values must be such that smaller ones are better.
-
-        Returns:
-            None if there is no such pace.
-        """
-        best, log_at = np.minimum.accumulate(self.values), np.log(self.at)
-
-        def course(paces: FloatArray, at: FloatArray) -> FloatArray:
-            return np.asarray(np.interp(np.log(paces[:, None] * at), log_at, best))
-
-        ends = course(PACES, seen[[0, -1]])
-        paces = PACES[ends[:, 0] > ends[:, 1]]
-        log_prior = -0.5 * (np.log(paces) / PACES_LOG_SD) ** 2
-        return Family.of_courses(share, log_prior, lambda at: course(paces, at)) if len(paces) else None

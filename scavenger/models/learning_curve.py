@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,32 +45,17 @@ from scipy.special import logsumexp, ndtri
 
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.models.curve_fits import Errors, Fit, covariance
-from scavenger.models.curve_shapes import (
-    SCHEDULED,
-    EarlierRun,
-    Family,
-    Schedule,
-    annealed,
-    ending,
-    log_priors,
-)
+from scavenger.models.curve_points import OUTLIER, Evaluations
+from scavenger.models.curve_shapes import Family, Schedule, annealed, ending, log_priors
+from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.first_passage import evaluations_ahead, first_passage, resampled
-
-EVALUATIONS_MIN = 2
-"""Fewest evaluations that a forecast can be made from; from so few it is mostly the prior."""
-
-RECENT = 0.35
-"""Only evaluations since this share of the run are fitted: what came before tells of warming up, not of the end."""
-
-POINTS_MAX = 16
-"""Evaluations are averaged to so many points, as evenly spaced in s as in ln s."""
 
 ALONE = Errors(temper=0.16, freedom=6.4, floor=0.012, drifts=(0.67, 3.4, 17.0), shared=0.8, early=2.0)
 """Where nothing but the metric is known, by public curves (`python -m benchmarks curves`)."""
 SCHEDULE = Errors(temper=0.3, freedom=6.0, floor=0.01, drifts=(0.2, 1.0, 5.0, 20.0), shared=1.0, early=1.15)
 """Where a schedule tells more of the curve."""
-FOLLOWED = Errors(temper=0.5, freedom=6.0, floor=0.06, drifts=(0.6, 2.0, 6.0, 20.0), shared=1.0, early=1.3)
-"""Where an earlier run or the noise of an evaluation does."""
+NOISY = Errors(temper=0.5, freedom=6.0, floor=0.06, drifts=(0.6, 2.0, 6.0, 20.0), shared=1.0, early=1.3)
+"""Where the noise of an evaluation is known."""
 
 COARSE = 0.1
 """Floor of the scale by which it is judged *whether* the target is reached: real runs look as if they came to rest long
@@ -84,9 +69,6 @@ NEVER = 0.05
 
 SHORT = (0.1, 0.3, 1.0)
 """How far short of the target the asymptotes of such runs lie, in units of the gap."""
-
-OUTLIER = 20.0
-"""Evaluations further from the target than so many gaps count as if they were there."""
 
 RATIO_MAX, FAR_STEP = 30.0, 0.15
 """Largest T / t without a hint, and the steps of ln T beyond, where a hint lies there."""
@@ -179,7 +161,7 @@ def forecast(
     if schedule is not None and schedule.is_constant:
         schedule = None
     scale = _scale(values, target, mode, annealed=schedule is not None)
-    course, goal = _Course.of(at, scale(values)), float(scale(target))
+    course, goal = Evaluations.of(at, scale(values)), float(scale(target))
     if course.best[-1] <= goal:
         raise ValueError("the target has been reached")
     now, gap = float(course.at[-1]), float(course.best[-1] - goal)
@@ -190,14 +172,11 @@ def forecast(
     y = np.minimum((y - goal) / gap, OUTLIER)
     ratios = _ratios(now, hint)
     totals = now * ratios
-    families = [ENDING]
+    shapes = ENDING.log_prior + sum(run.log_weights(ENDING, ALONE, scale, goal) for run in earlier)
+    families = [replace(ENDING, log_prior=shapes)]
     if schedule is not None:
         families.append(annealed(schedule if schedule.steps[-1] > now else schedule.continued(totals[-1])))
-    scaled = (EarlierRun(run.at, scale(run.values)) for run in earlier)
-    known = (run.family((1.0 + SCHEDULED * (schedule is not None)) / len(earlier), x * now) for run in scaled)
-    families.extend(family for family in known if family is not None)
-    followed = len(families) > 1 or noise > 0.0
-    errors = SCHEDULE if schedule is not None else FOLLOWED if followed else ALONE
+    errors = SCHEDULE if schedule is not None else NOISY if noise > 0.0 else ALONE
     curves, prior = _Curves(families, errors, now, x, y, counts), _prior(ratios, totals, hint, errors.early)
     if noise > 0.0:
         means = np.concatenate((BEHIND, ratios))
@@ -212,7 +191,7 @@ def forecast(
 
 def _passage(
     curves: _Curves,
-    course: _Course,
+    course: Evaluations,
     means: tuple[FloatArray, FloatArray],
     totals: tuple[FloatArray, FloatArray],
     limit: float | None,
@@ -232,48 +211,6 @@ def _passage(
     doubted = np.diff(np.interp(at, totals[0], np.cumsum(totals[1])), prepend=0.0)
     reached = (1.0 - DOUBT) * mass + DOUBT * (1.0 - NEVER) * doubted
     return _summary(now, at, np.append(reached, max(0.0, 1.0 - float(reached.sum()))), limit, single=True)
-
-
-class _Course(NamedTuple):
-    """Evaluations with a finite value, the best value so far, and each one's own; smaller ones are better."""
-
-    at: FloatArray
-    best: FloatArray
-    values: FloatArray
-
-    @classmethod
-    def of(cls, at: Sequence[float] | FloatArray, values: Sequence[float] | FloatArray) -> _Course:
-        where, losses = np.asarray(at, dtype=np.float64), np.asarray(values, dtype=np.float64)
-        known = np.isfinite(losses) & (where > 0.0)
-        if int(known.sum()) < EVALUATIONS_MIN:
-            raise ValueError(f"a forecast needs {EVALUATIONS_MIN} evaluations, not {int(known.sum())}")
-        return cls(where[known], np.minimum.accumulate(losses[known]), losses[known])
-
-    def every(self) -> float:
-        """The time between two evaluations, lately."""
-        return float(np.median(np.diff(self.at[-6:])))
-
-    def half_step(self) -> float:
-        """Half of it relative to now: the target is only seen to be reached at an evaluation."""
-        return 0.5 * self.every() / float(self.at[-1])
-
-    def points(self, *, raw: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """At most `POINTS_MAX` points of the recent course: s / t, the best value so far, and evaluations averaged.
-
-        Args:
-            raw: Take the values themselves in place of the best so far.
-        """
-        first = min(int(np.searchsorted(self.at, RECENT * self.at[-1])), len(self.at) - EVALUATIONS_MIN)
-        at, best = self.at[first:], (self.values if raw else self.best)[first:]
-        if len(at) <= POINTS_MAX:
-            return at / self.at[-1], best, np.ones(len(at))
-        even = (np.log(at / at[0]) / math.log(at[-1] / at[0]) + (at - at[0]) / (at[-1] - at[0])) / 2.0
-        group = np.minimum((even * POINTS_MAX).astype(np.int64), POINTS_MAX - 1)
-        counts = np.bincount(group, minlength=POINTS_MAX).astype(np.float64)
-        filled = counts > 0.0
-        logs = np.bincount(group, np.log(at / self.at[-1]), POINTS_MAX)[filled] / counts[filled]
-        means = np.bincount(group, best, POINTS_MAX)[filled] / counts[filled]
-        return np.exp(logs), means, counts[filled]
 
 
 def _scale(

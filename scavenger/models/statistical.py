@@ -373,8 +373,12 @@ def _level(
 ) -> _Level:
     """The level from finished runs, else the hint, else a stored model, else the bound."""
     if runs:
-        sizes = sorted({run.global_batch_size for run in runs})
-        note = f"{EPOCHS_FROM}finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
+        sizes = ", ".join(f"{size:g}" for size in sorted({run.global_batch_size for run in runs}))
+        missed = sum(run.log_sd > 0.0 for run in runs)
+        kind = "earlier" if missed else "finished"
+        note = f"{EPOCHS_FROM}{kind} runs ({len(runs)}) at batch {sizes}"
+        if missed:
+            note += f", {missed} of which missed the target: what they lacked is forecast"
         return _Level(*_run_means(runs, max(EVALUATION_SD, passage_sd)), False, note)
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
@@ -400,33 +404,39 @@ def _run_means(
     The variance of ln e at a batch size is shrunk to that pooled over all of them, and the pooled one to
     `RUN_LOG_SD` and `evaluation_sd`, both by degrees of freedom: batch sizes with one run have a standard error too,
     and a few equal runs, which whole epochs make likely, do not pass for exact. The spread of the run to come is
-    widened as Student's t is, so that 1.645 times it covers 90 % however few runs there were.
+    widened as Student's t is, so that 1.645 times it covers 90 % however few runs there were. A run that missed its
+    target counts by the error of its forecast.
     """
-    by_size: dict[int, list[float]] = {}
+    by_size: dict[int, list[ConvergenceRecord]] = {}
     for run in runs:
-        by_size.setdefault(run.global_batch_size, []).append(run.epochs)
+        by_size.setdefault(run.global_batch_size, []).append(run)
     sizes = sorted(by_size)
-    squares = [_squares([math.log(epochs) for epochs in by_size[size]]) for size in sizes]
-    counts = [len(by_size[size]) for size in sizes]
+    # How runs vary is told by those that reached the target: a forecast strays by its own error.
+    reached = [[math.log(run.epochs) for run in by_size[size] if not run.log_sd] for size in sizes]
+    squares, counts = [_squares(logs) for logs in reached], [len(logs) for logs in reached]
     weight = RUN_LOG_SD_WEIGHT
-    freedom = weight + sum(counts) - len(sizes)
+    freedom = weight + sum(max(count - 1, 0) for count in counts)
     noise = math.fsum(min(evaluation_sd * run.every / run.epochs, BOUND_LOG_SD) ** 2 for run in runs) / len(
         runs
     )
     pooled = (weight * (RUN_LOG_SD**2 + noise) + math.fsum(squares)) / freedom
     student = float(stdtrit(freedom, 0.95) / ndtri(0.95))
-    own = [
-        (weight * pooled + square) / (weight + count - 1)
-        for square, count in zip(squares, counts, strict=True)
-    ]
-    errors = [math.sqrt(variance / count) for variance, count in zip(own, counts, strict=True)]
-    means = [math.log(math.fsum(e / len(by_size[size]) for e in by_size[size])) for size in sizes]
+    means, errors = [], []
+    for size, square, count in zip(sizes, squares, counts, strict=True):
+        own = (weight * pooled + square) / (weight + max(count - 1, 0))
+        trust = [own / (own + run.log_sd**2) for run in by_size[size]]
+        whole = math.fsum(trust)
+        epochs = math.fsum(
+            run.epochs * share / whole for run, share in zip(by_size[size], trust, strict=True)
+        )
+        means.append(math.log(epochs))
+        errors.append(math.sqrt(own / whole))
     return tuple(float(size) for size in sizes), tuple(means), tuple(errors), student * math.sqrt(pooled)
 
 
 def _squares(values: Sequence[float]) -> float:
     """Sum of squares around the mean."""
-    mean = math.fsum(values) / len(values)
+    mean = math.fsum(values) / max(len(values), 1)
     return math.fsum((value - mean) ** 2 for value in values)
 
 

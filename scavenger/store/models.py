@@ -170,7 +170,7 @@ class Models(Part):
             )
 
     def add_convergence(self, fingerprint: Fingerprint, record: ConvergenceRecord, job_id: str) -> None:
-        """Record that a job reached its target; a repeated call replaces the record.
+        """Record when a job reached its target, or would have; a repeated call replaces the record.
 
         Raises:
             ConfigurationError: There is no such job.
@@ -181,12 +181,16 @@ class Models(Part):
                 job_id=job_id
             )
             row.fingerprint = fingerprint_row(session, fingerprint)
-            row.global_batch_size, row.epochs = record.global_batch_size, record.epochs
+            row.global_batch_size, row.epochs, row.log_sd = (
+                record.global_batch_size,
+                record.epochs,
+                record.log_sd,
+            )
             row.created_at = self._clock()
             session.add(row)
 
     def convergence(self, fingerprint: Fingerprint) -> tuple[ConvergenceRecord, ...]:
-        """Finished runs of the same model, optimizer, data set and goal, on any hardware, oldest first.
+        """Runs of the same model, optimizer, data set and goal, on any hardware, oldest first.
 
         A job is evaluated after every epoch.
         """
@@ -194,7 +198,8 @@ class Models(Part):
         query = query.where(*_equal(fingerprint, CONVERGES_ALIKE)).order_by(ConvergenceRow.id)
         with self._database.reading() as session:
             return tuple(
-                ConvergenceRecord(row.global_batch_size, row.epochs, 1.0) for row in session.scalars(query)
+                ConvergenceRecord(row.global_batch_size, row.epochs, 1.0, row.log_sd)
+                for row in session.scalars(query)
             )
 
     def run_ratios(self, fingerprint: Fingerprint, *, limit: int = 30) -> tuple[float, ...]:

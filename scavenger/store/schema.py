@@ -637,12 +637,13 @@ class ModelRow(Base):
 
 
 class ConvergenceRow(Base):
-    """See `scavenger.domain.measurement.ConvergenceRecord`; a job reaches its target once."""
+    """See `scavenger.domain.measurement.ConvergenceRecord`; a job reaches its target, or misses it, once."""
 
     __tablename__ = "convergence"
     __table_args__ = (
         UniqueConstraint("job_id"),
         *_positive("global_batch_size", "epochs"),
+        *_not_negative("log_sd"),
         Index(None, "fingerprint_id"),
     )
 
@@ -651,6 +652,7 @@ class ConvergenceRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     global_batch_size: Mapped[int]
     epochs: Mapped[float]
+    log_sd: Mapped[float]
     created_at: Mapped[datetime]
 
     fingerprint: Mapped[FingerprintRow] = relationship(lazy="joined")

@@ -52,6 +52,22 @@ def test_a_stored_model_knows_the_steps_of_a_run_on_a_configuration_that_was_not
 
 
 @pytest.mark.slow
+def test_a_run_that_missed_its_target_corrects_the_hint_of_the_next_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    truth = replace(Truth.drawn(random, long=False), epochs=20.0, hint=5.0, run_log_sd=0.0)
+    goal = {"metric": "val_accuracy", "target": truth.target, "max_epochs": 12, "epochs_hint": truth.hint}
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        first = run_job(truth, store, tmp_path, random, goal=goal)
+        second = run_job(truth, store, tmp_path, random, goal={**goal, "max_epochs": 100})
+
+    assert "the target is missed" in first.warnings[-1]
+    assert second.predicted is not None
+    assert abs(np.log(second.predicted.epochs / second.actual.epochs)) < 0.5  # the hint: 1.4 and more
+    low_s, high_s = second.predicted.time_interval_s
+    assert low_s < second.actual.time_s < high_s
+
+
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("long", [False, True])

@@ -154,6 +154,20 @@ def test_each_part_of_a_run_counts_by_the_epochs_of_its_own_batch_size(tmp_path:
     assert found.epochs == pytest.approx(9.0, rel=1e-3)
 
 
+def test_a_missed_target_is_kept_with_the_error_of_its_forecast_until_the_job_goes_on_to_it(
+    tmp_path: Path,
+) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        job = store.create_job("tiny", spec={}, job_file="job.yaml")
+        library = ModelLibrary.read(store, JOB, write=at_once, warn=unexpected)
+        missed = ConvergenceRecord(32, 25.0, 1.0, 0.4)
+        library.add(missed, job.id)
+        assert store.convergence(JOB) == library.convergence == (missed,)
+
+        library.converged({32: 3200}, 30, job.id)
+        assert store.convergence(JOB) == (ConvergenceRecord(32, 30.0, 1.0),)
+
+
 def test_starts_of_earlier_jobs_on_this_hardware_are_known(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         for fingerprint, first_s, further_s in (

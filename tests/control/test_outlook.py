@@ -14,7 +14,7 @@ import pytest
 from scripted import STEP_S, Heard, Scripted, offer, trainer_of
 
 from scavenger.control.search.outcome import progress_of, remaining_samples
-from scavenger.control.search.outlook import Outlook
+from scavenger.control.search.outlook import WARNED_AFTER, Outlook
 from scavenger.control.search.replan import Replanning
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -82,6 +82,28 @@ def test_epochs_without_a_hint_are_known_after_a_part_of_the_run(tmp_path: Path)
         trainer.elapsed_s + (forecast.epochs - 50) * (EPOCH_STEPS * STEP_S + 0.5)
     )
     assert heard.events.count(Forecasted(forecast, True)) == 1
+
+
+def test_a_run_that_ends_short_of_its_target_tells_when_it_would_have_reached_it(tmp_path: Path) -> None:
+    goal = GOAL.model_copy(update={"max_epochs": 50})
+    trainer, model = running(tmp_path), model_of()
+    outlook = Outlook(trainer, goal)
+    train(trainer, WARNED_AFTER - 1)
+    assert outlook.missed(model) is None  # mostly the prior
+    train(trainer, 50)
+    missed = outlook.missed(model)
+
+    assert missed is not None
+    assert missed.global_batch_size == 32
+    assert missed.epochs == pytest.approx(TRUTH, rel=0.25)
+    assert 0.08 <= missed.log_sd < 1.0
+    assert (
+        outlook.told(model).statistical.predict(np.array([32.0]))[0][0] <= 50.01
+    )  # as no run of it lasts longer
+    later = JobModel.fit(
+        Profile(ROWS, SAMPLES, convergence=(missed,)), space=SPACE, epochs_hint=10.0, max_epochs=400
+    )
+    assert later.statistical.predict(np.array([32.0]))[0][0] == pytest.approx(missed.epochs)
 
 
 def test_a_bound_tells_roughly_how_long_the_run_may_take(tmp_path: Path) -> None:

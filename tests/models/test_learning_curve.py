@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_shapes import EarlierRun, Schedule
+from scavenger.models.curve_shapes import Schedule
+from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.learning_curve import Forecast, Hint, forecast
 
 EPOCHS = np.arange(1.0, 41.0)
@@ -116,22 +117,31 @@ def test_two_evaluations_of_a_metric_that_stands_still_are_enough() -> None:
     assert 2.0 <= found.low <= found.total <= found.high <= 50.0
 
 
-def test_an_earlier_run_foretells_a_plateau_and_its_end() -> None:
-    def course(pace: float) -> FloatArray:
-        """Guessing until epoch 15, then better by and by; 0.95 at epoch 40, both over the pace."""
-        done = pace * EPOCHS
-        return 0.9 / (1.0 + np.exp((15.0 - done) / 2.0)) * (1.0 - np.exp(-done / 14.0)) + 0.05
+def test_an_earlier_run_tells_that_a_curve_gains_speed_at_its_end() -> None:
+    def course(end: float) -> tuple[FloatArray, FloatArray]:
+        """3 at the beginning, 1.2 at the end: most of it falls in the last third, as under a rate that is lowered."""
+        at = np.arange(1.0, end + 1.0)
+        return at, 3.0 - 1.0 * (at / end) ** 0.4 - 0.8 * (at / end) ** 3
 
-    target = float(course(1.0)[-1])
-    earlier = EarlierRun(EPOCHS, course(1.0))
-    truth = float(EPOCHS[int(np.argmax(course(1.4) >= target))])
-    known, unknown = (
-        forecast(EPOCHS[:14], course(1.4)[:14], target, mode="max", earlier=runs) for runs in ((earlier,), ())
+    at, values = course(100.0)
+    unknown, known = (
+        forecast(at[:60], values[:60], 1.2, mode="min", earlier=runs)
+        for runs in ((), (EarlierRun(*course(80.0)),))
     )
 
-    assert known.total == pytest.approx(truth, rel=0.2)
-    assert known.low < truth < known.high
-    assert known.never < 0.2 * unknown.never
+    assert 1.1 * known.total < unknown.total
+    assert abs(np.log(known.total / 100.0)) < abs(np.log(unknown.total / 100.0))
+
+
+def test_an_earlier_run_that_missed_the_target_tells_the_shape_too() -> None:
+    missed = EarlierRun(EPOCHS[:40], falling()[:40])
+
+    known, unknown = (
+        forecast(EPOCHS[:40], falling()[:40], 1.2, mode="min", earlier=runs) for runs in ((missed,), ())
+    )
+
+    assert known != unknown
+    assert known.low < 100.0 < known.high
 
 
 def test_an_earlier_run_that_never_fell_tells_nothing() -> None:

@@ -32,7 +32,7 @@ RUNS = st.lists(st.tuples(st.sampled_from(SIZES), st.floats(0.1, 1e4)), min_size
 
 def fit(runs=(), hint=None, phi=300.0, **options) -> StatisticalModel:  # type: ignore[no-untyped-def]
     measurements = [measured(1, 64, noise_scale=phi), measured(4, 1024, noise_scale=phi)]
-    records = [ConvergenceRecord(batch, epochs) for batch, epochs in runs]
+    records = [ConvergenceRecord(*run) for run in runs]
     return fit_statistical(
         measurements, records, global_batch_sizes=SIZES, epochs_hint=hint, max_epochs=100, **options
     )
@@ -95,6 +95,19 @@ def test_one_finished_run_sets_the_level() -> None:
 
     assert model.predict(np.array([256.0]))[0][0] == pytest.approx(12.0, rel=0.01)
     assert not model.relative_only
+
+
+def test_a_run_that_missed_its_target_outweighs_the_hint_by_its_forecast() -> None:
+    missed = (64, 30.0, 1.0, 0.5)
+    alone, beside = (
+        fit(runs, hint=8.0).predict(np.array([64.0])) for runs in ([missed], [missed, (64, 20.0)])
+    )
+
+    assert alone[0][0] == pytest.approx(30.0)
+    assert alone[1][0] > 0.5
+    assert beside[0][0] == pytest.approx(20.0, rel=0.05)
+    assert beside[1][0] < 0.5 * alone[1][0]
+    assert "1 of which missed the target" in fit([missed]).notes[0]
 
 
 def test_a_stored_model_sets_level_and_shape_where_nothing_else_tells() -> None:

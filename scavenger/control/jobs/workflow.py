@@ -527,6 +527,11 @@ class JobWorkflow:
             samples = trainer.history.samples_by_batch
             epochs, needed = trainer.history.epochs[-1].epoch + 1, self._epochs_needed(tuple(samples), known)
             library.converged(samples, epochs, self._recorder.job_id, needed=needed)
+        elif trainer.goal.text:
+            model = self._model_at_end(known)
+            lacked = None if model is None else self.outlook.missed(model)
+            if lacked is not None:
+                library.add(lacked, self._recorder.job_id)
         if search is not None and search.measurements:
             try:
                 measured = self._with_the_run(search.measurements)
@@ -575,16 +580,20 @@ class JobWorkflow:
 
     def _epochs_needed(self, sizes: Sequence[int], known: Known) -> dict[int, float] | None:
         """Epochs of the whole run at each batch size, by the models at its end; None without a model."""
+        model = self._model_at_end(known)
+        if model is None:
+            return None
+        epochs, _ = model.statistical.predict(np.array(sizes, dtype=np.float64))
+        return dict(zip(sizes, epochs.tolist(), strict=True))
+
+    def _model_at_end(self, known: Known) -> JobModel | None:
         search, decision = self.state.search, self.state.decision
         model = known.library.same if decision is None else decision.model
         if search is not None and search.measurements:
             # Without a fit the choice's model serves; that none is stored for later jobs is said where it would be.
             with contextlib.suppress(ConfigurationError):
                 model = self._fit(search.measurements, known, prior=None)
-        if model is None:
-            return None
-        epochs, _ = model.statistical.predict(np.array(sizes, dtype=np.float64))
-        return dict(zip(sizes, epochs.tolist(), strict=True))
+        return model
 
     def _why_enough(self, search: Search, known: Known) -> str:
         """Reason to profile no further configuration; empty if another measurement may pay off."""

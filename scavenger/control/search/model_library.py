@@ -40,7 +40,8 @@ class ModelLibrary:
 
     Attributes:
         same: The newest model of the same job on the same hardware; None if there is none.
-        convergence: Finished runs of the same job to the same goal, on any hardware, oldest first.
+        convergence: Runs of the same job to the same goal, on any hardware, oldest first; a run that missed the goal
+            with when it would have reached it.
         run_ratios: Step time in the run over that in its profile, of the latest jobs of any kind on this hardware.
         rerun_ratios: Step time in a run over that of the run of the same job before it, of those.
         ending_s: Usual time for saving such a model and ending the processes here.
@@ -227,7 +228,10 @@ class ModelLibrary:
         main = max(samples_by_batch, key=samples_by_batch.__getitem__)
         worth = {batch: needed[main] / needed[batch] if needed else 1.0 for batch in samples_by_batch}
         share = math.fsum(samples * worth[batch] for batch, samples in samples_by_batch.items())
-        record = ConvergenceRecord(main, epochs * share / sum(samples_by_batch.values()), 1.0)
+        self.add(ConvergenceRecord(main, epochs * share / sum(samples_by_batch.values()), 1.0), job_id)
+
+    def add(self, record: ConvergenceRecord, job_id: str) -> None:
+        """Store when a run reached its target, or would have."""
         self.convergence += (record,)
         self._write(lambda: self._store.add_convergence(self._fingerprint, record, job_id))
 

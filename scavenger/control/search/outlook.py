@@ -13,11 +13,15 @@ from scavenger.control.search.rates import rate_of_epochs, rates_ahead, rates_so
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
+from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.domain.report import EpochsForecast, Forecasted
 from scavenger.models.course import Course
+from scavenger.models.curve_points import EVALUATIONS_MIN
 from scavenger.models.curve_shapes import Schedule
+from scavenger.models.earlier_runs import EarlierRun
+from scavenger.models.epoch_laws import LAW_LOG_SD
 from scavenger.models.job_model import JobModel
-from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
+from scavenger.models.learning_curve import Forecast, Hint, forecast
 from scavenger.models.statistical import HINT_LOG_SD
 
 KEPT_RATIO = 1.25
@@ -45,6 +49,7 @@ class _Course:
         limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
         prior: What is known of the epochs at the batch size in effect.
+        global_batch_size: That batch size.
     """
 
     at: tuple[float, ...]
@@ -54,6 +59,7 @@ class _Course:
     limit: float
     epochs: int
     prior: Hint
+    global_batch_size: int
 
 
 _Key = tuple[JobModel | None, int, int]
@@ -122,51 +128,75 @@ class Outlook:
             return None
         return model, history.epochs[-1].step, now.global_batch_size
 
-    def _tell(self, model: JobModel) -> JobModel:
+    def missed(self, model: JobModel) -> ConvergenceRecord | None:
+        """When a run that has ended short of its target would have reached it; None if its course is too short."""
+        course = self._course_by(model) if self._key(model) is not None else None
+        if course is None or len(course.values) < WARNED_AFTER:
+            return None
+        found = self._found(course, self._earlier(model), limit=None)
+        if found is None:
+            return None
+        return ConvergenceRecord(course.global_batch_size, found.total, 1.0, max(found.log_sd, LAW_LOG_SD))
+
+    def _course_by(self, model: JobModel) -> _Course | None:
+        """The course in epochs at the batch size in effect, as the model's law of epochs converts the others."""
         now, samples = self._trainer.configuration, self._trainer.history.samples_by_batch
         assert now is not None
         if not samples:
-            return model
+            return None
         sizes = np.array([now.global_batch_size, *samples], dtype=np.float64)
         needed, log_sd = model.statistical.predict(sizes)
         counts = np.array(list(samples.values()), dtype=np.float64)
         # A sample at another batch size is worth as much more as fewer of them reach the target.
         worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
         known = None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
-        course = self._course(worth, model.dataset_size, known)
-        earlier = () if model.course is None or model.course.metric != self._goal.metric else (model.course,)
-        found = self._forecast(course, model.dataset_size, earlier)
+        return self._course(worth, model.dataset_size, known)
+
+    def _earlier(self, model: JobModel) -> tuple[EarlierRun, ...]:
+        """The stored course of the goal's metric, if there is one."""
+        course = model.course
+        return () if course is None or course.metric != self._goal.metric else (course.earlier(),)
+
+    def _tell(self, model: JobModel) -> JobModel:
+        course = self._course_by(model)
+        found = self._forecast(course, model.dataset_size, self._earlier(model))
         if course is None or found is None:
             return model
         note = (
             f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
-            f"{'' if known is None else ' and what was known before'}"
+            f"{'' if model.relative_only else ' and what was known before'}"
         )
-        level = model.statistical.at_level(now.global_batch_size, found.total, found.log_sd, note)
+        level = model.statistical.at_level(course.global_batch_size, found.total, found.log_sd, note)
         return replace(model, statistical=level)
 
     def _forecast(
-        self, course: _Course | None, dataset_size: int, earlier: Sequence[Course] = ()
+        self, course: _Course | None, dataset_size: int, earlier: Sequence[EarlierRun] = ()
     ) -> Forecast | None:
         """Forecast and publish; None if the course is too short."""
+        found = None if course is None else self._found(course, earlier, limit=course.limit)
+        if course is not None and found is not None:
+            self._publish(found, course, dataset_size)
+        return found
+
+    def _found(
+        self, course: _Course, earlier: Sequence[EarlierRun], *, limit: float | None
+    ) -> Forecast | None:
         target = self._goal.target
-        if course is None or target is None:
+        if target is None:
             return None
         found = forecast(
             course.at,
             course.values,
             target,
             mode=self._goal.direction,
-            limit=course.limit,
+            limit=limit,
             hint=course.prior,
             schedule=course.schedule,
-            earlier=[one.earlier() for one in earlier],
+            earlier=earlier,
             noise=self._noise(),
         )
-        if not math.isfinite(found.total):
-            return None  # values of such a size that their differences overflow
-        self._publish(found, course, dataset_size)
-        return found
+        # Values may be of such a size that their differences overflow.
+        return found if math.isfinite(found.total) else None
 
     def _noise(self) -> float:
         """Standard deviation of an evaluation near the target: binomial for an accuracy; 0 if unknown."""
@@ -190,9 +220,9 @@ class Outlook:
             worth: Epochs at the batch size in effect for which an epoch so far counts.
             known: What is known of the epochs; None if only the bound.
         """
-        history, goal = self._trainer.history, self._trainer.goal
+        history, goal, now = self._trainer.history, self._trainer.goal, self._trainer.configuration
         rows = self._rows()
-        if len(rows) < EVALUATIONS_MIN or any(goal.reached(value) for *_, value in rows):
+        if now is None or len(rows) < EVALUATIONS_MIN or any(goal.reached(value) for *_, value in rows):
             return None
         epochs, at = history.epochs[-1].epoch + 1, tuple(epoch * worth for epoch, *_ in rows)
         limit = at[-1] + self._goal.max_epochs - epochs
@@ -206,6 +236,7 @@ class Outlook:
             limit=limit,
             epochs=epochs,
             prior=known or Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
+            global_batch_size=now.global_batch_size,
         )
 
     def _schedule(

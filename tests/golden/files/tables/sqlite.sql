@@ -46,11 +46,13 @@ CREATE TABLE convergence (
 	job_id TEXT NOT NULL,
 	global_batch_size INTEGER NOT NULL,
 	epochs FLOAT NOT NULL,
+	log_sd FLOAT NOT NULL,
 	created_at DATETIME NOT NULL,
 	CONSTRAINT pk_convergence PRIMARY KEY (id),
 	CONSTRAINT uq_convergence_job_id UNIQUE (job_id),
 	CONSTRAINT ck_convergence_global_batch_size CHECK (global_batch_size > 0),
 	CONSTRAINT ck_convergence_epochs CHECK (epochs > 0),
+	CONSTRAINT ck_convergence_log_sd CHECK (log_sd >= 0),
 	CONSTRAINT fk_convergence_fingerprint_id FOREIGN KEY(fingerprint_id) REFERENCES fingerprints (id),
 	CONSTRAINT fk_convergence_job_id FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
 )
