@@ -67,7 +67,7 @@ backtest: install-dev  ## hold the models against public measurements beside the
 	$(BIN)/python -m benchmarks.backtest_pictures
 
 chaos: install-dev  ## train while processes are killed, the disk is full, the store is out of service ...; about eight minutes
-	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
+	PYTHONPATH=tests/lean:tests/e2e TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
 
 soak: install-dev  ## kill PostgreSQL, servers and runners while submitted jobs run, and look for what is lost or doubled; 25 minutes
 	$(BIN)/python -m tests.control.soak --minutes 10

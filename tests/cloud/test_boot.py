@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from aws_world import VM, Session
 from conformance import OWNER, token_of
 from machines import ROOT, Machine, Machines, left, needs_machines, sweep
 from nested import built, changed
+from waiting import eventually, wait_for
 
 from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.cloud.base import Provider
@@ -70,13 +71,6 @@ def request_of(vm: str, zone: str, name: object = 0) -> VmRequest:
         spot=False,
         run_max_s=3_600.0,
     )
-
-
-def wait_for(condition: Callable[[], Any], within_s: float = 60.0) -> Any:
-    until = time.monotonic() + within_s
-    while not (value := condition()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return value
 
 
 # The script
@@ -227,7 +221,7 @@ def test_scavenger_is_installed_where_it_is_missing_again_and_again_but_not_for_
     with Machines("", programs=programs, stop_s=0.2) as machines:
         machine = machines.boot("bare", archive(boot_script(join_of(), PACKAGE)))
 
-        assert wait_for(lambda: words in machine.console()), machine.console()
+        assert eventually(lambda: words in machine.console(), within_s=60.0), machine.console()
         assert "trying again in 5 s" in machine.console()
         assert machine.over.wait(5 if python3 == BROKEN else 0) is (python3 == BROKEN)
 
@@ -278,7 +272,7 @@ def test_nothing_is_left_of_vms_whose_host_was_killed(tmp_path: Path) -> None:
 
     sweep()
 
-    assert wait_for(lambda: not left(mark)), left(mark)
+    assert eventually(lambda: not left(mark), within_s=60.0), left(mark)
 
 
 # Clouds
@@ -407,13 +401,13 @@ def test_a_preempted_vm_hears_of_it_before_it_is_killed(cloud: LiveCloud) -> Non
     seen, machine = cloud.launch(
         f"#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {sys.executable} -c '{WATCH}' {cloud.name}\n", spot=True
     )
-    assert wait_for(lambda: "watching" in machine.console()), machine.console()
+    assert eventually(lambda: "watching" in machine.console(), within_s=60.0), machine.console()
     time.sleep(0.2)  # the first look is over
 
     announced = time.time()
     cloud.server.interrupt(seen.instance_id, in_s=2.0)
 
-    assert wait_for(lambda: "preemption" in machine.console()), machine.console()
+    assert eventually(lambda: "preemption" in machine.console(), within_s=60.0), machine.console()
     heard_at = float(machine.console().split("preemption ")[1].split()[0])
     assert heard_at - announced < 1.5
     assert machine.over.wait(60)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from machines import Machines, needs_machines
-from test_boot import archive, join_of, wait_for
+from test_boot import archive, join_of
+from waiting import eventually
 
 from scavenger.cloud.boot.boot import boot_script
 from scavenger.domain.vm import VmPackage
@@ -41,7 +42,9 @@ def test_pip_installs_the_package_and_its_agent_is_started(tmp_path: Path) -> No
     with Machines("", programs=programs) as machines:
         machine = machines.boot("bare", archive(script))
         started = "/opt/scavenger/bin/scavenger-vm /run/scavenger/join.json"
-        if not wait_for(lambda: started in machine.console() or "trying again" in machine.console(), 60):
+        if not eventually(
+            lambda: started in machine.console() or "trying again" in machine.console(), within_s=60.0
+        ):
             pytest.fail(machine.console())
         if machine.run("python3", "-c", "import ensurepip").returncode:
             pytest.skip("the Python of this machine makes no environments")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from machines import Machines, needs_machines
-from test_boot import PACKAGE, archive, join_of, wait_for
+from test_boot import PACKAGE, archive, join_of
+from waiting import eventually
 
 from scavenger.cloud.boot.boot import boot_script
 from scavenger.cloud.boot.user_data import RENEW_COMMAND
@@ -78,9 +79,9 @@ def test_cloud_init_sets_the_limits_first_and_then_starts_the_agent(tmp_path: Pa
 
     with Machines(AGENT, stop_s=0.5) as machines:
         machine = machines.boot("a-vm", first)
-        assert wait_for(lambda: "status: " in machine.console() or "ended with" in machine.console(), 60), (
-            machine.console()
-        )
+        assert eventually(
+            lambda: "status: " in machine.console() or "ended with" in machine.console(), within_s=60.0
+        ), machine.console()
         renewed = machine.run(*RENEW_COMMAND.split())
         said = machine.console()
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_for
 
 from scavenger.cloud.boot.boot import Join
 from scavenger.cloud.boot.pod import pod_script
@@ -235,7 +236,7 @@ def test_the_script_hands_the_key_to_the_agent_and_ends_as_it_does(tmp_path: Pat
 
 def test_the_signal_by_which_a_pod_is_asked_to_end_reaches_the_agent(tmp_path: Path) -> None:
     process = _run(tmp_path, "trap 'echo told; exit 0' TERM; touch \"$SEEN\"; while :; do sleep 0.1; done")
-    _until(lambda: (tmp_path / "seen").exists())
+    wait_for(lambda: (tmp_path / "seen").exists())
     process.terminate()
     said, _ = process.communicate(timeout=30)
     assert (process.returncode, "told" in said) == (0, True)
@@ -250,14 +251,6 @@ def test_an_agent_whose_life_nobody_renews_is_killed_and_one_that_is_renewed_is_
     assert process.returncode == 1
     assert "nobody has renewed its life" in said
     assert 3.0 <= time.monotonic() - began < 20.0
-
-
-def _until(what: object) -> None:
-    deadline = time.monotonic() + 20
-    assert callable(what)
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_the_script_is_the_same_for_equal_values_and_installs_the_leaders_wheel() -> None:

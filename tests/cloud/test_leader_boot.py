@@ -18,7 +18,8 @@ import msgspec
 import pytest
 import zmq
 from machines import Machine, Machines, needs_machines
-from test_boot import archive, wait_for
+from test_boot import archive
+from waiting import wait_for
 
 from scavenger.cloud.boot.boot import image_script
 from scavenger.cloud.boot.leader import FOLDER, NOT_INSTALLED, leader_set_up_script
@@ -136,7 +137,7 @@ def test_a_leader_is_installed_from_an_index_in_the_tested_versions_and_serves(t
         assert [path for path in asked if path.endswith(".whl")] == [
             f"/simple/{FETCHED}/{FETCHED}-{version}-py3-none-any.whl"
         ]
-        assert wait_for(lambda: machine.run("test", "-s", f"{FOLDER}/token").returncode == 0, 120.0)
+        assert wait_for(lambda: machine.run("test", "-s", f"{FOLDER}/token").returncode == 0)
 
 
 @needs_machines

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 from machines import AGENT, Machines, needs_machines
-from test_boot import archive, wait_for
+from test_boot import archive
+from waiting import wait_for
 
 from scavenger.cloud.boot.boot import FETCH_PROGRAM, Join, boot_script, image_script
 from scavenger.cloud.boot.package import CONSTRAINTS, own_package, own_wheel
@@ -99,9 +100,7 @@ def joins(machines: Machines, server: AgentServer, script: str, name: str) -> st
     """Boot a VM and wait until it has joined; returns what it said."""
     machine = machines.boot(name, archive(script))
     ended = ("trying again", "this VM ends")
-    assert wait_for(
-        lambda: server.vms()[0].joined or any(words in machine.console() for words in ended), 60.0
-    )
+    wait_for(lambda: server.vms()[0].joined or any(words in machine.console() for words in ended))
     assert server.vms()[0].joined, machine.console()
     return machine.console()
 

@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from real_jobs import MARK, ROOT, Outcome, ended
 from rented import Rented, RentedVm
 from ruamel.yaml import YAML
+from waiting import wait_for
 
 from scavenger.domain.intent import Intent
 from scavenger.store import Store
@@ -147,23 +146,6 @@ class CloudOutcome(Outcome):
         return str(self.report["job"]["id"])
 
 
-def eventually(
-    what: Callable[[], Any], process: subprocess.Popen[str] | None = None, within_s: float = 120.0
-) -> Any:
-    """Look until there is something."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        if process is not None and process.poll() is not None:
-            raise AssertionError(f"it ended first, {process.returncode}: {process.communicate()}")
-        time.sleep(0.1)
-    if process is not None:
-        process.kill()
-        raise AssertionError(f"it did not happen within {within_s} s: {process.communicate()}")
-    raise AssertionError(f"it did not happen within {within_s} s")
-
-
 def paid_usd(job: CloudJob, token: str = "") -> float:
     """What the cloud will bill, by its own times: of one launch, or of all."""
     return sum(
@@ -178,7 +160,7 @@ def assert_nothing_left_at(cloud: Rented) -> None:
     vms = cloud.vms()
     assert [vm for vm in vms if vm.alive] == []
     assert cloud.leftovers() == ()
-    eventually(lambda: not [vm.id for vm in vms if not cloud.machine(vm.id).over.is_set()], within_s=10.0)
+    wait_for(lambda: not [vm.id for vm in vms if not cloud.machine(vm.id).over.is_set()], within_s=10.0)
 
 
 def assert_nothing_left(job: CloudJob) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from cloud_jobs import CloudJob
 from machines import left, unavailable
-from real_jobs import Job, marked, wait_for
+from real_jobs import Job, marked
 from rented import Rented, rented
+from waiting import wait_for
 
 MakeJob = Callable[..., CloudJob]
 

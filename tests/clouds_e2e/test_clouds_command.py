@@ -11,10 +11,11 @@ from typing import Any
 
 import boto3
 import pytest
-from cloud_jobs import CloudJob, assert_nothing_left, eventually, paid_usd
+from cloud_jobs import CloudJob, assert_nothing_left, paid_usd
 from command_program import EPOCHS, PROGRAM, RUN, STEPS
 from machines import AGENT, unavailable
 from rented import AwsRented, Rented, rented
+from waiting import wait_for
 
 from scavenger.store import Store
 
@@ -38,10 +39,10 @@ def test_a_command_trains_on_vms_through_the_loss_of_one_and_is_billed(
     job = _job(make_job)
     driver = job.start()
     try:
-        first, second = eventually(lambda: _both(job), driver)
-        eventually(lambda: _checkpoint(job), driver)
+        first, second = wait_for(lambda: _both(job), driver)
+        wait_for(lambda: _checkpoint(job), driver)
         cloud.machine(second.id).kill()
-        eventually(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
+        wait_for(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
         outcome = job.ended(driver)
     finally:
         driver.kill()
@@ -94,10 +95,10 @@ def test_checkpoints_are_carried_through_an_object_store_with_the_identity_of_th
 
         driver = job.start()
         try:
-            first, second = eventually(lambda: _both(job), driver)
-            eventually(lambda: _checkpoint(job), driver)
+            first, second = wait_for(lambda: _both(job), driver)
+            wait_for(lambda: _checkpoint(job), driver)
             cloud.machine(second.id).kill()
-            eventually(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
+            wait_for(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
         finally:
             driver.kill()
         driver.communicate()

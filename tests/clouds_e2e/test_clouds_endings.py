@@ -7,11 +7,12 @@ import signal
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually, paid_usd
+from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, paid_usd
 from conftest import MakeJob
 from nested import built
 from real_jobs import marked
 from rented import Rented
+from waiting import wait_for
 
 from scavenger.domain.intent import FleetSpec
 from scavenger.errors import CleanupError
@@ -126,7 +127,7 @@ def test_an_interrupt_ends_a_job_in_order_with_its_vms(cloud: Rented, make_job: 
     job = make_job(goal=FOR_EVER, **QUICK)
     driver = job.start()
     try:
-        eventually(job.workers_vms, driver)
+        wait_for(job.workers_vms, driver)
         driver.send_signal(signal.SIGINT)
         outcome = job.ended(driver, 60.0)
     finally:
@@ -147,7 +148,7 @@ def test_the_vms_of_a_killed_leader_are_ended_by_gc_and_the_job_is_resumed_on_ne
     job = make_job(goal=FOR_EVER, checkpoint={"path": "./checkpoints", "every": "1s"}, **QUICK)
     driver = job.start()
     try:
-        eventually(lambda: _has_checkpoint(job), driver)
+        wait_for(lambda: _has_checkpoint(job), driver)
     finally:
         driver.kill()
         driver.communicate()
@@ -157,7 +158,7 @@ def test_the_vms_of_a_killed_leader_are_ended_by_gc_and_the_job_is_resumed_on_ne
     first = {vm.id for vm in cloud.vms()}
     second = job.begin("resume", NAME, "--yes", "-o", "json")
     try:
-        eventually(lambda: [vm for vm in job.workers_vms() if vm.id not in first], second)
+        wait_for(lambda: [vm for vm in job.workers_vms() if vm.id not in first], second)
         second.send_signal(signal.SIGINT)
         outcome = job.ended(second, 60.0)
     finally:
@@ -177,7 +178,7 @@ def test_a_leader_that_sleeps_until_its_vms_have_ended_goes_on_from_its_newest_c
     job = make_job(goal=FOR_EVER, checkpoint={"path": "./checkpoints", "every": "1s"}, **QUICK)
     driver = job.start()
     try:
-        eventually(lambda: _has_checkpoint(job), driver)
+        wait_for(lambda: _has_checkpoint(job), driver)
         first = {vm.id for vm in cloud.vms()}
         processes = marked(job.mark)
         for process in processes:
@@ -187,7 +188,7 @@ def test_a_leader_that_sleeps_until_its_vms_have_ended_goes_on_from_its_newest_c
             assert cloud.machine(vm.id).over.wait(60)
         for process in processes:
             process.resume()
-        eventually(lambda: [vm for vm in job.workers_vms() if vm.id not in first], driver)
+        wait_for(lambda: [vm for vm in job.workers_vms() if vm.id not in first], driver)
         driver.send_signal(signal.SIGINT)
         outcome = job.ended(driver, 60.0)
     finally:
@@ -208,7 +209,7 @@ def test_a_launch_that_was_not_answered_when_the_leader_died_comes_to_one_vm_tha
     job = make_job(goal=FOR_EVER, **QUICK)
     driver = job.start()
     try:
-        eventually(cloud.vms, driver)
+        wait_for(cloud.vms, driver)
     finally:
         driver.kill()
         driver.communicate()
@@ -255,16 +256,16 @@ def test_two_jobs_of_a_store_have_their_own_vms_also_when_the_one_that_acts_for_
     one, other = make_job("one", goal=FOR_EVER, **QUICK), make_job("other", goal=FOR_EVER, **QUICK)
     first = one.start()
     try:
-        eventually(one.workers_vms, first)
+        wait_for(one.workers_vms, first)
         second = other.start()
         try:
-            (vm,) = eventually(other.workers_vms, second)
+            (vm,) = wait_for(other.workers_vms, second)
             assert vm.id not in {each.id for each in one.workers_vms()}
             first.send_signal(signal.SIGINT)
             assert one.ended(first, 60.0).code == 130
             assert [each.id for each in other.workers_vms()] == [vm.id]
             cloud.machine(vm.id).kill()
-            eventually(lambda: [each for each in other.workers_vms() if each.id != vm.id], second)
+            wait_for(lambda: [each for each in other.workers_vms() if each.id != vm.id], second)
             second.send_signal(signal.SIGINT)
             outcome = other.ended(second, 60.0)
         finally:

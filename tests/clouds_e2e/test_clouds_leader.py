@@ -19,12 +19,13 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from caller_net import CallerNet
-from cloud_jobs import CloudJob, assert_nothing_left_at, eventually, paid_usd
+from cloud_jobs import CloudJob, assert_nothing_left_at, paid_usd
 from gcp_state import PROJECT
 from machines import AGENT, Machine, unavailable
 from rented import AwsRented, Rented, rented
 from test_clouds_command import EPOCHS, as_command
 from test_e2e_loop import _MODULE as LOOP
+from waiting import wait_for
 
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.caller import CALLER_VARIABLE
@@ -129,7 +130,7 @@ class Said:
 
     def awaits(self, words: str) -> None:
         """Wait until it has written something."""
-        eventually(lambda: words in self.text or self.process.poll() is not None, within_s=WITHIN_S)
+        wait_for(lambda: words in self.text or self.process.poll() is not None, within_s=WITHIN_S)
         assert words in self.text, self.text
 
 
@@ -193,7 +194,7 @@ def test_a_lost_leader_is_replaced_and_its_job_goes_on_from_the_object_store(
         found = s3.list_objects_v2(Bucket="training").get("Contents", [])
         return [one["Key"] for one in found if one["Key"].endswith("manifest.json")]
 
-    eventually(lambda: len(manifests()) > 1 or submitting.process.poll() is not None, within_s=WITHIN_S)
+    wait_for(lambda: len(manifests()) > 1 or submitting.process.poll() is not None, within_s=WITHIN_S)
     leader_of(cloud).kill()
     submitting.process.wait(WITHIN_S)
     assert "leader's VM of job digits-cnn is gone" in submitting.text
@@ -268,7 +269,7 @@ def test_a_leader_that_nobody_watches_ends_itself_after_its_job(cloud: Rented, l
         assert "this VM is deleted, with its disk" in leader.console()
     else:
         assert leader.how == "poweroff"
-    eventually(lambda: not [vm for vm in cloud.vms() if vm.alive])
+    wait_for(lambda: not [vm for vm in cloud.vms() if vm.alive])
     assert not [one for one in cloud.leftovers() if one.startswith("disk")]
     laptop.net.mend()
     code, said = laptop.ask("leader", "connect", "digits-cnn")

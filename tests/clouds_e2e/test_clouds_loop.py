@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, assert_nothing_left, eventually, paid_usd
+from cloud_jobs import CloudJob, assert_nothing_left, paid_usd
 from rented import Rented
 from test_e2e_loop import _MODULE, SHARD, SHARDS
+from waiting import wait_for
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 
@@ -26,9 +27,9 @@ def test_a_loop_trains_on_vms_through_a_spot_interruption_and_the_loss_of_a_vm(
     job = _job(make_job)
     driver = job.start("--audit")
     try:
-        first, second = eventually(lambda: _both(job), driver)
+        first, second = wait_for(lambda: _both(job), driver)
         cloud.interrupt(first.id, in_s=NOTICE_S)
-        eventually(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
+        wait_for(lambda: [vm for vm in _both(job) if vm.id not in (first.id, second.id)], driver)
         cloud.machine(second.id).kill()
         outcome = job.ended(driver)
     finally:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually, paid_usd
+from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, paid_usd
 from conftest import MakeJob
 from rented import Rented, RentedVm
+from waiting import wait_for
 
 from scavenger.control.provisioning.model_size import record_size, recorded_size
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
@@ -55,10 +56,10 @@ def test_a_job_searches_trains_through_a_spot_interruption_and_leaves_nothing_bu
     job = make_job(**WAITING)
     driver = job.start("--audit")
     try:
-        vms = eventually(lambda: job.phase() == "running" and job.workers_vms(), driver, within_s=300.0)
+        vms = wait_for(lambda: job.phase() == "running" and job.workers_vms(), driver, within_s=300.0)
         taken = vms[0].id
         cloud.interrupt(taken, in_s=NOTICE_S)
-        for vm in eventually(lambda: _two_without(job, taken), driver, within_s=300.0):
+        for vm in wait_for(lambda: _two_without(job, taken), driver, within_s=300.0):
             cloud.machine(vm.id).run("touch", HASTE)
         outcome = job.ended(driver, within_s=450.0)
     finally:
@@ -134,8 +135,8 @@ def test_workers_of_a_type_that_was_not_chosen_are_gone_while_the_job_runs(
     )
     driver = job.start()
     try:
-        eventually(lambda: job.phase() == "running", driver)
-        (used,) = eventually(lambda: _alone(cloud), driver, 30.0)
+        wait_for(lambda: job.phase() == "running", driver)
+        (used,) = wait_for(lambda: _alone(cloud), driver, within_s=30.0)
         outcome = job.ended(driver)
     finally:
         driver.kill()
@@ -178,9 +179,9 @@ def test_aggregators_on_two_vms_train_through_the_loss_of_one_and_each_vm_is_bil
 
     driver = job.start("--audit")
     try:
-        eventually(lambda: job.phase() == "running" and job.workers_vms(), driver, 300.0)
+        wait_for(lambda: job.phase() == "running" and job.workers_vms(), driver, within_s=300.0)
         cloud.machine(of_second(0)[0]).kill()
-        eventually(lambda: of_second(1), driver)
+        wait_for(lambda: of_second(1), driver)
         outcome = job.ended(driver)
     finally:
         driver.kill()

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually
+from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left
 from command_program import EPOCHS, PROGRAM, RUN, STEPS
 from conftest import MakeJob
 from rented import Rented
 from test_e2e_loop import _MODULE, SHARD, SHARDS
+from waiting import wait_for
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
@@ -53,11 +54,11 @@ def test_a_network_that_is_cut_for_less_than_four_minutes_costs_no_worker_no_vm_
     job = made(make_job, kind, vms)
     driver = job.start(*(("--audit",) if kind != "command" else ()))
     try:
-        eventually(lambda: job.phase() == "running" and len(job.workers_vms()) == vms, driver, within_s=300.0)
+        wait_for(lambda: job.phase() == "running" and len(job.workers_vms()) == vms, driver, within_s=300.0)
         before = {vm.id for vm in cloud.vms()}
         cloud.machines.cut()
         mended_at = time.monotonic() + cut_s
-        eventually(lambda: time.monotonic() > mended_at, driver, within_s=2.0 * cut_s)
+        wait_for(lambda: time.monotonic() > mended_at, driver, within_s=2.0 * cut_s)
         cloud.machines.mend()
         outcome = job.ended(driver, within_s=cut_s + 240.0)
     finally:
@@ -87,14 +88,14 @@ def test_the_only_worker_that_hangs_is_replaced_soon_and_so_is_the_only_vm_when_
     job.change(goal={"max_epochs": 150, "epochs_hint": 150})
     driver = job.start("--audit")
     try:
-        (vm,) = eventually(lambda: job.phase() == "running" and job.workers_vms(), driver)
+        (vm,) = wait_for(lambda: job.phase() == "running" and job.workers_vms(), driver)
         ((hung, pid),) = _training(job).items()
         assert cloud.machine(vm.id).run("sh", "-c", f"kill -STOP {pid}").returncode == 0
-        eventually(lambda: _training(job).keys() - {hung}, driver, within_s=90.0)
+        wait_for(lambda: _training(job).keys() - {hung}, driver, within_s=90.0)
         assert [one.id for one in job.workers_vms()] == [vm.id]
 
         cloud.machine(vm.id).kill()
-        eventually(lambda: [one for one in job.workers_vms() if one.id != vm.id], driver, within_s=90.0)
+        wait_for(lambda: [one for one in job.workers_vms() if one.id != vm.id], driver, within_s=90.0)
         outcome = job.ended(driver)
     finally:
         driver.kill()

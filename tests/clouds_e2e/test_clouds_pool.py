@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cloud_jobs import CloudJob, assert_nothing_left, eventually
+from cloud_jobs import CloudJob, assert_nothing_left
 from conftest import MakeJob
 from machines import ROOT
 from rented import Rented
+from waiting import wait_for
 
 from scavenger.control.provisioning.pool_nodes import POOL_NAME
 from scavenger.store import Store
@@ -45,7 +46,7 @@ def served(cloud: Rented, folder: Path) -> Iterator[dict[str, str]]:
     command = ["aggregators", "serve", "--nodes", "0", "--listen", address]
     manager = subprocess.Popen([sys.executable, "-m", "scavenger_cli", *command], env=env)
     try:
-        eventually(lambda: load_of(folder))
+        wait_for(lambda: load_of(folder))
         yield env
     finally:
         manager.terminate()
@@ -60,7 +61,7 @@ def add_node(cloud: Rented, name: str, folder: Path, env: dict[str, str]) -> Non
     subprocess.run([sys.executable, "-m", "scavenger_cli", *command], env=env, check=True)
     machine = cloud.machines.boot(name, _NODE.format(ticket=file.read_text()))
     try:
-        eventually(lambda: name in {one.node.name for one in load_of(folder).nodes})
+        wait_for(lambda: name in {one.node.name for one in load_of(folder).nodes})
     except AssertionError:
         print(machine.console())
         raise
@@ -93,7 +94,7 @@ def test_two_jobs_on_vms_share_a_node_that_is_drained_while_they_train(
         drivers = [job.start() for job in jobs]
         try:
             for job, driver in zip(jobs, drivers, strict=True):
-                eventually(lambda job=job: job.phase() == "running" and job.workers_vms(), driver)
+                wait_for(lambda job=job: job.phase() == "running" and job.workers_vms(), driver)
             assert {tenant.node for tenant in load_of(folder).tenants} == {"one"}
 
             drain(folder, "two", undo=True)
@@ -111,13 +112,13 @@ def test_two_jobs_on_vms_share_a_node_that_is_drained_while_they_train(
                     ("aggregator-1", "two"),
                 ]
 
-            eventually(moved, drivers[0])
+            wait_for(moved, drivers[0])
             time.sleep(2.0)
             outcomes = [job.ended(driver) for job, driver in zip(jobs, drivers, strict=True)]
         finally:
             for driver in drivers:
                 driver.kill()
-        eventually(lambda: not load_of(folder).tenants)
+        wait_for(lambda: not load_of(folder).tenants)
 
     for job, outcome in zip(jobs, outcomes, strict=True):
         assert outcome.code == 0, outcome.stderr
@@ -159,12 +160,12 @@ def test_what_sequences_a_job_leaves_a_drained_node_after_a_checkpoint(
         )
         driver = job.start()
         try:
-            eventually(lambda: job.phase() == "running", driver)
+            wait_for(lambda: job.phase() == "running", driver)
             assert {tenant.node for tenant in pool_of(folder).tenants} == {"one"}
             drain(folder, "two", undo=True)
             drain(folder, "one")
 
-            eventually(
+            wait_for(
                 lambda: (
                     {(t.name, t.node) for t in pool_of(folder).tenants}
                     == {("aggregator-0", "two"), ("aggregator-1", "two")}
@@ -240,28 +241,28 @@ def test_a_pool_rents_nodes_for_its_jobs_and_gives_them_back(
     manager = serve(long, "--nodes-max", "2", "--idle-duration", "5s")
     drivers = []
     try:
-        assert eventually(lambda: load_of(folder), manager)
+        assert wait_for(lambda: load_of(folder), manager)
         assert cloud.vms() == (), "nothing is rented for nobody"
 
         drivers.append(long.start())
-        eventually(lambda: long.phase() == "running", drivers[0])
+        wait_for(lambda: long.phase() == "running", drivers[0])
         assert rented_nodes(folder) == {"rented-1"}
 
         drivers.append(short.start())
-        eventually(lambda: short.phase() == "running", drivers[1])
+        wait_for(lambda: short.phase() == "running", drivers[1])
         assert rented_nodes(folder) == {"rented-1", "rented-2"}
         ended = short.ended(drivers[1])
         assert ended.code == 0, ended.stderr
 
-        eventually(lambda: rented_nodes(folder) == {"rented-1"}, drivers[0])
+        wait_for(lambda: rented_nodes(folder) == {"rented-1"}, drivers[0])
         assert long.phase() == "running"
         ended = long.ended(drivers[0])
         assert ended.code == 0, ended.stderr
-        eventually(lambda: not rented_nodes(folder), manager)
+        wait_for(lambda: not rented_nodes(folder), manager)
         load = pool_of(folder)
         assert load.rental is not None
         assert 0.0 < load.rental.idle_usd < load.rental.spent_usd
-        eventually(lambda: not [vm for vm in cloud.vms() if vm.alive], manager)
+        wait_for(lambda: not [vm for vm in cloud.vms() if vm.alive], manager)
     finally:
         for driver in drivers:
             driver.kill()
@@ -287,9 +288,9 @@ def test_a_manager_that_is_killed_leaves_no_vm_behind(
     manager = serve(job, "--nodes-max", "1")
     driver = None
     try:
-        assert eventually(lambda: load_of(folder), manager)
+        assert wait_for(lambda: load_of(folder), manager)
         driver = job.start()
-        eventually(lambda: job.phase() == "running", driver)
+        wait_for(lambda: job.phase() == "running", driver)
     finally:
         manager.kill()
         print(manager.communicate()[0])
@@ -306,7 +307,7 @@ def test_a_manager_that_is_killed_leaves_no_vm_behind(
 
     again = serve(job, "--nodes-max", "1")
     try:
-        eventually(lambda: load_of(folder) is not None and load_of(folder).pid == again.pid, again)
+        wait_for(lambda: load_of(folder) is not None and load_of(folder).pid == again.pid, again)
     finally:
         again.terminate()
         again.communicate(timeout=120.0)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, assert_nothing_left, eventually, paid_usd
+from cloud_jobs import CloudJob, assert_nothing_left, paid_usd
 from conftest import MakeJob
 from rented import Rented
+from waiting import wait_for
 
 from scavenger.control.provisioning.kept_place import KEEPER_NAME
 from scavenger.store import Store
@@ -94,7 +95,7 @@ def test_a_study_that_was_killed_leaves_nothing_and_goes_on(cloud: Rented, make_
     job = make_job(**TRIAL)
     first = begin(job, [4, 400])
     try:
-        eventually(lambda: _running(job, 2), first, 300.0)
+        wait_for(lambda: _running(job, 2), first, within_s=300.0)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(10.0)
     finally:
@@ -124,7 +125,7 @@ def test_a_vm_that_nobody_takes_ends_within_its_time(cloud: Rented, make_job: Ma
     job = make_job(**TRIAL)
     study = begin(job, [4], keep_s=5.0, rest_s=45.0)
     try:
-        eventually(lambda: cloud.vms() and not any(vm.alive for vm in cloud.vms()), study, 200.0)
+        wait_for(lambda: cloud.vms() and not any(vm.alive for vm in cloud.vms()), study, within_s=200.0)
         assert study.poll() is None  # long before the program's end
         ended(study)
     finally:

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from ray_world import (
     unavailable,
 )
 from ruamel.yaml import YAML
+from waiting import wait_for
 
 from scavenger.cloud.kubernetes.ray_groups import CLAIMS, RayGroupProvider
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
@@ -104,14 +104,6 @@ class Group:
         self.plane.core().delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
 
 
-def until(ask: Callable[[], Any], within_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (found := ask()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
-    return found
-
-
 # ---- the provider, with pods that do nothing ---------------------------------------------------------------------
 
 
@@ -139,7 +131,7 @@ def test_pods_are_asked_for_by_a_number_and_given_back_by_their_names(group: Gro
     def running() -> bool:
         return {vm.state for vm in provider.list_owned(OWNER)} == {"running"}
 
-    until(running)
+    wait_for(running)
     before = {vm.instance_id: vm.address for vm in provider.list_owned(OWNER)}
     assert len(before) == 3
     assert all(before.values())
@@ -149,7 +141,7 @@ def test_pods_are_asked_for_by_a_number_and_given_back_by_their_names(group: Gro
     provider.terminate("b", "train/workers")
     provider.terminate("b", "train/workers")
 
-    until(lambda: provider.describe("b", "").state == "gone")
+    wait_for(lambda: provider.describe("b", "").state == "gone")
     assert group.spec()["replicas"] == 2
     assert len(group.workers()) == 2
     assert set(group.workers()) < set(pods)
@@ -162,7 +154,7 @@ def test_pods_are_asked_for_by_a_number_and_given_back_by_their_names(group: Gro
     assert provider.remove_leftovers(OWNER) == (), "others are held"
     for token in ("a", "c"):
         provider.terminate(token, "")
-    until(lambda: all(vm.state == "gone" for vm in provider.list_owned(OWNER)))
+    wait_for(lambda: all(vm.state == "gone" for vm in provider.list_owned(OWNER)))
     provider.remove_leftovers(OWNER)
     assert group.is_as_before()
     assert group.workers() == []
@@ -173,16 +165,16 @@ def test_a_pod_that_is_lost_is_gone_and_the_one_that_replaces_it_ends_or_is_take
     provider = group.provider()
     for token in ("a", "b"):
         provider.launch(launch(token))
-    until(lambda: {vm.state for vm in provider.list_owned(OWNER)} == {"running"})
+    wait_for(lambda: {vm.state for vm in provider.list_owned(OWNER)} == {"running"})
     first, second = group.workers()
     group.plane.core().delete_namespaced_pod(first, group.namespace, grace_period_seconds=0)
 
     def states() -> list[str]:
         return sorted(vm.state for vm in provider.list_owned(OWNER))
 
-    until(lambda: states() == ["gone", "running"])
-    until(lambda: states() and group.spec()["replicas"] == 1)
-    until(lambda: group.workers() == [second])
+    wait_for(lambda: states() == ["gone", "running"])
+    wait_for(lambda: states() and group.spec()["replicas"] == 1)
+    wait_for(lambda: group.workers() == [second])
     assert group.kuberay.chosen == []
 
 
@@ -196,7 +188,7 @@ def test_two_who_ask_at_once_both_get_theirs(group: Group) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda token: asking[token].terminate(token, ""), asking))
     provider = asking["a"]
-    until(lambda: all(vm.state == "gone" for vm in provider.list_owned(OWNER)), within_s=60.0)
+    wait_for(lambda: all(vm.state == "gone" for vm in provider.list_owned(OWNER)), within_s=60.0)
     provider.remove_leftovers(OWNER)
     assert group.is_as_before()
 
@@ -259,7 +251,10 @@ def trained(plane: ControlPlane, runner: RayRunner) -> Iterator[Group]:
     with nodes_of(plane, NODE, runner=runner):
         found = Group(plane, f"ray-{uuid.uuid4().hex[:8]}")
         try:
-            until(lambda: _listens(HEAD, int(runner.environment["RAY_ADDRESS"].rpartition(":")[2])), 60.0)
+            wait_for(
+                lambda: _listens(HEAD, int(runner.environment["RAY_ADDRESS"].rpartition(":")[2])),
+                within_s=60.0,
+            )
             yield found
         finally:
             found.close()
@@ -334,9 +329,9 @@ def test_a_job_sizes_the_group_to_each_phase_and_gives_its_pods_back(
     assert report["choice"]["vm"] == SIZE
     assert report["actual"]["epochs"] == EPOCHS
     assert {1, 2} <= set(trained.kuberay.counts) <= {0, 1, 2}, "never more than the largest cluster"
-    until(trained.is_as_before)
+    wait_for(trained.is_as_before)
     assert trained.kuberay.chosen == []
-    until(lambda: trained.workers() == [])
+    wait_for(lambda: trained.workers() == [])
     with Store.open(job.store) as opened:
         intents = opened.intents()
     assert {intent.state for intent in intents} == {"GONE"}
@@ -356,7 +351,7 @@ def test_pods_of_a_job_that_was_killed_are_given_back_by_gc(
     goal = {"metric": "val_accuracy", "target": 0.99999, "max_epochs": 5000, "epochs_hint": 10}
     job = RayJob(trained, runner, tmp_path, search=search, goal=goal)
     try:
-        until(lambda: job.training(1) or job.process.poll() is not None, WITHIN_S)
+        wait_for(lambda: job.training(1) or job.process.poll() is not None, within_s=WITHIN_S)
         assert job.process.poll() is None, job.process.communicate()
     finally:
         job.process.send_signal(signal.SIGKILL)
@@ -368,4 +363,4 @@ def test_pods_of_a_job_that_was_killed_are_given_back_by_gc(
 
     assert ended.returncode == 0, (out, err)
     assert trained.is_as_before()
-    until(lambda: trained.workers() == [])
+    wait_for(lambda: trained.workers() == [])

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from cluster_jobs import EXAMPLE, PRICES
 from elastic_world import PodRunner
 from machines import ROOT, Machines
 from ruamel.yaml import YAML
+from waiting import wait_for
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installation import as_leader
@@ -101,18 +101,11 @@ def test_a_job_is_led_by_a_pod_shown_through_the_api_server_and_its_result_is_fe
     assert (Path(told["folder"]) / "record.json").is_file()
     assert list(Path(told["folder"]).rglob("*.keras"))
     assert told["state"] == "target_missed"
-    _until(lambda: not plane.core().list_namespaced_pod(namespace).items)
-    _until(lambda: not _secrets(plane, namespace))
+    wait_for(lambda: not plane.core().list_namespaced_pod(namespace).items)
+    wait_for(lambda: not _secrets(plane, namespace))
 
 
 def _secrets(plane: ControlPlane, namespace: str) -> list[str]:
     """Secrets of the namespace that are not the cluster's own."""
     found = plane.core().list_namespaced_secret(namespace).items
     return [one.metadata.name for one in found if one.type == "Opaque"]
-
-
-def _until(what: Callable[[], Any], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from scripted import Heard, Scripted, trainer_of
+from waiting import wait_for
 
 from scavenger.control.training.recorder import CONTENDED_S, Recorder
 from scavenger.control.training.writes import EVENTS_WAITING_MAX
@@ -43,13 +43,6 @@ from scavenger.train.supervisor.supervisor import Supervisor
 JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
 
 
-def wait_for(what: Callable[[], Any]) -> None:
-    until = time.monotonic() + 60.0
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.002)
-
-
 class _Held:
     """A store that another process holds."""
 
@@ -71,7 +64,7 @@ def report(job_id: str) -> RunReport:
 
 def settled(recorder: Recorder) -> Recorder:
     """All that was recorded so far is in the store."""
-    assert recorder._writes.settle(20.0), recorder._writes.outage
+    assert recorder._writes.settle(120.0), recorder._writes.outage
     return recorder
 
 

@@ -21,8 +21,8 @@ import pytest
 from fake import FakeProvider, Fault
 from identity_documents import Signer, identity_document
 from nested import built
-from processes import eventually
 from vm_driving import AGENT
+from waiting import eventually
 
 from scavenger.cloud.aws.identity import AwsIdentity
 from scavenger.cloud.catalog.traffic import traffic_price

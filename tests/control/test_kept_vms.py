@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fleet import Scene, eventually, slots
+from test_fleet import Scene, slots
 from test_fleet import scene as scene
+from waiting import eventually
 
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.provisioning.fleet import Fleet

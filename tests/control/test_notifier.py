@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from certificates import certificate
 from standardwebhooks.webhooks import Webhook as Verifier
+from waiting import wait_for
 
 from scavenger.control.notifying import requests
 from scavenger.control.notifying.notifier import Notifier
@@ -104,13 +105,6 @@ def store(url: str) -> Iterator[Store]:
         yield opened
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @contextmanager
 def running(notifier: Notifier) -> Iterator[Notifier]:
     notifier.start()
@@ -139,12 +133,12 @@ class TestDelivery:
         hook = Webhook(url=receiver.url, secret_from="HOOK_SECRET", private=True)
         notifier = Notifier(store, {"team": hook}, look_s=0.05, environ={"HOOK_SECRET": SECRET})
         with running(notifier):
-            until(lambda: receiver.kinds() == ["ping"])  # nothing of the job that had ended before
+            wait_for(lambda: receiver.kinds() == ["ping"])  # nothing of the job that had ended before
             mine = job(store, cost_usd=4.2)
-            until(lambda: receiver.kinds() == ["ping", "job.budget"])
+            wait_for(lambda: receiver.kinds() == ["ping", "job.budget"])
             store.finish_job(mine, state="succeeded", report=None, exit_code=0)
-            until(lambda: receiver.kinds() == ["ping", "job.budget", "job.done"])
-            until(lambda: counts(store) == {("team", "delivered"): 3})
+            wait_for(lambda: receiver.kinds() == ["ping", "job.budget", "job.done"])
+            wait_for(lambda: counts(store) == {("team", "delivered"): 3})
         for headers, body in receiver.got:
             assert Verifier(SECRET).verify(body, headers) is not None
         assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 3
@@ -156,10 +150,10 @@ class TestDelivery:
         hook = Webhook(url_from="HOOK_URL", format="slack", events=["job.failed"], private=True)
         environ = {"HOOK_URL": receiver.url}
         with running(Notifier(store, {"chat": hook}, address="http://x", look_s=0.05, environ=environ)):
-            until(lambda: len(receiver.got) == 1)
+            wait_for(lambda: len(receiver.got) == 1)
             store.finish_job(job(store), state="succeeded", report=None, exit_code=0)
             store.finish_job(job(store), state="failed", report=None, exit_code=6, error="<!channel> a & b")
-            until(lambda: len(receiver.got) == 2)
+            wait_for(lambda: len(receiver.got) == 2)
         told = json.loads(receiver.got[1][1])
         assert set(told) == {"text", "blocks"}
         assert "&lt;!channel&gt; a &amp; b" in told["text"]
@@ -178,14 +172,14 @@ class TestDelivery:
             Store.open(url, clock=lambda: dt.datetime.now(dt.UTC) + late) as store,
             running(Notifier(store, hooks, look_s=0.05)),
         ):
-            until(lambda: counts(store) == {("a", "waiting"): 1, ("b", "delivered"): 1})
+            wait_for(lambda: counts(store) == {("a", "waiting"): 1, ("b", "delivered"): 1})
 
             def arrived_in_time() -> bool:
                 nonlocal late
                 late += dt.timedelta(hours=1)
                 return ("a", "delivered") in counts(store)
 
-            until(arrived_in_time)
+            wait_for(arrived_in_time)
         assert len({headers["webhook-id"] for headers, _ in broken.got}) == 1
         assert len(broken.got) == 4
         broken.close()
@@ -194,7 +188,7 @@ class TestDelivery:
         other = Receiver()
         receiver.answers, receiver.headers = [307], {"Location": other.url}
         with running(Notifier(store, {"team": Webhook(url=receiver.url, private=True)}, look_s=0.05)):
-            until(lambda: counts(store) == {("team", "refused"): 1})
+            wait_for(lambda: counts(store) == {("team", "refused"): 1})
         assert other.got == []
         other.close()
 
@@ -203,7 +197,7 @@ class TestDelivery:
     ) -> None:
         hook = Webhook(url=receiver.url, secret_from="HOOK_SECRET", private=True)
         with running(Notifier(store, {"team": hook}, look_s=0.05, environ={})):
-            until(
+            wait_for(
                 lambda: (
                     [one.error for one in store.notification_counts()]
                     == ["the variable HOOK_SECRET is not set"]
@@ -217,7 +211,7 @@ class TestDelivery:
         receiver.hold.clear()
         notifier = Notifier(store, {"team": Webhook(url=receiver.url, private=True)}, look_s=0.05)
         notifier.start()
-        until(lambda: len(receiver.got) == 1)
+        wait_for(lambda: len(receiver.got) == 1)
         begin = time.monotonic()
         store.finish_job(job(store), state="succeeded", report=None, exit_code=0)
         assert time.monotonic() - begin < 2.0
@@ -240,7 +234,7 @@ class TestDelivery:
             "time.sleep(60)\n"
         )
         with subprocess.Popen([sys.executable, "-c", code, url, receiver.url]) as sender:
-            until(lambda: len(receiver.got) == 1)
+            wait_for(lambda: len(receiver.got) == 1)
             sender.send_signal(signal.SIGKILL)
         receiver.hold.set()
         later = dt.timedelta(minutes=3)  # by then the dead process holds it no longer
@@ -249,7 +243,7 @@ class TestDelivery:
             Store.open(url, clock=lambda: dt.datetime.now(dt.UTC) + later) as store,
             running(Notifier(store, hooks, look_s=0.05)),
         ):
-            until(lambda: counts(store) == {("team", "delivered"): 1})
+            wait_for(lambda: counts(store) == {("team", "delivered"): 1})
         [first, second] = [headers["webhook-id"] for headers, _ in receiver.got]
         assert first == second
 
@@ -262,7 +256,7 @@ class TestSettings:
         file.write_text(f'[notify.team]\nurl = "{receiver.url}"\nprivate = true\n')
         monkeypatch.setenv("SCAVENGER_CONFIG", str(file))
         with notifying(store, only_mine=True, within_s=60):
-            until(lambda: len(receiver.got) == 1)
+            wait_for(lambda: len(receiver.got) == 1)
             store.finish_job(job(store), state="succeeded", report=None, exit_code=0)
         assert receiver.kinds() == ["ping", "job.done"]
         tell(store, Notification("msg_x", "vms.leftover", AT, "1 VM", {}))

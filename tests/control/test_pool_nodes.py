@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from fake import FakeProvider, Fault
-from processes import eventually
 from scavenger_cli.main import main
+from waiting import eventually
 
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.provisioning.pool_nodes import POOL_NAME, PoolNodes, PoolNodesSpec

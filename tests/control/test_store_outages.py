@@ -7,12 +7,13 @@ import resource
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from postgresql_server import running_server
 from scripted import Heard, Scripted, trainer_of
+from waiting import wait_for
 
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.writes import TOGETHER_MAX
@@ -26,14 +27,6 @@ JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job"
 OUTAGE_S = float(os.environ.get("SCAVENGER_TEST_OUTAGE_S", "3"))
 """How long the server is away; a minute is worth a try."""
 LOAD_EVERY_S = 0.05
-WITHIN_S = 30.0
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + WITHIN_S
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def succeeded(job_id: str) -> RunReport:

@@ -8,7 +8,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from certificates import certificate as make_certificate
 from test_trackers import EVENTS, REPORT, VIEW, Seen, epoch, step
+from waiting import wait_for
 
 from scavenger.control.tracking import trainer_status as module
 from scavenger.control.tracking.trainer_status import (
@@ -85,20 +86,13 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     server.server_close()
 
 
-def eventually(what: Callable[[], object], within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_progress_time_left_metrics_and_the_end_are_told_as_the_protocol_says(trainer: Trainer) -> None:
     seen = Seen()
     status = trainer.status(seen, every_s=0.01)
     events = [VIEW, epoch(0), FORECAST, step(1)]
     for event in events:
         status.on_event(event)
-    eventually(lambda: trainer.told)
+    wait_for(lambda: trainer.told)
     (trainer.folder / "token").write_text("second\n")  # as the kubelet does, every hour
     status.end(REPORT)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_jobs import MARK, Job, marked, wait_for
+from real_jobs import MARK, Job, marked
+from waiting import wait_for
 from warm_servers import ADDRESS, warm_address
 
 SPEC: dict[str, Any] = {

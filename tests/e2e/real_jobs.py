@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,6 @@ from scavenger.store import Store
 
 ROOT = Path(scavenger.__file__).parents[1]
 MARK = "SCAVENGER_TEST_MARK"
-START_S = 60.0
-"""Longest wait for something that a job does: the machine may be shared."""
 
 _MODULE = """
 import os, signal, time
@@ -176,18 +173,6 @@ def marked(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
-    """Look until there is something."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        if process is not None and process.poll() is not None:
-            raise AssertionError(f"it ended first: {process.communicate()}")
-        time.sleep(0.1)
-    raise AssertionError(f"it did not happen within {START_S} s")
 
 
 def training(

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from real_jobs import Job, Outcome, ended, environment, training, wait_for
+from real_jobs import Job, Outcome, ended, environment, training
+from waiting import wait_for
 
 from scavenger.store import Store
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from real_jobs import ROOT, Job, ended, lines, marked, wait_for
+from real_jobs import ROOT, Job, ended, lines, marked
+from waiting import wait_for
 
 from scavenger.store import Store
 
@@ -298,7 +299,7 @@ def test_torchrun_trains_the_example_on_one_and_two_processes_and_survives_kills
 ) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    monkeypatch.setattr("real_jobs.START_S", 240.0)  # PyTorch takes long to import on a busy machine
+    monkeypatch.setattr("waiting.PATIENCE_S", 240.0)  # PyTorch takes long to import on a busy machine
     job = _command(
         make_job,
         (ROOT / "examples/command_torch/train.py").read_text(),

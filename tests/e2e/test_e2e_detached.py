@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from real_jobs import Job, environment, lines, marked, training, wait_for
+from real_jobs import Job, environment, lines, marked, training
+from waiting import wait_for
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.intent import Lease

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from real_jobs import Job, ended, lines, marked, training, wait_for
+from real_jobs import Job, ended, lines, marked, training
+from waiting import wait_for
 
 from scavenger.api.logs import log_folder
 from scavenger.control.job_file.load import load_job

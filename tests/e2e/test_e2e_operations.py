@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_jobs import Job, ended, lines, marked, training, wait_for
+from real_jobs import Job, ended, lines, marked, training
+from waiting import wait_for
 
 from scavenger import RunningJob
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit

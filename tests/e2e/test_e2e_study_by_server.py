@@ -13,7 +13,8 @@ from pathlib import Path
 import optuna
 import pytest
 from real_jobs import Job as Folder
-from real_jobs import environment, wait_for
+from real_jobs import environment
+from waiting import wait_for
 
 from scavenger import Client, Job
 from scavenger.domain.report import EpochEnded, Event, Observer

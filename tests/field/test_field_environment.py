@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from real_jobs import Job, marked, wait_for
+from real_jobs import Job, marked
+from waiting import wait_for
 
 from scavenger.store import Store
 

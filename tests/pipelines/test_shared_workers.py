@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pipeline_code
 import pytest
+from waiting import wait_for
 
 from scavenger import Client, Job
 from scavenger.domain.measurement import EpochRecord
@@ -70,14 +70,6 @@ def watched(client: Client) -> Iterator[Counter[int]]:
         thread.join()
 
 
-def until(condition: object, within_s: float = PATIENCE_S) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_trials_at_once_never_have_more_workers_than_the_study_and_take_over_those_of_ended_ones(
@@ -105,11 +97,11 @@ def test_trials_at_once_never_have_more_workers_than_the_study_and_take_over_tho
             assert study.shares is not None
             assert study.shares.in_use == 2
             first.enough.set()
-            until(lambda: second.sizes[-1] == 2)
+            wait_for(lambda: second.sizes[-1] == 2)
         finally:
             first.enough.set()
             second.enough.set()
-        until(lambda: len(study.trials) == 2)
+        wait_for(lambda: len(study.trials) == 2)
         trials = study.trials
 
     assert max(seen) == 2
@@ -156,7 +148,7 @@ def test_a_trial_waits_for_its_workers_and_a_refused_change_is_asked_again() -> 
         answers = iter([True])
         go.set()
         thread.join()
-        until(lambda: asked == [2, 2, 2, 3], 10)
+        wait_for(lambda: asked == [2, 2, 2, 3], within_s=10)
     assert shares.in_use == 0
 
 
@@ -200,11 +192,11 @@ def test_what_a_trial_is_given_before_it_has_woken_up_its_job_is_asked_to_take()
             others.enter_context(shares.share(1, 1, lambda workers: True))
         waiting = threading.Thread(target=third)
         waiting.start()
-        until(lambda: len(shares._members) == 3, 10)
+        wait_for(lambda: len(shares._members) == 3, within_s=10)
         with shares._changed:  # it wakes up when both have ended
             others.close()
-    until(lambda: bool(begun), 10)
-    until(lambda: bool(asked), 10)
+    wait_for(lambda: bool(begun), within_s=10)
+    wait_for(lambda: bool(asked), within_s=10)
     assert begun == [1]
     assert set(asked) == {2}
     over.set()

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from waiting import wait_for
 
 pytest.importorskip("fastapi")
 
@@ -45,13 +45,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def eventually(what: Callable[[], Any], within_s: float = 60.0) -> None:
-    until = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 class Serving:
     """A server of the folder's store, in a thread."""
 
@@ -82,29 +75,29 @@ def test_a_full_disk_ends_the_renewals_and_room_on_it_brings_them_back(
     small_disk: Path, renewals: Callable[[], int]
 ) -> None:
     with Serving(small_disk) as server, kept_alive(server, every_s=EVERY_S, served_s=SERVED_S):
-        eventually(renewals)
+        wait_for(renewals)
         with (
             open(small_disk / "filler", "wb", buffering=0) as filler,
             pytest.raises(OSError, match="No space"),
         ):
             filler.writelines(itertools.repeat(bytes(4096)))
-        eventually(lambda: stops(renewals))
+        wait_for(lambda: stops(renewals))
         assert time.monotonic() - server.served_at > SERVED_S
 
         (small_disk / "filler").unlink()
 
         before = renewals()
-        eventually(lambda: renewals() > before)
+        wait_for(lambda: renewals() > before)
 
 
 def test_a_store_that_is_gone_ends_the_renewals(tmp_path: Path, renewals: Callable[[], int]) -> None:
     with Serving(tmp_path) as server, kept_alive(server, every_s=EVERY_S, served_s=SERVED_S):
-        eventually(renewals)
+        wait_for(renewals)
 
         for path in tmp_path.glob("scavenger.db*"):
             path.unlink()
 
-        eventually(lambda: stops(renewals))
+        wait_for(lambda: stops(renewals))
 
 
 def test_a_server_that_has_not_served_yet_is_not_renewed(tmp_path: Path, renewals: Callable[[], int]) -> None:

@@ -36,9 +36,10 @@ from typing import Any
 import numpy as np
 from chaos_cases import CASES, Verdicts
 from driving import JOBS, SEED, Run, batches
-from processes import eventually, ours
+from processes import ours
 from rich.console import Console
 from rich.table import Table
+from waiting import eventually
 
 from scavenger.train.worker.worker import load_program
 

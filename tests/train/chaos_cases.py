@@ -21,9 +21,10 @@ from typing import Any
 
 import psutil
 from driving import Run, assert_same_weights, plain_keras
+from waiting import wait_for
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
-from real_jobs import Job, Outcome, ended, lines, marked, training, wait_for
+from real_jobs import Job, Outcome, ended, lines, marked, training
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import eventually, ours
+from processes import ours
+from waiting import eventually
 
 
 def _files() -> set[str]:

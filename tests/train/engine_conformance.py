@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from processes import alive, eventually
+from processes import alive
+from waiting import eventually
 
 from scavenger.train.engines import process as engine_module
 from scavenger.train.engines.base import LINE_BYTES_MAX, Engine, Exit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from driving import FaultyEngine, Run
 from pools import end_pool
-from processes import eventually
+from waiting import eventually
 
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool import protocol

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import psutil
-from processes import eventually
+from waiting import eventually
 
 
 def end_pool(folder: Path) -> None:

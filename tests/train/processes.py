@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 import uuid
-from collections.abc import Callable
 
 import psutil
 from warm_servers import warm_pid
@@ -13,16 +12,6 @@ from warm_servers import warm_pid
 _WITHIN_S = 5.0
 _VARIABLE, _RUN = "SCAVENGER_TEST_RUN", uuid.uuid4().hex
 os.environ[_VARIABLE] = _RUN  # whatever these tests start, however it leaves them, can be told by it
-
-
-def eventually(condition: Callable[[], bool], *, within_s: float = _WITHIN_S) -> bool:
-    """Whether something comes true in time; for what other processes do, of which nobody tells us."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def alive(pid: int) -> bool:
@@ -35,11 +24,11 @@ def alive(pid: int) -> bool:
 
 def ours() -> set[int]:
     """Ids of every living process that these tests started, or that such a process started; not of the warm one."""
-    found = {child.pid for child in psutil.Process().children(recursive=True) if alive(child.pid)}
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(_VARIABLE) == _RUN and alive(process.pid):
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found - {warm_pid()}
+    found = {child.pid for child in psutil.Process().children(recursive=True)}
+    mine = f"{_VARIABLE}={_RUN}".encode()
+    for pid in psutil.pids():
+        # all that psutil reads of each would be most of what a short test costs
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if mine in file.read():
+                found.add(pid)
+    return {pid for pid in found if alive(pid)} - {warm_pid(), os.getpid()}

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, command, exits, said, text
-from processes import alive, eventually
+from processes import alive
+from waiting import eventually
 
 from scavenger.train.engines import process as engine_module
 from scavenger.train.engines import reaper

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from driving import JOBS, Run, assert_fired, assert_same_weights, batches, plain_keras
-from processes import alive, eventually
+from processes import alive
+from waiting import eventually
 
 from scavenger.errors import (
     NonFiniteError,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import eventually
+from waiting import eventually
 
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.migration import BucketMap, Migration

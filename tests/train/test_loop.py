@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays, scalar_dtypes
-from processes import eventually
+from waiting import eventually
 
 from scavenger.errors import ConfigurationError, NonFiniteError, TrainingCodeError, WorkersLostError
 from scavenger.sdk import loop

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import eventually
+from waiting import eventually
 
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 

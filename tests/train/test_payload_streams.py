@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from processes import eventually
+from waiting import eventually
 
 from scavenger.train.transport import messages as m
 from scavenger.train.transport import payload_frames, payload_loop, payload_streams

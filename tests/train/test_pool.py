@@ -15,7 +15,8 @@ import psutil
 import pytest
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, running
 from pools import end_pool
-from processes import alive, eventually
+from processes import alive
+from waiting import eventually
 
 from scavenger.train.engines.fork_server import Forked, Reap, decode_reply
 from scavenger.train.pool import protocol

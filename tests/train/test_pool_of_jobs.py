@@ -16,7 +16,7 @@ import psutil
 import pytest
 from driving import Run, assert_same_weights, plain_keras
 from pools import end_pool
-from processes import eventually
+from waiting import eventually
 
 from scavenger.errors import TransientError
 from scavenger.train.pool.connection import drain, load_of, wait_for_load

@@ -30,7 +30,8 @@ from engine_conformance import (
     said,
     text,
 )
-from processes import alive, eventually, ours
+from processes import alive, ours
+from waiting import eventually
 
 from scavenger.errors import NotSupportedError
 from scavenger.train.engines import reaper

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from driving import JOBS, SEED, Run, assert_same_weights, plain_keras
-from processes import eventually
 from test_ray_engine import (  # noqa: F401 - fixtures
     _NETWORK,
     _STORE_BYTES,
@@ -27,6 +26,7 @@ from test_ray_engine import (  # noqa: F401 - fixtures
     cluster,
     ray_folder,
 )
+from waiting import eventually
 
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.ray.engine import engine_maker

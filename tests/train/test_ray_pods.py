@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from engine_conformance import SLEEP, boot, command, exits, running, text
-from processes import eventually
 from test_ray_engine import _nothing_is_left_behind, cluster, ray_folder  # noqa: F401 - fixtures
+from waiting import eventually
 
 from scavenger.train.engines.ray.engine import RayHome
 from scavenger.train.engines.ray.pods import RayPodEngine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from driving import Run, assert_fired, assert_same_weights, batches, plain_keras
-from processes import eventually
+from waiting import eventually
 
 from scavenger.errors import WorkersLostError
 

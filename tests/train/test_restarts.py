@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zmq
 from hearing import heard
-from processes import eventually
 from stubs import manifest
+from waiting import eventually
 
 from scavenger.elastic.membership import Membership
 from scavenger.train.coordinator.initialization import Initialization

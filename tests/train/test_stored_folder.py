@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import eventually
 
 from scavenger.train.checkpoints.files import LocalFiles
 from scavenger.train.command import messages as cm
@@ -259,15 +260,6 @@ def test_a_host_stores_what_the_program_told_of_last_and_what_it_left(tmp_path: 
 
 def stored(sent: list[Any]) -> list[cm.Stored]:
     return [message for message in sent if isinstance(message, cm.Stored)]
-
-
-def eventually(what: Any, within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if what():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_records_name_the_files_and_unnamed_ones_are_removed(tmp_path: Path) -> None:

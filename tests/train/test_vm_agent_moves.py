@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent import Agent, Ticket
@@ -47,13 +47,6 @@ class Running:
     def _identify(self, key: str) -> str:
         self.keys.append(key)
         return ""
-
-
-def wait_for(what: Callable[[], object], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def order(leader: AgentServer, name: str) -> m.Move:

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from processes import eventually
 from vm_driving import Stage
+from waiting import eventually
 
 from scavenger import __version__
 from scavenger.errors import ConfigurationError, MessageError

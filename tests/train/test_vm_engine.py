@@ -19,8 +19,9 @@ from engine_conformance import (
     running,
     said,
 )
-from processes import alive, eventually
+from processes import alive
 from vm_driving import SOME_TYPE, Stage
+from waiting import eventually
 
 from scavenger.train.engines.base import PreemptionNotice
 from scavenger.train.engines.vm.engine import Needs, VmEngine

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from processes import eventually
 from vm_line import LAUNCH, VM, FarLine, far_line
+from waiting import eventually
 
 from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints import files as checkpoint_files

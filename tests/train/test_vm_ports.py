@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 from hearing import heard
-from processes import eventually
+from waiting import eventually
 
 from scavenger.errors import ConfigurationError
 from scavenger.train.engines.vm.agent_server import AgentServer

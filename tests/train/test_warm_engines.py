@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, said, text
-from processes import eventually
+from waiting import eventually
 
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.warm import WarmServers

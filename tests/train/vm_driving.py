@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from processes import eventually
+from waiting import eventually
 
 from scavenger.domain.boot import NODE
 from scavenger.train.engines.vm.agent_server import AgentServer
