@@ -25,7 +25,7 @@ from scavenger.store import Store
 
 _AIM, _WIDTH_AIM = (0.85, 0.95), 0.3
 _WORKERS = (1, 2)
-_GOALS = {
+GOALS = {
     "tabular": ("val_accuracy", 0.89, 5),
     "regression": ("val_loss", 0.065, 9),
     "conv": ("val_accuracy", 0.87, 5),
@@ -87,7 +87,7 @@ class _Run:
 
 def _report(store: Store, folder: Path, name: str, workers: int, number: int) -> RunReport:
     file = job_file("ordinary")
-    metric, target, hint = _GOALS[name]
+    metric, target, hint = GOALS[name]
     written = load_job(file).written()
     written["goal"] |= {"metric": metric, "target": target, "epochs_hint": hint}
     written["search"]["workers"] = list(range(1, workers + 1))
@@ -180,10 +180,10 @@ def of_parts(parts: Sequence[str]) -> Benchmark:
     wanted: list[tuple[str, int]] = []
     for part in parts:
         name, _, workers = part.partition("/")
-        if name not in _GOALS or workers not in ("", *map(str, _WORKERS)):
-            raise ValueError(f"no job {part}; there are {', '.join(_GOALS)}, each also with /1 or /2 workers")
+        if name not in GOALS or workers not in ("", *map(str, _WORKERS)):
+            raise ValueError(f"no job {part}; there are {', '.join(GOALS)}, each also with /1 or /2 workers")
         wanted += [(name, number) for number in _WORKERS if workers in ("", str(number))]
     return Benchmark("real_runs", 2, partial(run, wanted=wanted))
 
 
-BENCHMARK = of_parts(tuple(_GOALS))
+BENCHMARK = of_parts(tuple(GOALS))

@@ -17,7 +17,7 @@ import numpy as np
 from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.kriging import Kriging, Places, Scatter, places_of
 from scavenger.models.overlap_fit import SCATTER_LOG_SD, fit_overlap, posterior_covariance, prior_of
-from scavenger.models.overlap_law import OverlapLaw
+from scavenger.models.overlap_law import BELIEFS, Beliefs, OverlapLaw
 from scavenger.models.parallel import MEASUREMENT_LOG_SD_MIN, extrapolation_variance, joined
 from scavenger.models.step_laws import StepTimes
 
@@ -85,6 +85,7 @@ def propose(
     *,
     target: Sequence[Candidate] | None = None,
     cost: ProfilingCost | None = None,
+    beliefs: Beliefs = BELIEFS,
 ) -> int | None:
     """The index of the candidate to profile next; None if no useful one is left.
 
@@ -97,6 +98,7 @@ def propose(
         measured: Measurements so far; bad ones are dropped.
         target: Configurations whose uncertainty is to be lowered; all candidates if None.
         cost: Cost of a measurement; None if all cost the same.
+        beliefs: Prior of the law.
     """
     done = {(t.workers, t.global_batch_size, t.workers_per_node) for t in measured if t.usable()}
     open_ = [i for i, c in enumerate(candidates) if _key(c) not in done]
@@ -107,7 +109,7 @@ def propose(
         return open_[0]
     at = places([candidates[i] for i in open_])
     aim = candidates if target is None else target
-    log_time, gain, now = _gain(at, aim, candidates, measured, reach=cost is not None)
+    log_time, gain, now = _gain(at, aim, candidates, measured, beliefs, reach=cost is not None)
     useful = gain >= GAIN_MIN * now
     if not useful.any():
         return None
@@ -161,7 +163,7 @@ def expected_log_sd(
     aim = candidates if target is None else target
     if not candidates or not aim:
         raise ValueError("expected_log_sd needs candidates, and something to predict")
-    _, gain, now = _gain(places(candidates), aim, candidates, measured, reach=False)
+    _, gain, now = _gain(places(candidates), aim, candidates, measured, BELIEFS, reach=False)
     return np.sqrt(np.maximum(now - gain, 0.0))
 
 
@@ -190,6 +192,7 @@ def _gain(
     aim: Sequence[Candidate],
     candidates: Sequence[Candidate],
     measured: Sequence[StepTimes],
+    beliefs: Beliefs,
     *,
     reach: bool,
 ) -> tuple[FloatArray, FloatArray, float]:
@@ -202,7 +205,7 @@ def _gain(
             alone lead far enough; where many workers cost more, nothing else would ever reach the most.
     """
     points = joined([t for t in measured if t.usable()])
-    prior = prior_of(points, places(candidates))
+    prior = prior_of(points, places(candidates), beliefs)
     law = fit_overlap(points, prior=prior) if points else OverlapLaw.from_unknowns(prior.mean)
     kriging = Kriging(law, points, SCATTER_LOG_SD, CURVATURE)
     covariance = posterior_covariance(kriging, prior.precision)

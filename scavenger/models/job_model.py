@@ -45,6 +45,7 @@ from scavenger.models.cost import (
 from scavenger.models.course import Course
 from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
+from scavenger.models.overlap_law import beliefs_of
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.run_scatter import (
     DRIFT,
@@ -183,6 +184,7 @@ class JobModel:
         fixed_epochs: bool = False,
         prior: JobModel | None = None,
         noise: Sequence[NoiseReading] | None = None,
+        rate_kept: bool = False,
     ) -> JobModel:
         """Fit both models to a profile; deterministic, and independent of the order of its measurements.
 
@@ -191,6 +193,7 @@ class JobModel:
             max_epochs: An upper bound, or the exact number if `fixed_epochs` states that there is no target.
             prior: A stored model of a similar job, used where the profile has no data.
             noise: Readings over the run so far; None takes those of the measurements.
+            rate_kept: See `fit_statistical`.
 
         Raises:
             ValueError: If no usable step time was measured and `prior` has none either.
@@ -211,6 +214,7 @@ class JobModel:
             prior=None if prior is None else prior.statistical,
             noise=noise,
             passage_sd=0.0 if prior is None or prior.course is None else prior.course.passage_sd(),
+            rate_kept=rate_kept,
         )
         evaluation, evaluation_notes = fit_evaluation(
             profile, offers[vms[0].vm], EvaluationLaw() if prior is None else prior.evaluation
@@ -468,7 +472,7 @@ def _fit_vms(
             notes.append(f"step times on {offer.vm} are those of {most.vm}, corrected by {_places(here)}")
             fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)
         else:
-            fitted = fit_parallel(own)
+            fitted = fit_parallel(own, beliefs=beliefs_of(offer.shared_cpus))
         base = fitted if base is None else base
         found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory, offer.shared_cpus)
     return tuple(found[offer.vm] for offer in offers if offer.vm in found), tuple(notes)

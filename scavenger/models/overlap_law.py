@@ -240,6 +240,16 @@ class Beliefs(NamedTuple):
 
 BELIEFS = Beliefs()
 
+SHARED_BELIEFS = BELIEFS._replace(straggling=(0.3, 0.3))
+"""Where the workers share one machine's processors: caches, memory and clock are common even if each has a
+processor of its own, so that two compute 1.2 times as long as one, or not at all longer, or 1.5 times. On two
+processors that were idle before it was 1.1, 1.2 and 1.7 (`python -m benchmarks prediction`)."""
+
+
+def beliefs_of(shared_cpus: int | None) -> Beliefs:
+    """The statements for an offer; see `Offer.shared_cpus`."""
+    return BELIEFS if shared_cpus is None else SHARED_BELIEFS
+
 
 def overlap_prior(unit_s: float, work: float, beliefs: Beliefs = BELIEFS) -> Prior:
     """What is known of any job before it is measured; the same for all, and free of the unit of time.

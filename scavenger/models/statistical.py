@@ -25,6 +25,7 @@ from scipy.special import ndtri, stdtrit
 
 from scavenger.domain.curve import EPOCHS_FROM, FloatArray
 from scavenger.domain.measurement import ConvergenceRecord, Measurement
+from scavenger.models.critical_batch import ScalePrior, readings_of, scale_prior, three_digits
 from scavenger.models.epoch_laws import (
     CRITICAL_BATCH_LOG_SD,
     LAW_LOG_SD,
@@ -37,7 +38,7 @@ from scavenger.models.epoch_laws import (
     UShaped,
     posterior,
 )
-from scavenger.models.noise import NoiseReading, critical_batch_from_noise
+from scavenger.models.noise import NoiseReading
 from scavenger.models.types import Finite, NotNegative, Positive
 
 __all__ = [
@@ -241,6 +242,7 @@ def fit_statistical(
     prior: StatisticalModel | None = None,
     noise: Sequence[NoiseReading] | None = None,
     passage_sd: float = 0.0,
+    rate_kept: bool = False,
 ) -> StatisticalModel:
     """Fit the epochs as a function of B to the available evidence.
 
@@ -256,6 +258,7 @@ def fit_statistical(
         prior: Stored model that gives the level or B* if there is no other evidence.
         noise: φ over the run so far, with its progress; None takes that of the measurements.
         passage_sd: Evaluations by which their noise moves the one that reaches the target, see `Course.passage_sd`.
+        rate_kept: Whether the learning rate is that of the smallest batch size at every other one.
 
     Raises:
         ValueError: If `max_epochs` or `epochs_hint` is not positive and finite.
@@ -266,8 +269,8 @@ def fit_statistical(
     runs = [run for run in convergence if run.global_batch_size > 0 and 0.0 < run.epochs < math.inf]
     seen = [run.global_batch_size for run in runs] + [m.configuration.global_batch_size for m in measurements]
     low, high = (min(seen), max(seen)) if seen else (global_batch_sizes[0], global_batch_sizes[-1])
-    readings = _readings(measurements) if noise is None else noise
-    scale = _scale_prior(readings, global_batch_sizes[-1], prior)
+    readings = readings_of(measurements) if noise is None else noise
+    scale = scale_prior(readings, global_batch_sizes, _stored_scale(prior), rate_kept=rate_kept)
     if fixed_epochs:
         return _without_target(max_epochs, scale, (low, high))
 
@@ -290,14 +293,23 @@ def fit_statistical(
     return _by_evidence(evidence, level, (low, high), notes)
 
 
-def _without_target(epochs: float, scale: _ScalePrior, known: tuple[float, float]) -> StatisticalModel:
+def _stored_scale(prior: StatisticalModel | None) -> tuple[float, float] | None:
+    """B* of a stored model, and the standard deviation of its logarithm."""
+    if prior is None or isinstance(prior.law, NoiseLinear) or not prior.law.critical_batch_size:
+        return None
+    fixed = isinstance(prior.law, FixedEpochs)
+    spread = CRITICAL_BATCH_LOG_SD if fixed else max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
+    return prior.law.critical_batch_size, spread
+
+
+def _without_target(epochs: float, scale: ScalePrior, known: tuple[float, float]) -> StatisticalModel:
     """Build the model of a run that lasts a fixed number of epochs; see `_by_evidence`."""
     notes = [f"no target: every run lasts {epochs:g} epochs"]
     critical = math.exp(scale.log_mean) if scale.informed else None
     if critical is None:
         notes.append("no noise scale was measured: how much progress a larger batch gives up is unknown")
     else:
-        worth = f"{epochs:g} / (1 + B / {_three_digits(critical)})"
+        worth = f"{epochs:g} / (1 + B / {three_digits(critical)})"
         notes.append(
             f"progress: {epochs:g} epochs at batch B do the work of {worth} of very small batches; {scale.note}"
         )
@@ -438,55 +450,6 @@ def _squares(values: Sequence[float]) -> float:
     """Sum of squares around the mean."""
     mean = math.fsum(values) / max(len(values), 1)
     return math.fsum((value - mean) ** 2 for value in values)
-
-
-def _readings(measurements: Sequence[Measurement]) -> list[NoiseReading]:
-    """The noise scales of profiled configurations; K workers give K - 1 independent comparisons a step."""
-    return [
-        NoiseReading(
-            progress=m.progress,
-            noise_scale=m.noise_scale,
-            steps=float(max(m.steps, 1) * max(m.configuration.workers - 1, 1)),
-            global_batch_size=float(m.configuration.global_batch_size),
-        )
-        for m in measurements
-        if m.noise_scale is not None
-    ]
-
-
-class _ScalePrior(NamedTuple):
-    """ln B* before any finished run: mean, standard deviation, whether it is informed, and a note on its source."""
-
-    log_mean: float
-    log_sd: float
-    informed: bool
-    note: str
-
-
-def _scale_prior(
-    readings: Sequence[NoiseReading], batch_max: int, prior: StatisticalModel | None
-) -> _ScalePrior:
-    """The prior of B* from the measured noise, else a stored model, else a guess."""
-    estimate = critical_batch_from_noise(readings)
-    if estimate is not None:
-        size, log_sd = estimate.critical_batch_size, estimate.log_sd
-        note = (
-            f"critical batch size of about {_three_digits(size)} samples from the measured noise scale, which grows "
-            f"over a run: uncertain by a factor of {math.exp(log_sd):.2g}"
-        )
-        return _ScalePrior(math.log(size), log_sd, True, note)
-    if prior is not None and not isinstance(prior.law, NoiseLinear) and prior.law.critical_batch_size:
-        note = "critical batch size from stored models: no noise scale was measured"
-        fixed = isinstance(prior.law, FixedEpochs)
-        spread = CRITICAL_BATCH_LOG_SD if fixed else max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
-        return _ScalePrior(math.log(prior.law.critical_batch_size), spread, True, note)
-    note = "no noise scale was measured: how epochs grow with the batch size is a guess"
-    return _ScalePrior(math.log(batch_max), CRITICAL_BATCH_LOG_SD, False, note)
-
-
-def _three_digits(value: float) -> str:
-    """Format with three significant digits as `1,260`, not `1.26e+03`."""
-    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _noise_line(measurements: Sequence[Measurement]) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.job_model import TRANSFER_MAX, step_times
+from scavenger.models.overlap_law import beliefs_of
 
 STRATEGIES = ("auto", "reuse", "full", "partial", "extremes", "none", "universal")
 
@@ -166,6 +167,7 @@ def next_configuration(
             [step_times(offer, m) for m in here],
             target=[_candidate(offer, c) for c in everything],
             cost=ProfilingCost(plan.steps_per_configuration, setup_s, ready if not index else 0),
+            beliefs=beliefs_of(offer.shared_cpus),
         )
         if found is not None:
             return open_[found]

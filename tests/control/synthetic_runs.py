@@ -47,7 +47,7 @@ class Truth:
         epochs: At the smallest batch size until the mean of the metric is at the target.
         hint: What the user expects of them.
         power: Of the course of the metric.
-        critical: B*, samples.
+        critical, kept: B*, samples, by noise, and by a learning rate that is the same at all batches.
         step_s, sample_s, sync_s, beside: A step takes `step_s + sample_s b`; with two workers `beside` times as long,
             and `sync_s` more.
         first_s, further_s: Usual starts of workers.
@@ -68,6 +68,7 @@ class Truth:
     first_s: float
     further_s: float
     target: float
+    kept: float
     samples: int = 1024
     validation: int = 400
     run_log_sd: float = 0.1
@@ -95,11 +96,15 @@ class Truth:
             first_s=random.uniform(2.0, 12.0),
             further_s=random.uniform(1.0, 5.0),
             target=random.uniform(0.85, 0.97),
+            kept=BATCHES[0] * float(np.exp(random.spawn(1)[0].normal(math.log(1.3), 0.8))),
         )
 
     def epochs_at(self, global_batch_size: int) -> float:
         """Epochs of the mean run: the critical-batch law."""
-        return self.epochs * (1.0 + global_batch_size / self.critical) / (1.0 + BATCHES[0] / self.critical)
+        grown, least = (
+            1.0 + batch / self.critical + batch / self.kept for batch in (global_batch_size, BATCHES[0])
+        )
+        return self.epochs * grown / least
 
     def step_time_s(self, workers: int, global_batch_size: int) -> float:
         alone_s = self.step_s + self.sample_s * -(-global_batch_size // workers)

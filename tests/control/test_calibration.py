@@ -38,15 +38,18 @@ def test_a_stored_model_knows_the_steps_of_a_run_on_a_configuration_that_was_not
     tmp_path: Path,
 ) -> None:
     random = np.random.default_rng(1)
-    truth = replace(
-        Truth.drawn(random, long=True), beside=1.5, sync_s=0.1, machine_log_sd=0.0, drift_log_sd=0.0
-    )
-    few = {"steps": 10, "points": 2}
+    alike = {"beside": 1.5, "sync_s": 0.1, "kept": 1e6, "machine_log_sd": 0.0, "drift_log_sd": 0.0}
+    truth = replace(Truth.drawn(random, long=True), **alike)
+    few = {
+        "profile": {"steps": 10, "points": 2},
+        "elastic": {"policy": "fixed", "lr_scaling": "linear"},
+    }
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
-        first, second = (run_job(truth, store, tmp_path, random, profile=few) for _ in range(2))
+        first, second = (run_job(truth, store, tmp_path, random, **few) for _ in range(2))
 
     assert first.predicted is not None
     assert second.predicted is not None
+    assert first.chosen == second.chosen
     assert first.predicted.step_time_s < 0.9 * first.actual.step_time_s  # what is beside it was not known
     assert second.predicted.step_time_s == pytest.approx(first.actual.step_time_s, rel=0.05)
 

@@ -406,3 +406,79 @@ def test_a_large_critical_batch_is_told_in_digits() -> None:
 
     assert "e+" not in note
     assert re.search(r"about \d,\d\d0 samples", note)
+
+
+# --- a learning rate that is kept ------------------------------------------------------------------------------
+
+MEASURED_AT_KEPT_RATES = {
+    "tabular": (190.0, {32: 4.15, 64: 5.23, 128: 7.71, 256: 12.47}),
+    "conv": (1570.0, {32: 6.25, 64: 8.62, 128: 13.0, 256: 19.4}),
+    "embedding": (None, {32: 4.75, 128: 12.4, 256: 21.0}),
+    "regression": (None, {32: 9.11, 64: 14.52, 128: 19.49, 256: 37.56}),
+}
+"""φ of the first steps, and epochs to the target by batch size at the rate of the smallest one, in plain Keras."""
+
+
+@pytest.mark.parametrize("job", MEASURED_AT_KEPT_RATES)
+def test_epochs_at_a_kept_rate_are_those_of_real_jobs(job: str) -> None:
+    phi, epochs = MEASURED_AT_KEPT_RATES[job]
+    sizes = tuple(epochs)
+    model = fit_statistical(
+        [],
+        [],
+        global_batch_sizes=sizes,
+        epochs_hint=epochs[32],
+        max_epochs=100,
+        noise=[] if phi is None else [NoiseReading(0.06, phi, 60.0, 32.0)],
+        rate_kept=True,
+    )
+    predicted, deviation = model.predict(np.array(sizes, dtype=np.float64))
+
+    assert predicted == pytest.approx(list(epochs.values()), rel=0.5)
+    assert np.all(np.abs(np.log(predicted / list(epochs.values()))) <= 1.645 * deviation)
+
+
+@given(st.floats(20.0, 1e6), st.sampled_from([8, 32, 512]))
+def test_at_a_kept_rate_early_noise_alone_excludes_neither_hardly_more_epochs_nor_as_many_steps(
+    noise_batches: float, smallest: int
+) -> None:
+    """The rate that is kept may be far too small for the smallest batch already, or suit batches of any size."""
+    sizes = tuple(smallest * factor for factor in (1, 2, 4))
+    noise = [NoiseReading(0.03, noise_batches * smallest, 20.0, smallest)]
+    model = fit_statistical(
+        [], [], global_batch_sizes=sizes, epochs_hint=10.0, max_epochs=100, noise=noise, rate_kept=True
+    )
+    predicted, deviation = model.predict(np.array(sizes, dtype=np.float64))
+    low, high = (predicted * np.exp(side * 1.645 * deviation) for side in (-1, 1))
+
+    assert np.all(low <= [10.0, 10.0, 13.0])
+    assert np.all(high >= 10.0 * np.array([1.0, 2.0, 4.0]))
+
+
+@given(st.floats(1.0, 1e6), st.floats(1e-3, 1.0))
+def test_a_kept_rate_only_ever_takes_more_epochs_at_larger_batches(phi: float, progress: float) -> None:
+    noise = [NoiseReading(progress, phi, 20.0, 64.0)]
+    kept, scaled = (fit(hint=10.0, noise=noise, rate_kept=rate_kept) for rate_kept in (True, False))
+
+    assert np.all(kept.predict(GRID)[0] >= scaled.predict(GRID)[0] * (1.0 - 1e-3))
+    assert any("elastic.lr_scaling" in note for note in kept.notes)
+
+
+def test_finished_runs_at_several_batch_sizes_outweigh_what_a_kept_rate_is_supposed_to_cost() -> None:
+    runs = [(size, 10.0) for size in SIZES for _ in range(3)]
+
+    assert fit(runs=runs, rate_kept=True).predict(GRID)[0] == pytest.approx(
+        np.full(len(GRID), 10.0), rel=0.08
+    )
+
+
+def test_without_a_target_a_kept_rate_lowers_what_larger_batches_come_to() -> None:
+    noise = [NoiseReading(0.05, 300.0, 20.0, 64.0)]
+    kept, scaled = (
+        fit(fixed_epochs=True, noise=noise, rate_kept=rate_kept).progress_share(GRID)
+        for rate_kept in (True, False)
+    )
+
+    assert kept is not None
+    assert scaled is not None
+    assert np.all(kept < scaled)

@@ -576,7 +576,8 @@ class JobWorkflow:
             twice=() if self.state.search is None else self.state.search.twice,
         )
         prior = known.similar if prior is None else prior
-        return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
+        kept = self._job.elastic.lr_scaling == "none"
+        return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise, rate_kept=kept)
 
     def _epochs_needed(self, sizes: Sequence[int], known: Known) -> dict[int, float] | None:
         """Epochs of the whole run at each batch size, by the models at its end; None without a model."""

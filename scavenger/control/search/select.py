@@ -66,11 +66,13 @@ def fit_model(
     *,
     prior: JobModel | None,
     noise: Sequence[NoiseReading] | None = None,
+    rate_kept: bool = False,
 ) -> JobModel:
     """Fit the models to measurements, finished runs and, if there is one, a stored model.
 
     Args:
         noise: Noise readings over the run; None takes the noise of the measurements.
+        rate_kept: Whether the learning rate is the same at all batch sizes.
 
     Raises:
         ConfigurationError: If there are no measurements and no stored model, or the models cannot be fitted.
@@ -88,6 +90,7 @@ def fit_model(
             fixed_epochs=goal.target is None,
             prior=prior,
             noise=noise,
+            rate_kept=rate_kept,
         )
     except ValueError as error:
         raise ConfigurationError(f"the models cannot be fitted: {error}") from None
