@@ -479,8 +479,7 @@ def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_
     assert len(scene.alive()) == 1
     scene.launch("w1")
     scene.placed("w1")
-    assert scene.fleets[0]._reconciler is not None
-    assert scene.fleets[0]._reconciler.acts
+    assert scene.fleets[0]._group.acts
 
 
 def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> None:
@@ -489,8 +488,7 @@ def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> Non
     scene.launch("w0")
     scene.placed("w0")
     # its process dies: no looks any more, nothing is given back
-    assert before._reconciler is not None
-    before._reconciler.stop(20.0)
+    before._group.stop(20.0)
     before._is_clean = True
     left = scene.alive()
     scene.engines[0].close()

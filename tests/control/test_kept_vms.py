@@ -226,13 +226,12 @@ def _die(scene: Scene, kept: KeptVms, folder: Path) -> None:
     """What a SIGKILL leaves: records of a process that is gone, and agents whose leaders are silent."""
     for fleet, engine in zip(scene.fleets, scene.engines, strict=True):
         engine.kill_all()
-        if fleet._reconciler is not None:
-            fleet._reconciler.stop(10.0)
+        fleet._group.stop(10.0)
     scene.fleets.clear()
     scene.engines.clear()
     kept._closing.set()
     if kept._place is not None:
-        kept._place.reconciler.stop(10.0)
+        kept._place.stop(10.0)
     with sqlite3.connect(folder / "store.db") as connection:
         connection.execute("UPDATE jobs SET owner_pid = 2147483647")
     scene.store.reap_dead_jobs()

@@ -122,9 +122,10 @@ def test_a_vm_that_cannot_be_had_is_told(
     nodes.open(server)
     try:
         nodes.want([1])
-        nodes._done_at.clear()
+        assert nodes._group is not None
+        nodes._group._done_at.clear()
         assert eventually(
-            lambda: (nodes.look() is not None and bool(nodes.shortage)) or nodes._done_at.clear()
+            lambda: (nodes.look() is not None and bool(nodes.shortage)) or nodes._group._done_at.clear()
         )
         assert living(cloud) == []
     finally:
@@ -164,8 +165,8 @@ def test_what_a_manager_that_was_killed_has_left_is_found_and_the_next_one_ends_
     killed.open(server)
     killed.want([1])
     assert eventually(lambda: len(living(cloud)) == 1)
-    assert killed._reconciler is not None
-    killed._reconciler.stop(10.0)
+    assert killed._group is not None
+    killed._group.stop(10.0)
     assert CleanUp(store, cloud).find() == (), "while its process lives, its VM is wanted"
     with sqlite3.connect(tmp_path / "store.db") as connection:
         connection.execute("UPDATE jobs SET owner_pid = 2147483647")
@@ -190,8 +191,8 @@ def test_what_a_killed_manager_has_left_gc_ends(
     killed.open(server)
     killed.want([1, 2])
     assert eventually(lambda: len(living(cloud)) == 2)
-    assert killed._reconciler is not None
-    killed._reconciler.stop(10.0)
+    assert killed._group is not None
+    killed._group.stop(10.0)
     with sqlite3.connect(tmp_path / "store.db") as connection:
         connection.execute("UPDATE jobs SET owner_pid = 2147483647")
 

@@ -11,13 +11,10 @@ from scavenger.cloud.base import AdmittingProvider
 from scavenger.control.provisioning.booting import BootingProvider
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.control.provisioning.fleet import new_boot_key
-from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
-from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.vm_group import VmGroup
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen
 from scavenger.errors import CloudError, GoneError, ScavengerError, TransientError
-from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
@@ -95,7 +92,17 @@ class LeaderVm:
         Raises:
             TransientError, CloudError: None can be had, or none lets the command in.
         """
-        self._store.want_vms(
+        group = VmGroup(
+            self._store,
+            self._provider,
+            job_id,
+            agents=None,  # the leader itself renews its VM
+            show=self._inform,
+            failing="renting the leader's VM",
+            config=self._config,
+            launching=_Booting(self._provider, self._store, spec.script),
+        )
+        group.want(
             FleetSpec(
                 job_id=job_id,
                 provider=self._provider.name,
@@ -108,37 +115,24 @@ class LeaderVm:
                 boot_key=new_boot_key().hex(),
             )
         )
-        reconciler = ReconcilerThread(
-            Reconciler(
-                self._store,
-                _Booting(self._provider, self._store, spec.script),
-                owner=self._store.installation(),
-                holder=holder_name(),
-                renew=lambda intent, life_s: False,  # the leader itself does that
-                alarm=self._show,
-                config=self._config,
-                is_dead=is_known_dead,
-            ),
-            lambda error: self._inform(f"renting the leader's VM failed and is retried: {error}"),
-        )
-        reconciler.start()
+        group.start()
         try:
-            return self._awaited(job_id, spec, lets_in)
+            return self._awaited(group, spec, lets_in)
         finally:
-            reconciler.stop(self._config.look.actions_s)
+            group.stop()
 
     def _awaited(
-        self, job_id: str, spec: LeaderVmSpec, lets_in: Callable[[VmSeen], bool]
+        self, group: VmGroup, spec: LeaderVmSpec, lets_in: Callable[[VmSeen], bool]
     ) -> tuple[Intent, VmSeen]:
         until_s, told, reason = self._clock() + spec.wait_max_s, "", "none was there in time"
         here = (self._provider.name, self._provider.region)
         while self._clock() < until_s:
-            self._store.heartbeat(job_id)
-            for kind, message in self._store.shortages(job_id, *here).items():
+            self._store.heartbeat(group.job_id)
+            for kind, message in self._store.shortages(group.job_id, *here).items():
                 if kind in _FINAL:
                     raise TransientError(f"the leader's VM cannot be rented: {message}")
                 reason = message
-            for intent in self._store.intents(job_id, living=True):
+            for intent in group.read():
                 if intent.state != "UP":
                     continue
                 if told != intent.instance_id:
@@ -150,9 +144,6 @@ class LeaderVm:
                     return intent, vm
             self._sleep(_LOOK_S)
         raise TransientError(f"no leader's VM after {spec.wait_max_s / 60:g} min: {reason}")
-
-    def _show(self, alarm: Alarm) -> None:
-        self._inform(alarm.message)
 
     def living(self) -> Intent | None:
         """The record of the VM; None if there is none any more."""

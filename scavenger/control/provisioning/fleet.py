@@ -19,8 +19,7 @@ from pathlib import Path
 from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.boot_watch import BootWatch
-from scavenger.control.provisioning.booting import BootingProvider, boot_document
-from scavenger.control.provisioning.clean_up import LIMIT_S
+from scavenger.control.provisioning.booting import boot_document
 from scavenger.control.provisioning.fleet_agents import FleetAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
 from scavenger.control.provisioning.fleet_keeping import FleetKeeping
@@ -28,10 +27,7 @@ from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
 from scavenger.control.provisioning.kept_vms import Exchange, KeptVms
 from scavenger.control.provisioning.leader_meter import leader_of, steady_clock
-from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
-from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
-from scavenger.control.provisioning.record_end import remove_shared
+from scavenger.control.provisioning.vm_group import VmGroup, nothing_of
 from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
@@ -142,11 +138,19 @@ class Fleet:
         self._boots: FleetBoots | None = None
         self._make_engine = make_engine
         self._engine: VmEngine | None = None
-        self._reconciler: ReconcilerThread | None = None
-        self._intents: tuple[Intent, ...] = ()
+        self._group = VmGroup(
+            store,
+            provider,
+            inputs.spec.job_id,
+            agents=self._agents,
+            show=self._notes.put,
+            alarm=self._notes.put,
+            config=self._config,
+            disk_usd_per_hour=inputs.spec.disk_usd_per_hour,
+        )
         self._looked_at = -LOOK_S
         self._needs: Needs | None = None
-        self._is_clean = False
+        self._is_clean, self._denied_at = False, math.inf
         self._counted_step: int | None = None
         self._leader = leader_of(os.environ)
         self._utc_s = steady_clock()
@@ -184,7 +188,7 @@ class Fleet:
         self._spec = replace(self._spec, register_s=limit_s)
         # replace the specification of an earlier attempt that was killed
         self._store.want_vms(self._spec)
-        self._start_reconciler()
+        self._group.start()
         return self._engine
 
     @property
@@ -195,12 +199,12 @@ class Fleet:
     @property
     def vms(self) -> tuple[Intent, ...]:
         """Every VM that the job has requested, as of the last check."""
-        return self._intents
+        return self._group.intents
 
     @property
     def workers_elsewhere(self) -> float:
         """Number of workers in another zone than the aggregators; see `policy.provisioning.zones`."""
-        return workers_elsewhere(self._intents, self._agents.processes(), met_in=self._inputs.met_in)
+        return workers_elsewhere(self.vms, self._agents.processes(), met_in=self._inputs.met_in)
 
     def traffic_usd(self, weights_bytes: float) -> float:
         """Cost of what one of these workers sends and gets in a step; 0 if the price is unknown.
@@ -243,22 +247,17 @@ class Fleet:
     def _look(self, engine: VmEngine, now: float) -> None:
         assert self._boots is not None
         self._agents.look(now)
-        self._intents = self._store.intents(self._inputs.spec.job_id)
+        self.meter.look(self._group.read())
         self._looked_at = now
-        self.meter.look(self._intents)
-        self._agents.admit(self._intents, self._plan.types)
-        self._agents.verify(self._intents)
-        self._agents.acknowledge(now)
-        if self._reconciler is not None and not self._reconciler.acts:
-            # another process holds the region's lease and cannot reach this job's VMs
-            self._agents.renew(self._intents, self._config.vm.life_s, now)
+        self._agents.admit(self.vms, self._plan.types)
+        self._group.attend(now)
         self._notes.show_alarms(self._agent_server.alarms())
-        self._notes.show_fallbacks(self._intents)
+        self._notes.show_fallbacks(self.vms)
         here = (self._provider.name, self._provider.region)
         shortages = dict(self._store.shortages(self._inputs.spec.job_id, *here))
         self._notes.show_shortages(shortages, in_words(self._inputs.wait_max_s))
         seen = self._seen(engine, now, self._notes.sold_out_s(shortages, now))
-        self._boots.look(self._intents, seen.agents, len(slots_of(self._inputs, self._plan)), now)
+        self._boots.look(self.vms, seen.agents, len(slots_of(self._inputs, self._plan)), now)
         if (failure := self._boots.failure) is not None:
             shortages["boot"] = failure_line(failure)
         self._act_on(read_shortage(self._inputs, self._plan, seen, shortages), engine)
@@ -286,7 +285,7 @@ class Fleet:
     def _seen(self, engine: VmEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
         needs = engine.needs()
         return FleetSeen(
-            intents=self._intents,
+            intents=self.vms,
             agents=self._agents.seen(now, avoided=engine.avoided, released=engine.released),
             workers=needs.workers,
             aggregators=needs.aggregators,
@@ -316,50 +315,22 @@ class Fleet:
         template = replace(self._spec.template, avoided=avoided)
         spec = replace(self._spec, slots=slots, drain_s=self.drain_s, template=template)
         if self._kept is None:
-            self._store.want_vms(spec)
+            self._group.want(spec)
         else:
             self._wanted = None
             if self._exchange(self._kept, spec).waiting:
                 return  # it is to be asked again
         self._wanted = (slots, self.drain_s, avoided)
-        if self._reconciler is not None:
-            self._reconciler.wake()
+        self._group.wake()
 
     def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
         """As `want_vms`, but VMs go over to the study and come from it."""
         done = self._exchanged(kept, spec)
         if done.taken:
-            self._intents = self._store.intents(spec.job_id)
-            self._agents.admit(self._intents, self._plan.types)
+            self._agents.admit(self._group.read(), self._plan.types)
             kept.send(done.taken)
             self._notes.inform(f"taken over from the trial before: {plural(len(done.taken), 'VM')}")
         return done
-
-    # ---- the reconciler, on its thread ---------------------------------------------------------------------
-
-    def _start_reconciler(self) -> ReconcilerThread:
-        if self._reconciler is None:
-            reconciler = Reconciler(
-                self._store,
-                BootingProvider(self._provider, self._store),
-                owner=self._store.installation(),
-                holder=holder_name(),
-                renew=self._renew,
-                alarm=self._notes.put,
-                config=self._config,
-                is_dead=is_known_dead,
-            )
-            self._reconciler = ReconcilerThread(reconciler, self._failed)
-            self._reconciler.start()
-        return self._reconciler
-
-    def _renew(self, intent: Intent, life_s: float) -> bool:
-        """Renew a VM's lease; VMs of other jobs are renewed by those jobs' coordinators."""
-        return intent.job_id != self._inputs.spec.job_id or self._agent_server.renew(intent.id, life_s)
-
-    def _failed(self, error: Exception) -> None:
-        if not isinstance(error, StoreBusyError):
-            self._notes.put(f"managing the VMs failed and is retried: {error}")
 
     # ---- the end -------------------------------------------------------------------------------------------
 
@@ -374,37 +345,26 @@ class Fleet:
         """
         if self._is_clean:
             return
-        until = self._clock() + (max(LIMIT_S, 1.5 * self._config.settle_s) if limit_s is None else limit_s)
+        self._denied_at = math.inf
         if self._boots is not None:
             self._boots.stop()
         self._record_items()
         self._leave_to_study()
         self._agent_server.close()  # agents that receive this power off their VMs
-        self._request_no_vms(until)
-        denied_at = math.inf
-        while not self._all_are_gone():
-            self._notes.show_alarms(())
-            denied = ""
-            if self._reconciler is not None:
-                self._reconciler.wake()
-                denied = self._reconciler.denied
-            if denied and denied_at == math.inf:
-                self._notes.note(
-                    f"VMs cannot be seen or ended, valid credentials are waited for, {DENIED_S:g} s: {denied}"
-                )
-            denied_at = min(denied_at, self._clock()) if denied else math.inf
-            if self._clock() - denied_at > DENIED_S:
-                raise CleanupError(self._unseen(denied))
-            if self._clock() > until:
-                raise CleanupError(f"VMs did not end in time: {self._living()}; run `scavenger gc`")
-            time.sleep(min(LOOK_S, self._config.look.interval_s))
+        left = self._group.await_end(
+            self._inputs.spec, within_s=limit_s, between=self._check_access, clock=self._clock
+        )
+        if left:
+            raise CleanupError(
+                f"VMs of this job may be left: {left}; they end themselves within "
+                f"{self._config.vm.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
+            )
         self._remove_leftovers()
-        if self._reconciler is not None:
-            self._reconciler.stop(self._config.look.actions_s)
+        self._group.stop()
         self._record_items()
         with contextlib.suppress(ScavengerError):
-            self._intents = self._store.intents(self._inputs.spec.job_id)
-        self.meter.look(self._intents, final=True)
+            self._group.read()
+        self.meter.look(self.vms, final=True)
         self._is_clean = True
 
     def _record_items(self) -> None:
@@ -416,72 +376,51 @@ class Fleet:
     def _exchanged(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
         avoided = frozenset[str]() if self._engine is None else self._engine.avoided
         spent_usd = self.meter.spent_usd()
-        return kept.exchange(spec, self._intents, self._agents, avoided=avoided, spent_usd=spent_usd)
+        return kept.exchange(spec, self.vms, self._agents, avoided=avoided, spent_usd=spent_usd)
 
     def _leave_to_study(self) -> None:
         """Let the study keep the VMs that are sound; the others end."""
-        if self._kept is None or self._engine is None or self._reconciler is None:
+        if self._kept is None or self._engine is None:
             return
         try:
-            self._intents = self._store.intents(self._inputs.spec.job_id)
+            self._group.read()
             self._agents.look(self._clock())
-            self._exchanged(self._kept, _nothing(self._inputs.spec))
+            self._exchanged(self._kept, nothing_of(self._inputs.spec))
         except ScavengerError as error:
             self._notes.note(f"the VMs end, and are not kept for the next trial: {error}")
         self._agent_server.await_moves(_MOVED_S)
 
-    def _unseen(self, denied: str) -> str:
-        minutes = self._config.vm.life_s / 60
-        return (
-            f"VMs of this job may be left, as the cloud refuses these credentials: {denied}. They end themselves, "
-            f"those that still had contact at once, the others within {minutes:.0f} minutes; with valid credentials, "
-            f"`scavenger gc` ends them and checks that nothing is left: {self._living()}"
-        )
+    def _check_access(self) -> None:
+        """Warn if the cloud refuses to show or end VMs, and give up after a while.
 
-    def _request_no_vms(self, until: float) -> None:
-        """Request the end of all VMs, with retries while the store is locked."""
-        nothing = _nothing(self._inputs.spec)
-        while True:
-            try:
-                self._store.want_vms(nothing)
-                if not self._store.is_clean(nothing.job_id):
-                    self._start_reconciler()
-                return
-            except ScavengerError as error:
-                if self._clock() > until:
-                    raise CleanupError(
-                        f"VMs of this job may be left: {error}; they end themselves within "
-                        f"{self._config.vm.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
-                    ) from error
-                time.sleep(LOOK_S)
-
-    def _all_are_gone(self) -> bool:
-        job_id = self._inputs.spec.job_id
-        try:
-            self._store.heartbeat(job_id)  # the job counts as running until its VMs have ended
-            return self._store.is_clean(job_id)
-        except ScavengerError:
-            return False  # the store is locked
-
-    def _living(self) -> str:
-        job_id = self._inputs.spec.job_id
-        try:
-            left = self._store.intents(job_id, living=True)
-        except ScavengerError as error:
-            return f"VMs of job {job_id[:8]} ({error})"
-        return "; ".join(f"{intent}: {intent.reason}" for intent in left)
+        Raises:
+            CleanupError: If it still does.
+        """
+        self._notes.show_alarms(())
+        denied, now = self._group.denied, self._clock()
+        if not denied:
+            self._denied_at = math.inf
+            return
+        if self._denied_at == math.inf:
+            self._denied_at = now
+            self._notes.note(
+                f"VMs cannot be seen or ended, valid credentials are waited for, {DENIED_S:g} s: {denied}"
+            )
+        if now - self._denied_at > DENIED_S:
+            raise CleanupError(
+                f"VMs of this job may be left, as the cloud refuses these credentials: {denied}. They end themselves, "
+                f"those that still had contact at once, the others within {self._config.vm.life_s / 60:.0f} minutes; "
+                f"with valid credentials, `scavenger gc` ends them and checks that nothing is left: "
+                f"{self._group.living}"
+            )
 
     def _remove_leftovers(self) -> None:
         """Remove the shared resources of the VMs, unless another job needs them."""
         try:
-            remove_shared(self._store, self._provider)
+            self._group.remove_shared()
         except ScavengerError as error:
             here = f"{self._provider.name}/{self._provider.region}"
             self._notes.note(f"shared resources of VMs may be left in {here}: {error}")
-
-
-def _nothing(wanted: FleetSpec) -> FleetSpec:
-    return replace(wanted, slots=(), boot_key="", template=replace(wanted.template, user_data=""))
 
 
 def new_boot_key() -> bytes:

@@ -69,6 +69,10 @@ class VmAgents:
             if lives and self._agent_server.renew(self._name_of(intent.id), life_s):
                 self._renewed_at[intent.id] = now
 
+    def renewed(self, intent: Intent, life_s: float) -> bool:
+        """Renew the lease of a VM now; returns whether it has confirmed."""
+        return self._agent_server.renew(self._name_of(intent.id), life_s)
+
     def forget(self, intent_id: str) -> None:
         """Forget a VM, which comes as a new one."""
         self._acknowledged_at.pop(intent_id, None)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
-from scavenger.control.provisioning.bill import counted_usd
-from scavenger.control.provisioning.booting import BootingProvider
 from scavenger.control.provisioning.fleet_agents import VmAgents
-from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
-from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
-from scavenger.control.provisioning.record_end import end_vms_of_record
-from scavenger.domain.intent import FleetSpec, Intent, VmSlot
+from scavenger.control.provisioning.vm_group import VmGroup, new_record
+from scavenger.domain.intent import FleetSpec, VmSlot
 from scavenger.domain.vm import LaunchTemplate
 from scavenger.errors import ScavengerError
 from scavenger.policy.provisioning.config import ProvisioningConfig
@@ -32,8 +26,6 @@ LOOK_S = 1.0
 _VMS_MAX = 1_000
 DRAIN_S = 0.0
 """A VM that waits has nothing to save."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +65,11 @@ class Agents(VmAgents):
         return self.names.get(intent_id, "")
 
 
-class Place:
-    """The region of the kept VMs, once there are any: their record, the server that they join, and a reconciler."""
+class Place(VmGroup):
+    """The VMs that a study keeps, once there are any, with the server at which they wait."""
 
     def __init__(self, study: str, region: Region) -> None:
-        self.region, self.store = region, region.store
+        self.region = region
         with TemporaryDirectory(prefix="scavenger-kept-") as empty:  # nothing runs on VMs that wait
             self.server = AgentServer(
                 region.address,
@@ -85,46 +77,24 @@ class Place:
                 port=region.port + 2 if region.port else 0,
                 verified=region.verifier is not None,
             )
+        self.agents = Agents(region.store, self.server, region.verifier)
         try:
             self.server.start()
-            self.agents = Agents(region.store, self.server, region.verifier)
-            owner = region.store.installation()
-            with region.store.together():
-                record = region.store.create_job(
-                    KEEPER_NAME, spec={KEPT: study}, job_file=Path(empty) / "study"
-                )
-                region.store.update_job(
-                    record.id,
-                    state="running",
-                    phase="waiting",
-                    detail=f"VMs between trials of study {study}",
-                )
+            detail = f"VMs between trials of study {study}"
+            file = Path(empty) / "study"
+            job_id = new_record(region.store, KEEPER_NAME, {KEPT: study}, file, "waiting", detail)
         except ScavengerError:
             self.server.close()
             raise
-        self.job_id = record.id
-        provider = region.provider
-        self.reconciler = ReconcilerThread(
-            Reconciler(
-                region.store,
-                BootingProvider(provider, region.store),
-                owner=owner,
-                holder=holder_name(),
-                renew=self._renew,
-                alarm=lambda alarm: log.warning("%s", alarm.message),
-                config=region.config,
-                is_dead=is_known_dead,
-            ),
-            lambda error: log.warning("managing the VMs failed and is retried: %s", error),
+        super().__init__(
+            region.store,
+            region.provider,
+            job_id,
+            agents=self.agents,
+            config=region.config,
+            disk_usd_per_hour=region.disk_usd_per_hour,
         )
-        self.reconciler.start()
-        self.intents: tuple[Intent, ...] = ()
-
-    def _renew(self, intent: Intent, life_s: float) -> bool:
-        if intent.job_id != self.job_id:
-            return True
-        name = self.agents.names.get(intent.id)
-        return name is not None and self.server.renew(name, life_s)
+        self.start()
 
     def spec(self, slots: Sequence[int]) -> FleetSpec:
         """What the record wants: the VMs that it has, and no new ones."""
@@ -142,31 +112,6 @@ class Place:
             launches=False,
             disk_usd_per_hour=self.region.disk_usd_per_hour,
         )
-
-    @property
-    def spent_usd(self) -> float:
-        """What the VMs have cost while they waited."""
-        return counted_usd(self.intents, self.region.disk_usd_per_hour)
-
-    def close(self) -> None:
-        """Close the server, at which agents hear that they are not needed any more."""
-        self.server.close()
-
-    def end_all(self, clock: Callable[[], float]) -> str:
-        """Wait until all VMs are gone; returns what may be left, empty for nothing."""
-        return end_vms_of_record(
-            self.store,
-            self.region.provider,
-            self.spec(()),
-            config=self.region.config,
-            seen=self._seen,
-            wake=self.reconciler.wake,
-            what="kept VMs",
-            clock=clock,
-        )
-
-    def _seen(self, intents: tuple[Intent, ...]) -> None:
-        self.intents = intents
 
 
 def place_of(provider: Provider) -> tuple[str, str]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from scavenger.control.provisioning.kept_place import DRAIN_S, LOOK_S, Place, Region, place_of
-from scavenger.control.provisioning.record_end import UNSEEN, finish_record
 from scavenger.domain.intent import FleetSpec, Handover, Intent, VmSlot
 from scavenger.errors import ScavengerError
 from scavenger.policy.provisioning.keeping import (
@@ -35,8 +34,6 @@ from scavenger.policy.provisioning.keeping import (
 from scavenger.policy.provisioning.money import reserve_usd
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import one_time_keys
-
-_HEARTBEAT_S, _COST_S = 5.0, 30.0
 
 Budgeted = Callable[[float, float, float], bool]
 """Told what waiting has cost, what it may cost yet, and what a trial that ends leaves of its budget; sets the second
@@ -117,7 +114,6 @@ class KeptVms:
         self._vms: dict[str, _Kept] = {}
         self._ends_at: dict[str, float] = {}
         self._slots = self._visits = 0
-        self._done_at: dict[str, float] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scavenger-kept", daemon=True)
 
@@ -325,7 +321,7 @@ class KeptVms:
             place.agents.arrives(vm.intent.id, vm.name)
             place.server.expect(vm.name, role="worker", vm=vm.intent.request.vm, threads=1)
             orders[vm.intent.id] = here.order(vm.name)
-        place.reconciler.wake()
+        place.wake()
         return Exchange(orders, tuple(id for id in taken.values() if id in went))
 
     # ---- while they wait -----------------------------------------------------------------------------------
@@ -337,15 +333,10 @@ class KeptVms:
                     self._look(self._place, self._clock())
 
     def _look(self, place: Place, now: float) -> None:
-        store, config = place.store, place.region.config
-        place.intents = store.intents(place.job_id)
-        living = {one.id: one for one in place.intents if one.state == "UP"}
-        place.agents.verify(living.values())
-        place.agents.acknowledge(now)
+        living = {one.id: one for one in place.read() if one.state == "UP"}
+        place.attend(now)
         if any(not living[id].acks for id in self._vms.keys() & living.keys()):
-            place.intents = store.intents(place.job_id)
-        if not place.reconciler.acts:
-            place.agents.renew(living.values(), config.vm.life_s, now)
+            place.read()
         place.server.await_moves(0.0)
         for text in place.server.alarms():
             log.warning("%s", text)
@@ -354,26 +345,16 @@ class KeptVms:
         if ending:
             self._end(place, ending)
         self.budgeted(place.spent_usd, self._limit_usd(now), math.inf)  # it was there when they were left
-        if self._is_due("heartbeat", _HEARTBEAT_S, now):
-            store.heartbeat(place.job_id)
-        if self._is_due("cost", _COST_S, now):
-            store.update_job(place.job_id, cost_usd=place.spent_usd)
+        place.keep_record(now)
 
     def _end(self, place: Place, ending: Mapping[str, str]) -> None:
         left = {id: vm for id, vm in self._vms.items() if id not in ending}
-        place.store.want_vms(place.spec([vm.slot for vm in left.values()]))
+        place.want(place.spec([vm.slot for vm in left.values()]))
         for id in self._vms.keys() - left.keys():
             log.info("VM %s is ended: %s", self._vms[id].intent.instance_id, ending[id])
             place.server.gone(self._vms[id].name, ending[id])
             place.agents.names.pop(id, None)
         self._vms = left
-        place.reconciler.wake()
-
-    def _is_due(self, what: str, every_s: float, now: float) -> bool:
-        if now - self._done_at.get(what, -math.inf) < every_s:
-            return False
-        self._done_at[what] = now
-        return True
 
     # ---- the end -------------------------------------------------------------------------------------------
 
@@ -388,12 +369,9 @@ class KeptVms:
         if place is None:
             return
         self._thread.join(10.0)
-        left = UNSEEN
         try:
-            place.close()  # agents that receive this power off their VMs
-            left = place.end_all(self._clock)
+            place.server.close()  # agents that receive this power off their VMs
+            place.end_record(place.spec(()), clock=self._clock)
         finally:
-            place.reconciler.stop(place.region.config.look.actions_s)
             self._vms = {}
-            finish_record(place.store, place.job_id, left, place.spent_usd)
             self.budgeted(place.spent_usd, 0.0, 0.0)

@@ -21,18 +21,14 @@ from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package, own_wheel
 from scavenger.cloud.identity import IdentityVerifier
-from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.boot_watch import BootWatch
-from scavenger.control.provisioning.booting import BootingProvider, boot_document
+from scavenger.control.provisioning.booting import boot_document
 from scavenger.control.provisioning.cloud_resources import DISK_GIB, IMAGE_VARIABLE, RUN_MAX_S
 from scavenger.control.provisioning.fleet_agents import VmAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
-from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import open_provider, open_verifier
-from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
-from scavenger.control.provisioning.record_end import UNSEEN, end_vms_of_record, finish_record
+from scavenger.control.provisioning.vm_group import VmGroup, new_record
 from scavenger.control.settings import settings_of
 from scavenger.domain.configuration import Offer
 from scavenger.domain.infra import Infra
@@ -54,7 +50,6 @@ POOL_NAME = "aggregator-pool"
 """What the record of a pool that rents nodes is called."""
 CONSOLES = "consoles"
 """Folder, beside the pool's socket, with the consoles of VMs that are late or have failed."""
-_HEARTBEAT_S, _COST_S = 5.0, 60.0
 _UNWANTED = ("unwanted", "budget")
 
 log = logging.getLogger(__name__)
@@ -195,11 +190,9 @@ class PoolNodes:
         self.package = own_wheel().data if spec.package.wheel else b""
         self.verified = verifier is not None
         self._fleet: FleetSpec | None = None
-        self._agents: VmAgents | None = None
-        self._reconciler: ReconcilerThread | None = None
-        self._intents: tuple[Intent, ...] = ()
+        self._group: VmGroup | None = None
         self._before: tuple[str, ...] = ()  # pools of managers that have died, whose VMs are still there
-        self._done_at: dict[str, float] = {}
+        self._is_wanted = False
         self._told = ""
         self._boots: FleetBoots | None = None
 
@@ -220,13 +213,12 @@ class PoolNodes:
             if dead.name == POOL_NAME and dead.ended:
                 self._before += (dead.id,)
                 log.warning("an earlier manager, process %d, has left nodes: they are ended", dead.owner.pid)
-        record = self._store.create_job(POOL_NAME, spec={POOL: place}, job_file=self._record)
-        self._store.update_job(
-            record.id, state="running", phase="serving", detail=f"aggregators for jobs at {place}"
+        job_id = new_record(
+            self._store, POOL_NAME, {POOL: place}, self._record, "serving", f"aggregators for jobs at {place}"
         )
         boot = boot_document(server.endpoint, server.server_key, provider.name, self._spec.package)
         self._fleet = FleetSpec(
-            job_id=record.id,
+            job_id=job_id,
             provider=provider.name,
             region=provider.region,
             slots=(),
@@ -250,39 +242,33 @@ class PoolNodes:
             title=lambda vm: f"node {PREFIX}{_number(vm.intent)}",
         )
         self._boots.start()
-        self._agents = VmAgents(self._store, server, self._verifier)
-        self._reconciler = ReconcilerThread(
-            Reconciler(
-                self._store,
-                BootingProvider(self._provider, self._store),
-                owner=self._store.installation(),
-                holder=holder_name(),
-                renew=lambda intent, life_s: intent.job_id != record.id or server.renew(intent.id, life_s),
-                alarm=lambda alarm: log.warning("%s", alarm.message),
-                config=self._config,
-                is_dead=is_known_dead,
-            ),
-            lambda error: log.warning("managing the VMs failed and is retried: %s", error),
+        self._group = VmGroup(
+            self._store,
+            provider,
+            job_id,
+            agents=VmAgents(self._store, server, self._verifier),
+            config=self._config,
+            disk_usd_per_hour=self._fleet.disk_usd_per_hour,
         )
-        self._reconciler.start()
+        self._group.start()
 
     def look(self) -> tuple[RentedMachine, ...]:
         with contextlib.suppress(ScavengerError), self._store.hurried():
             self._look(self._clock())
-        return tuple(self._machine(intent) for intent in self._intents)
+        return () if self._group is None else tuple(map(self._machine, self._group.intents))
 
     def want(self, numbers: Collection[int]) -> None:
         """See `NodeSource.want`; repeated by `look` if the store is not to be had."""
         assert self._fleet is not None
         slots = tuple(VmSlot(aggregator_slot(number)) for number in sorted(numbers))
         self._fleet = replace(self._fleet, slots=slots)
-        self._done_at.pop("want", None)
+        self._is_wanted = False
         with contextlib.suppress(ScavengerError), self._store.hurried():
             self._want()
 
     @property
     def spent_usd(self) -> float:
-        return 0.0 if self._fleet is None else counted_usd(self._intents, self._fleet.disk_usd_per_hour)
+        return 0.0 if self._group is None else self._group.spent_usd
 
     @property
     def shortage(self) -> str:
@@ -290,65 +276,27 @@ class PoolNodes:
         return self._told if failure is None else failure_line(failure)
 
     def close(self) -> None:
-        if self._fleet is None:
-            return
-        left = UNSEEN
-        try:
-            left = end_vms_of_record(
-                self._store,
-                self._provider,
-                self._fleet,
-                config=self._config,
-                seen=self._saw,
-                wake=lambda: None if self._reconciler is None else self._reconciler.wake(),
-                before=self._before,
-                what="VMs of this pool",
-                clock=self._clock,
-                sleep=self._sleep,
-            )
-        finally:
-            if self._boots is not None:
-                self._boots.stop()
-            if self._reconciler is not None:
-                self._reconciler.stop(self._config.look.actions_s)
-            finish_record(self._store, self._fleet.job_id, left, self.spent_usd)
-
-    def _saw(self, intents: tuple[Intent, ...]) -> None:
-        self._intents = intents
+        if self._boots is not None:
+            self._boots.stop()
+        if self._group is not None and self._fleet is not None:
+            self._group.end_record(self._fleet, before=self._before, clock=self._clock, sleep=self._sleep)
 
     # ---- about once a second -------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        assert self._fleet is not None and self._agents is not None  # noqa: PT018 - both are set by `open`
-        job_id = self._fleet.job_id
-        if "want" not in self._done_at:
+        group, boots, wanted = self._group, self._boots, self._fleet
+        assert group is not None and boots is not None and wanted is not None  # noqa: PT018 - set by `open`
+        if not self._is_wanted:
             self._want()
-        self._intents = self._store.intents(job_id)
-        if self._boots is not None:
-            self._boots.look(self._intents, {}, len(self._fleet.slots), now)
-        self._agents.verify(self._intents)
-        self._agents.acknowledge(now)
-        if self._reconciler is not None and not self._reconciler.acts:
-            # a job of this region holds its lease, and cannot reach these VMs
-            self._agents.renew(self._intents, self._config.vm.life_s, now)
-        if self._is_due("heartbeat", _HEARTBEAT_S, now):
-            self._store.heartbeat(job_id)
-            self._tell(self._store.shortages(job_id, self._fleet.provider, self._fleet.region))
-        if self._is_due("cost", _COST_S, now):
-            self._store.update_job(job_id, cost_usd=self.spent_usd)
+        boots.look(group.read(), {}, len(wanted.slots), now)
+        group.attend(now)
+        if group.keep_record(now):
+            self._tell(self._store.shortages(group.job_id, wanted.provider, wanted.region))
 
     def _want(self) -> None:
-        assert self._fleet is not None
-        self._store.want_vms(self._fleet)
-        self._done_at["want"] = self._clock()
-        if self._reconciler is not None:
-            self._reconciler.wake()
-
-    def _is_due(self, what: str, every_s: float, now: float) -> bool:
-        if now - self._done_at.get(what, -math.inf) < every_s:
-            return False
-        self._done_at[what] = now
-        return True
+        assert self._fleet is not None and self._group is not None  # noqa: PT018 - set by `open`
+        self._group.want(self._fleet)
+        self._is_wanted = True
 
     def _tell(self, shortages: Mapping[str, str]) -> None:
         told = "; ".join(shortages.values())
