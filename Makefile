@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Most of the suite's time is spent waiting for processes, so three run at once; a file's tests share what they set up.
 TEST_JOBS ?= 3
-PARALLEL := --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+PARALLEL = --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # A busy machine can be too slow for a test that waits: what fails is tried once more, and named if it then passes.
 AGAIN := --reruns 1 --reruns-delay 5 --rerun-show-tracebacks -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -29,6 +29,8 @@ demo-kubernetes: install-dev  ## an ElasticJob with two workers, then three, the
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.demo
 
+# They compute all the time, and each process imports what all of them need.
+quick: TEST_JOBS = 2
 quick: install-dev  ## the unit tests: they train nothing, start no processes and compute no longer than a moment
 	$(BIN)/python -m pytest $(PARALLEL) -m unit --hypothesis-profile quick
 

@@ -1,10 +1,13 @@
-"""Every test's environment, its tier, and which tests passed only at the second try."""
+"""Every test's environment, its tier, what it costs, and which tests passed only at the second try."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,44 @@ def _tier(item: pytest.Item) -> str:
     if item.path.relative_to(_TESTS).parts[0] in _SYSTEMS:
         return "system"
     return "unit" if item.get_closest_marker("slow") is None else "process"
+
+
+# Folders of packages that decide and compute, whose unit tests are held to what that tier says.
+_PURE = {"elastic", "scheduler", "search", "sim", "test_tiers.py"}
+_OUTSIDE = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
+_pure: list[str] = []
+
+
+def _refuse(event: str, _: tuple[Any, ...]) -> None:
+    if _pure and event in _OUTSIDE:
+        raise RuntimeError(
+            f"{_pure[0]} is a unit test, which starts no process and opens no socket: mark it slow"
+        )
+
+
+sys.addaudithook(_refuse)
+
+
+def _processor_s() -> float:
+    """Seconds that processors have computed for this process, and for those that it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Hold unit tests to their tier; with SCAVENGER_TEST_COSTS write what each test took: of processors, of time."""
+    pure = item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _PURE
+    _pure[:] = [item.nodeid] if pure and _tier(item) == "unit" else []
+    computed_s, began_at = _processor_s(), time.monotonic()
+    try:
+        return (yield)
+    finally:
+        _pure.clear()
+        if told := os.environ.get("SCAVENGER_TEST_COSTS"):
+            computed_s, took_s = _processor_s() - computed_s, time.monotonic() - began_at
+            with Path(told).open("a") as file:
+                file.write(f"{computed_s:.2f} {took_s:.2f} {item.nodeid}\n")
 
 
 _ALL_SLOW = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.slow", re.MULTILINE)

@@ -170,6 +170,7 @@ def test_the_note_says_what_enough_vms_cost_and_how_short_a_step_may_become() ->
     assert "for $0.2 an hour more, and a step then 9.6 s or longer" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["SGD", "Adagrad", "RMSprop", "Lion", "Adadelta", "Adam", "AdamW", "Nadam", "Ftrl"]
 )
