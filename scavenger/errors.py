@@ -6,6 +6,7 @@
     ├── ConfigurationError              2   the user's input is invalid
     │   ├── JobFileError                    the job file; carries path, line, column and a suggestion
     │   ├── NotFoundError                   there is no such job, model or user
+    │   ├── ForbiddenError                  the user may not do that
     │   └── NotSupportedError               the request needs something that this version cannot do
     ├── TransientError                  3   may succeed if tried again
     │   ├── StoreBusyError                  another process holds the database
@@ -49,6 +50,7 @@ __all__ = [
     "CloudUnavailableError",
     "ConfigurationError",
     "CredentialsError",
+    "ForbiddenError",
     "GoneError",
     "Interrupted",
     "JobFileError",
@@ -157,6 +159,10 @@ class NotFoundError(ConfigurationError):
     """There is no such job, model, operation or user."""
 
     usual_fix = "list what there is"
+
+
+class ForbiddenError(ConfigurationError):
+    """The user may not do that."""
 
 
 class NotSupportedError(ConfigurationError):

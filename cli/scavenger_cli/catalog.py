@@ -56,13 +56,11 @@ def catalog(
         return
 
     def command() -> int:
-        from scavenger.api.catalog import Asked
         from scavenger_cli.commands.catalog import show
 
-        asked = Asked(
-            None if provider is None else provider.value, region, tuple(vm or ()), gpu, cpus, memory, every
-        )
-        return show(asked, as_json=output is Output.JSON)
+        cloud = None if provider is None else provider.value
+        asked = {"provider": cloud, "region": region, "vm": vm, "gpu": gpu, "cpus": cpus, "memory": memory}
+        return show(asked, every=every, as_json=output is Output.JSON)
 
     finish(output, command)
 

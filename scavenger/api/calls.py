@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from scavenger.api.values import Answer
 from scavenger.client import Client
 from scavenger.domain.access import Caller
 from scavenger.errors import NotFoundError, NotSupportedError
@@ -25,7 +24,7 @@ from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
 
 P = ParamSpec("P")
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A")
 
 Role = Literal["anyone", "changer", "overseer", "admin"]
 """Who may call; see `scavenger.server.access`."""
@@ -40,12 +39,18 @@ class Local:
         url: As of `Store.open`.
         store: One that is open, and stays so.
         caller: The user of a server; None: the owner of the store.
+        write: Carries out a change of the store: a server's writer, one after the other.
     """
 
     def __init__(
-        self, url: str | None = None, *, store: Store | None = None, caller: Caller | None = None
+        self,
+        url: str | None = None,
+        *,
+        store: Store | None = None,
+        caller: Caller | None = None,
+        write: Callable[[Callable[[], Any]], Any] = lambda change: change(),
     ) -> None:
-        self._url, self._given, self.caller = url, store, caller
+        self._url, self._given, self.caller, self.write = url, store, caller, write
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +81,16 @@ class Local:
         """The user whose jobs alone are seen; None for all jobs."""
         return None if self.caller is None or self.caller.user.sees_all else self.caller.user.name
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether what is of all users is seen."""
+        return self.only_of is None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether everything may be changed."""
+        return self.caller is None or self.caller.user.role == "admin"
+
     def find_job(self, key: str) -> JobRecord:
         """A job with its report.
 
@@ -103,7 +118,7 @@ class Remote:
     @cached_property
     def info(self) -> dict[str, Any]:
         """What serves, and who asks."""
-        return self.client.info()
+        return self.client.get("info")
 
     @property
     def name(self) -> str:
@@ -115,6 +130,11 @@ class Remote:
         """Whose jobs are submitted through this."""
         return str(self.info["user"])
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether what is of all users is seen."""
+        return bool(self.info["role"] != "user")
+
 
 class Call(Generic[P, A]):
     """A call: asked of a source, it runs there.
@@ -125,7 +145,7 @@ class Call(Generic[P, A]):
         tag, summary: Of its route in the OpenAPI document.
         status: Of the answer.
         repeats: Whether a client may send it again if no answer comes.
-        body: Name of the form of the request, if it has one.
+        body: Name of the form of the request, if it has one; `*`: its last parameter is the whole of it.
         answer: Type of the answer.
     """
 
@@ -164,8 +184,10 @@ class Call(Generic[P, A]):
         return get_type_hints(self.function, include_extras=True)["return"]  # type: ignore[no-any-return]
 
     def _asked(self, client: Client, arguments: Mapping[str, Any]) -> A:
-        given = {name: arguments[name] for name in self.parameters if name in arguments}
+        given = {name: arguments[name] for name in self.parameters if arguments.get(name) is not None}
         parts = {name: _part(str(given.pop(name))) for name in self.parameters if f"{{{name}}}" in self.path}
+        if self.body == "*":
+            [given] = given.values()
         key = str(uuid.uuid4()) if self.repeats and (self.writes == "once" or self.method == "post") else None
         document = client.ask(self.method, self.path.format(**parts), given, body=bool(self.body), key=key)
         return read(document, self.answer)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from scavenger.api.values import SCHEMA_VERSION
+from scavenger.api.calls import Local, call
+from scavenger.api.forms import Word
+from scavenger.api.values import Answer, gathered
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.domain.ranges import Amount, CpuAmount, MemoryAmount
@@ -21,63 +23,102 @@ if TYPE_CHECKING:
     from scavenger.domain.cost import Price
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Which machine types are asked for; see the options of `scavenger catalog`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceDocument:
+    """An hourly price.
 
-    provider: str | None = None
-    region: str | None = None
-    vms: tuple[str, ...] = ()
-    gpu: str | None = None
-    cpus: str | None = None
-    memory: str | None = None
-    every: bool = False
+    Attributes:
+        source: Where it comes from.
+        dated: The day that it is of.
+    """
+
+    usd_per_hour: float
+    source: str
+    dated: date
+    age_days: int
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.dated.isoformat()}"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineDocument:
+    """A machine type in a region, with its prices.
+
+    Attributes:
+        vm: Its name.
+        accelerator: Name of its GPUs such as `T4`.
+        accelerators: How many GPUs.
+        interruption: How many of its spot VMs were interrupted in the last month, in the cloud's words such as `5-10%`.
+        caveat: Why it is offered only to who names it.
+    """
+
+    provider: str
+    region: str
+    vm: str
+    cpus: int
+    memory_gib: float
+    accelerator: str | None
+    accelerators: int
+    on_demand: PriceDocument | None
+    spot: PriceDocument | None
+    interruption: str | None
+    caveat: str | None
+
+    @property
+    def prices(self) -> list[PriceDocument]:
+        """Those that are known."""
+        return [price for price in (self.on_demand, self.spot) if price is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionDocument:
+    """A region of a cloud."""
+
+    provider: str
+    region: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogAnswer(Answer):
     """Machine types, cheapest first.
 
     Attributes:
-        places: Where they are, as (provider, region).
-        wanted: What they have.
-        today: The day from which the ages of prices count.
+        today: The day from which ages of prices count.
+        regions: Where they are.
     """
 
-    places: tuple[tuple[str, str], ...]
-    wanted: Wanted
-    listings: tuple[Listing, ...]
     today: date
+    regions: tuple[RegionDocument, ...]
+    machines: tuple[MachineDocument, ...]
 
 
-def find_machines(asked: Asked, *, today: date | None = None) -> Found:
-    """Look up machine types in the catalogue.
-
-    Raises:
-        ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
-    """
-    wanted = wanted_of(asked)
-    today = today or datetime.now(UTC).date()
+@call("get", "catalog", tag="prices", summary="Machine types")
+def show_catalog(
+    _: Local,
+    provider: Literal["aws", "gcp"] | None = None,
+    region: Word = None,
+    vm: Annotated[list[Annotated[str, Field(max_length=64)]] | None, Field(max_length=20)] = None,
+    gpu: Word = None,
+    cpus: Annotated[str | None, Field(max_length=16, description="As `4` or `4+`.")] = None,
+    memory: Annotated[str | None, Field(max_length=16, description="GiB, as `16` or `16+`.")] = None,
+) -> CatalogAnswer:
+    """Machine types with their prices and the age and source of each price, cheapest first."""
+    wanted, today = wanted_of(vm, gpu, cpus, memory), datetime.now(UTC).date()
     catalog = open_catalog(today=today)
-    places = _places(catalog, asked)
+    places = _places(catalog, provider, region, wanted)
     found = [listing for place in places for listing in catalog.listings(*place, wanted)]
-    for vm in asked.vms:
-        if vm not in {listing.machine.name for listing in found}:
-            raise ConfigurationError(_why_not(catalog, places, vm, wanted))
-    return Found(tuple(places), wanted, tuple(sorted(found, key=_by_price)), today)
+    for name in wanted.vms:
+        if name not in {listing.machine.name for listing in found}:
+            raise ConfigurationError(_why_not(catalog, places, name, wanted))
+    return CatalogAnswer(
+        today=today,
+        regions=tuple(RegionDocument(provider=cloud, region=at) for cloud, at in places),
+        machines=tuple(_machine(listing, today) for listing in sorted(found, key=_by_price)),
+    )
 
 
-def catalog_document(found: Found) -> dict[str, Any]:
-    """Machine types with their prices, and the age and source of each price."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "today": found.today.isoformat(),
-        "regions": [{"provider": provider, "region": region} for provider, region in found.places],
-        "machines": [_document(listing, found.today) for listing in found.listings],
-    }
-
-
-def wanted_of(asked: Asked) -> Wanted:
+def wanted_of(vm: Sequence[str] | None, gpu: str | None, cpus: str | None, memory: str | None) -> Wanted:
     """What machine types must have.
 
     Raises:
@@ -86,10 +127,10 @@ def wanted_of(asked: Asked) -> Wanted:
     from scavenger.cloud.catalog.types import Wanted
 
     return Wanted(
-        asked.vms,
-        _amount("--cpus", asked.cpus, TypeAdapter(CpuAmount)),
-        _amount("--memory", asked.memory, TypeAdapter(MemoryAmount)),
-        asked.gpu,
+        tuple(vm or ()),
+        _amount("--cpus", cpus, TypeAdapter(CpuAmount)),
+        _amount("--memory", memory, TypeAdapter(MemoryAmount)),
+        gpu,
     )
 
 
@@ -113,22 +154,24 @@ def _why_not(catalog: Catalog, places: Sequence[tuple[str, str]], vm: str, wante
     return f"there is no VM type {shown(vm)} in {where}{did_you_mean(vm, known)}"
 
 
-def _places(catalog: Catalog, asked: Asked) -> list[tuple[str, str]]:
+def _places(
+    catalog: Catalog, provider: str | None, region: str | None, wanted: Wanted
+) -> list[tuple[str, str]]:
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
 
-    providers = (asked.provider,) if asked.provider else PROVIDERS
-    if asked.region is None:
+    providers = (provider,) if provider else PROVIDERS
+    if region is None:
         places = [(provider, DEFAULT_REGIONS[provider]) for provider in providers]
-        if len(places) > 1 and asked.vms:  # the name of a type shows its cloud
-            known = [p for p in places if any(catalog.listings(*p, wanted_of(Asked(vms=asked.vms))))]
-            return known or places
+        if len(places) > 1 and wanted.vms:  # the name of a type shows its cloud
+            named = replace(wanted, cpus=None, memory=None, accelerator=None)
+            return [place for place in places if any(catalog.listings(*place, named))] or places
         return places
-    places = [(p, asked.region) for p in providers if asked.region in catalog.regions(p)]
+    places = [(p, region) for p in providers if region in catalog.regions(p)]
     if not places:
-        known_regions = [region for provider in providers for region in catalog.regions(provider)]
-        hint = did_you_mean(asked.region, known_regions)
+        known_regions = [known for provider in providers for known in catalog.regions(provider)]
+        hint = did_you_mean(region, known_regions)
         raise ConfigurationError(
-            f"--region: {' and '.join(providers)} have no {shown(asked.region)} in the catalogue{hint}"
+            f"--region: {' and '.join(providers)} have no {shown(region)} in the catalogue{hint}"
         )
     return places
 
@@ -138,33 +181,20 @@ def _by_price(listing: Listing) -> tuple[float, str]:
     return (price.usd_per_hour if price else float("inf"), listing.machine.name)
 
 
-def prices_of(listing: Listing) -> list[Price]:
-    return [price for price in (listing.on_demand, listing.spot) if price is not None]
-
-
-def _document(listing: Listing, today: date) -> dict[str, Any]:
+def _machine(listing: Listing, today: date) -> MachineDocument:
     machine = listing.machine
-    return {
-        "provider": machine.provider,
-        "region": listing.region,
-        "vm": machine.name,
-        "cpus": machine.cpus,
-        "memory_gib": machine.memory_gib,
-        "accelerator": machine.accelerator or None,
-        "accelerators": machine.accelerators,
-        "on_demand": _price_document(listing.on_demand, today),
-        "spot": _price_document(listing.spot, today),
-        "interruption": listing.interruption or None,
-        "caveat": machine.caveat or None,
-    }
+    return gathered(
+        MachineDocument,
+        listing,
+        machine,
+        vm=machine.name,
+        accelerator=machine.accelerator or None,
+        on_demand=_price(listing.on_demand, today),
+        spot=_price(listing.spot, today),
+        interruption=listing.interruption or None,
+        caveat=machine.caveat or None,
+    )
 
 
-def _price_document(price: Price | None, today: date) -> dict[str, Any] | None:
-    if price is None:
-        return None
-    return {
-        "usd_per_hour": price.usd_per_hour,
-        "source": price.source,
-        "dated": price.dated.isoformat(),
-        "age_days": price.age_days(today),
-    }
+def _price(price: Price | None, today: date) -> PriceDocument | None:
+    return None if price is None else gathered(PriceDocument, price, age_days=price.age_days(today))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from scavenger.api.calls import Local, call
 from scavenger.api.costs import all_billed
 from scavenger.api.operations import operation_row
-from scavenger.api.values import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, Answer, plain
 from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.masking import mask_values
@@ -129,3 +132,28 @@ def hosts_document(store_name: str, job_id: str, hosts: Mapping[str, int]) -> di
     """The hosts of a job's live workers."""
     rows = [{"host": host, "slots": slots} for host, slots in hosts.items()]
     return {"schema_version": SCHEMA_VERSION, "store": store_name, "job_id": job_id, "hosts": rows}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsDeleted(Answer):
+    """Ids of jobs whose records were deleted, or would be."""
+
+    deleted: tuple[str, ...]
+    dry_run: bool
+
+
+@call("delete", "jobs", tag="jobs", summary="Delete records of jobs", role="changer", writes="once")
+def delete_jobs(
+    at: Local,
+    job: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=100)
+    ],
+    dry_run: Annotated[bool, Field(description="Only tell whether it is allowed.")] = False,
+) -> JobsDeleted:
+    """Delete the records of jobs that have ended, all or none; files and fitted models are kept."""
+    found = list({one.id: one for one in map(at.find_job, job)}.values())
+    for one in found:
+        at.store.check_deletable(one)
+    if not dry_run:
+        at.store.delete_jobs([one.id for one in found])
+    return JobsDeleted(deleted=tuple(one.id for one in found), dry_run=dry_run)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from scavenger.api import reading
 from scavenger.api.calls import Remote
-from scavenger.api.catalog import Asked, Found
 from scavenger.api.jobs import JobStatus, ListedJob
 from scavenger.api.logs import LogChunk, LogReader, Wanted
 from scavenger.api.submissions import SubmittedJob
 from scavenger.client import Client
 from scavenger.domain.operation import Operation
 from scavenger.domain.overrides import UNCHANGED, Renewal
-from scavenger.domain.restore import Quarantine, QuarantinedVm
 from scavenger.domain.submission import ServerRecord, not_begun
 from scavenger.errors import ConfigurationError, NotFoundError
-from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
+from scavenger.store.records import EventRecord, JobRecord, OperationRecord
 
 if TYPE_CHECKING:
     from scavenger.control.provisioning.bill import JobCost
-    from scavenger.control.sweep import Sweep
-    from scavenger.domain.access import Role
-    from scavenger.models.job_model import JobModel
 
 LIMIT_S = 300.0
 """Longest wait until VMs are gone, seconds; an orderly shutdown takes a minute or two."""
@@ -80,12 +74,6 @@ class ServerSource(Remote):
 
     def events(self, job_id: str, after: int) -> Iterator[EventRecord]:
         return map(reading.event, self.client.follow_events(job_id, after))
-
-    def check_deletable(self, ids: Collection[str]) -> None:
-        self.client.delete_jobs(ids, dry_run=True)
-
-    def delete_jobs(self, ids: Collection[str]) -> None:
-        self.client.delete_jobs(ids)
 
     def submissions(
         self, limit: int, *, states: Collection[str] = (), user: str | None = None
@@ -142,75 +130,6 @@ class ServerSource(Remote):
 
     def end_dead(self) -> None:
         """The server sees its processes itself."""
-
-    def models(self) -> tuple[tuple[ModelRecord, str | None], ...]:
-        rows = self.client.get("models")["models"]
-        return tuple((reading.model({**row, "model": {}}), row["job_name"]) for row in rows)
-
-    def model(self, key: str) -> ModelRecord:
-        return reading.model(self.client.model(key)["model"])
-
-    def delete_model(self, key: str) -> ModelRecord:
-        return reading.model(self.client.delete_model(key)["model"])
-
-    def export_models(self, keys: Collection[str]) -> dict[str, Any]:
-        return self.client.get("models/export", {"model": list(keys)})
-
-    def import_models(self, document: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(self.client.import_models(document)["imported"])
-
-    def put_fit(self, key: str, model: JobModel) -> str:
-        return reading.model(self.client.put_fit(key, model.to_dict())["model"]).id
-
-    def leftovers(self, regions: Collection[str]) -> Sweep:
-        from scavenger.control.sweep import region_of
-
-        for one in regions:
-            region_of(one)
-        return reading.sweep(self.client.leftovers(regions))
-
-    def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> tuple[str, ...]:
-        until_s = time.monotonic() + LIMIT_S
-        while True:  # an answer comes before they are gone, as connections do not wait so long
-            left = tuple(self.client.end_leftovers(regions, keys)["left"])
-            if not left or time.monotonic() > until_s:
-                return left
-
-    def quarantine(self) -> Quarantine:
-        if self.info["role"] == "user":
-            return Quarantine()
-        return reading.quarantine(self.client.quarantine())
-
-    def keep_quarantined(self, key: str) -> QuarantinedVm:
-        return reading.quarantine(self.client.keep_quarantined(key)).vms[0]
-
-    def machines(self, asked: Asked) -> Found:
-        query = {
-            "provider": asked.provider,
-            "region": asked.region,
-            "vm": list(asked.vms),
-            "gpu": asked.gpu,
-            "cpus": asked.cpus,
-            "memory": asked.memory,
-        }
-        return reading.machines(self.client.get("catalog", query), asked)
-
-    def service(self) -> dict[str, Any]:
-        return self.client.get("service")
-
-    def revoke_token(self, number: int) -> dict[str, Any]:
-        return self.client.revoke_token(number)
-
-    def end_sessions(self, user: str | None) -> dict[str, Any]:
-        return self.client.end_sessions(user or self.user)
-
-    def make_token(
-        self, user: str | None, role: Role | None, *, label: str, days: int | None
-    ) -> dict[str, Any]:
-        name = user or self.user
-        if role is not None:
-            self.client.put_user(name, role)
-        return self.client.new_token(name, label=label, days=days)
 
 
 class _ServerLogs:

@@ -5,32 +5,24 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Collection, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.api.calls import Local
-from scavenger.api.catalog import Asked, Found, find_machines
 from scavenger.api.costs import billed, cost_of
 from scavenger.api.jobs import JobStatus, ListedJob, listed, status_of
-from scavenger.api.leftovers import quarantine_of
 from scavenger.api.logs import JobLogs, LogReader, Wanted
-from scavenger.api.models import job_names
 from scavenger.api.submissions import SubmittedJob, submitted_jobs
-from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.operation import Operation
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.domain.submission import ServerRecord, Submission
 from scavenger.errors import NotFoundError
-from scavenger.store.records import EventRecord, JobRecord, ModelRecord, OperationRecord
+from scavenger.store.records import EventRecord, JobRecord, OperationRecord
 
 if TYPE_CHECKING:
     from scavenger.control.provisioning.bill import JobCost
-    from scavenger.control.sweep import Sweep
-    from scavenger.domain.access import Role
-    from scavenger.domain.restore import Quarantine, QuarantinedVm
-    from scavenger.models.job_model import JobModel
 
 WITHDRAWN = "withdrawn before the job started it"
 POLL_S = 0.5
@@ -76,13 +68,6 @@ class StoreSource(Local):
             if over:
                 return
             time.sleep(POLL_S)
-
-    def check_deletable(self, ids: Collection[str]) -> None:
-        for job_id in ids:
-            self.store.check_deletable(self.store.job(job_id))
-
-    def delete_jobs(self, ids: Collection[str]) -> None:
-        self.store.delete_jobs(list(ids))
 
     def submissions(
         self, limit: int, *, states: Collection[str] = (), user: str | None = None
@@ -137,77 +122,6 @@ class StoreSource(Local):
 
     def end_dead(self) -> None:
         self.store.reap_dead_jobs()
-
-    def models(self) -> tuple[tuple[ModelRecord, str | None], ...]:
-        models = self.store.models()
-        names = job_names(self.store, models)
-        return tuple((model, names[model.id]) for model in models)
-
-    def model(self, key: str) -> ModelRecord:
-        return self.store.model(key)
-
-    def delete_model(self, key: str) -> ModelRecord:
-        return self.store.delete_model(key)
-
-    def export_models(self, keys: Collection[str]) -> dict[str, Any]:
-        return self.store.export_models(list(keys) or None)
-
-    def import_models(self, document: Mapping[str, Any]) -> tuple[str, ...]:
-        from scavenger.control.search.model_library import check_model
-
-        return tuple(model.id for model in self.store.import_models(document, check=check_model))
-
-    def put_fit(self, key: str, model: JobModel) -> str:
-        from scavenger.control.search.model_library import save_fit
-
-        return save_fit(self.store, self.store.job(key), model).id
-
-    def leftovers(self, regions: Collection[str]) -> Sweep:
-        from scavenger.control.sweep import find_leftovers
-
-        return find_leftovers(self.store, regions)
-
-    def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> tuple[str, ...]:
-        from scavenger.control.sweep import end_leftovers
-
-        return end_leftovers(self.store, regions, keys)
-
-    def quarantine(self) -> Quarantine:
-        return quarantine_of(self.store)
-
-    def keep_quarantined(self, key: str) -> QuarantinedVm:
-        return self.store.keep_quarantined(key, self.user)
-
-    def machines(self, asked: Asked) -> Found:
-        return find_machines(asked)
-
-    def service(self) -> dict[str, Any]:
-        from scavenger.api.service import service_document
-        from scavenger.control.settings import load_settings
-
-        return service_document(self.store, load_settings().notify)
-
-    def revoke_token(self, number: int) -> dict[str, Any]:
-        ended = self.store.revoke_token(number)
-        if not ended:
-            raise NotFoundError(f"there is no token {number}; `scavenger api info` lists them")
-        return {"schema_version": SCHEMA_VERSION, "tokens": plain(ended)}
-
-    def end_sessions(self, user: str | None) -> dict[str, Any]:
-        name = user or self.user
-        if self.store.user(name) is None:
-            raise NotFoundError(f"there is no user {name!r}; `scavenger api info` lists them")
-        return {"schema_version": SCHEMA_VERSION, "tokens": plain(self.store.end_sessions(name))}
-
-    def make_token(
-        self, user: str | None, role: Role | None, *, label: str, days: int | None
-    ) -> dict[str, Any]:
-        name = user or self.user
-        wanted: Role | None = role or ("admin" if user is None else None)
-        if wanted is not None:
-            self.store.set_user(name, wanted)
-        made, text = self.store.new_token(name, label, lasts=None if days is None else timedelta(days=days))
-        return {"schema_version": SCHEMA_VERSION, "token": plain(made), "text": text}
 
 
 def _requester() -> str:

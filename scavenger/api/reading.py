@@ -4,38 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from datetime import date, datetime
+from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from scavenger.api.catalog import Asked, Found, wanted_of
 from scavenger.api.jobs import JobStatus, ListedJob
 from scavenger.api.logs import LogChunk, LogPosition
 from scavenger.api.preview import Preview
 from scavenger.api.submissions import SubmittedJob
-from scavenger.domain.cost import Price
 from scavenger.domain.operation import operation_from_document
 from scavenger.domain.progress import Progress
-from scavenger.domain.restore import Quarantine
 from scavenger.domain.submission import ServerRecord
-from scavenger.domain.vm import VmTags
 from scavenger.errors import NotSupportedError
 from scavenger.store.records import (
     EventRecord,
     JobRecord,
-    ModelRecord,
     OperationRecord,
     OperationState,
     ProcessRecord,
 )
 
 if TYPE_CHECKING:
-    from scavenger.cloud.catalog.types import Listing
     from scavenger.control.provisioning.bill import JobCost
-    from scavenger.control.provisioning.clean_up import Leftover
-    from scavenger.control.sweep import Sweep
 
 Args = ParamSpec("Args")
 Value = TypeVar("Value")
@@ -124,12 +116,6 @@ def servers(rows: Iterable[Mapping[str, Any]]) -> tuple[ServerRecord, ...]:
 
 
 @_of_this_version
-def model(row: Mapping[str, Any]) -> ModelRecord:
-    """A model."""
-    return msgspec.convert(row, ModelRecord)
-
-
-@_of_this_version
 def cost(row: Mapping[str, Any]) -> JobCost:
     """What a job costs."""
     from scavenger.control.provisioning.bill import JobCost
@@ -155,57 +141,8 @@ def log_chunk(document: Mapping[str, Any]) -> LogChunk:
 
 
 @_of_this_version
-def sweep(document: Mapping[str, Any]) -> Sweep:
-    """What a look at the clouds has found."""
-    from scavenger.control.sweep import Sweep
-
-    lines = {name: tuple(document[name]) for name in ("regions", "checked", "left")}
-    return Sweep(leftovers=tuple(map(_leftover, document["leftovers"])), **lines)
-
-
-@_of_this_version
-def quarantine(document: Mapping[str, Any]) -> Quarantine:
-    """What is known of VMs in quarantine."""
-    return msgspec.convert(document, Quarantine)
-
-
-def _leftover(row: Mapping[str, Any]) -> Leftover:
-    from scavenger.control.provisioning.clean_up import Leftover
-
-    tags = {one.name: row["vm"][one.name] for one in fields(VmTags)}
-    return msgspec.convert({**row, "vm": {**row["vm"], "tags": tags}}, Leftover)
-
-
-@_of_this_version
 def preview(document: Mapping[str, Any]) -> Preview:
     """What a job would do."""
     rest = {key: value for key, value in document.items() if key not in ("name", "job_file", "rows")}
     rows = msgspec.convert(document["rows"], tuple[tuple[str, str], ...])
     return Preview(document["name"], document["job_file"], rows, rest)
-
-
-@_of_this_version
-def machines(document: Mapping[str, Any], asked: Asked) -> Found:
-    """Machine types with their prices."""
-    return Found(
-        tuple((one["provider"], one["region"]) for one in document["regions"]),
-        wanted_of(asked),
-        tuple(map(_listing, document["machines"])),
-        date.fromisoformat(document["today"]),
-    )
-
-
-def _listing(row: Mapping[str, Any]) -> Listing:
-    from scavenger.cloud.catalog.types import Listing, MachineType
-
-    machine = MachineType(
-        row["provider"],
-        row["vm"],
-        row["cpus"],
-        row["memory_gib"],
-        row["accelerator"] or "",
-        row["accelerators"],
-        row["caveat"] or "",
-    )
-    prices = msgspec.convert((row["on_demand"], row["spot"]), tuple[Price | None, Price | None])
-    return Listing(machine, row["region"], *prices, interruption=row["interruption"] or "")

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 from urllib.parse import quote
@@ -14,7 +14,6 @@ from urllib.parse import quote
 from scavenger.client.address import ServerAddress
 from scavenger.client.connection import Connection
 from scavenger.client.events import read_events
-from scavenger.domain.access import Role
 from scavenger.domain.operation import (
     Migrate,
     Operation,
@@ -87,10 +86,6 @@ class Client(Connection):
     def preview(self, job_file: str, options: SubmitOptions | None = None, *, yes: bool = True) -> Document:
         """What a job would search, profile, choose and run; nothing is submitted."""
         return self.post("preview", {**_submission(job_file, options), "yes": yes})
-
-    def info(self) -> Document:
-        """What serves, and who asks."""
-        return self.get("info")
 
     def job(self, job: str) -> Document:
         """A job with progress, processes, operations and events; `job` is null while only its `submission` exists."""
@@ -218,65 +213,6 @@ class Client(Connection):
     def cancel(self, job: str) -> Document:
         """Withdraw a submitted job that waits, or stop one that runs."""
         return self.delete(f"queue/{_part(job)}")
-
-    def model(self, model: str) -> Document:
-        """A fitted model with its content."""
-        return self.get(f"models/{_part(model)}")
-
-    def delete_model(self, model: str) -> Document:
-        """Delete a fitted model; the answer has it."""
-        return self.delete(f"models/{_part(model)}", key=str(uuid.uuid4()))
-
-    def import_models(self, document: Mapping[str, Any]) -> Document:
-        """Import exported models, all or none; the answer has their ids as `imported`."""
-        return self.post("models/import", document, key=str(uuid.uuid4()))
-
-    def put_fit(self, job: str, model: Mapping[str, Any]) -> Document:
-        """Store a model that was fitted elsewhere, for jobs like this one; the answer has it."""
-        return self.post(f"jobs/{_part(job)}/model", {"model": model}, key=str(uuid.uuid4()))
-
-    def delete_jobs(self, jobs: Collection[str], *, dry_run: bool = False) -> Document:
-        """Delete the records of jobs that have ended, all or none; `dry_run`: only tell whether that is allowed."""
-        query = {"job": list(jobs), "dry_run": _word(dry_run)}
-        return self.delete("jobs", query, key=None if dry_run else str(uuid.uuid4()))
-
-    # ---- users -----------------------------------------------------------------------------------------------
-
-    def put_user(self, user: str, role: Role) -> Document:
-        """Add a user, or change the role of one."""
-        return self.put(f"users/{_part(user)}", {"role": role})
-
-    def new_token(self, user: str, *, label: str = "", days: int | None = None) -> Document:
-        """Make a token, which the answer has as `text`; asked for once, as the text is kept nowhere."""
-        return self.post(f"users/{_part(user)}/tokens", {"label": label, "days": days})
-
-    def revoke_token(self, number: int) -> Document:
-        """End a token with all that was made with it; the answer has what ended."""
-        return self.delete(f"tokens/{number}")
-
-    def end_sessions(self, user: str) -> Document:
-        """End all sessions of a user in browsers; the answer has what ended."""
-        return self.delete(f"users/{_part(user)}/sessions")
-
-    # ---- VMs that no job uses --------------------------------------------------------------------------------
-
-    def leftovers(self, regions: Collection[str] = ()) -> Document:
-        """VMs that no job uses, in these regions, too."""
-        return self.get("leftovers", {"region": list(regions)})
-
-    def end_leftovers(self, regions: Collection[str], keys: Collection[str]) -> Document:
-        """End such VMs by their keys; the answer has a line for each that may be `left`, as it takes its time."""
-        return self.post(
-            "leftovers/end", {"regions": list(regions), "vms": list(keys)}, key=str(uuid.uuid4())
-        )
-
-    def quarantine(self) -> Document:
-        """VMs that the store does not know since it was restored from a backup."""
-        return self.get("quarantine")
-
-    def keep_quarantined(self, key: str) -> Document:
-        """Have a VM in quarantine stay; the answer has it."""
-        return self.post("quarantine/keep", {"vm": key}, key=str(uuid.uuid4()))
 
     def resume(
         self,

@@ -114,14 +114,14 @@ class Connection:
         Args:
             method: Of HTTP.
             path: Of the route.
-            given: What it is asked with; values that are None are left out.
+            given: What it is asked with.
             body: Whether that is sent as a document, not in the query.
             key: As of `post`.
 
         Raises:
             ScavengerError: As of `get`.
         """
-        sent = {name: value for name, value in msgspec.to_builtins(given).items() if value is not None}
+        sent = msgspec.to_builtins(given)
         if not body:
             sent = {name: str(one).lower() if isinstance(one, bool) else one for name, one in sent.items()}
         session = self._plain if key is None else self._keyed

@@ -46,18 +46,3 @@ class QuarantinedVm:
     def key(self) -> str:
         """Names it among the VMs of all clouds, as `Leftover.key`."""
         return f"{self.provider}/{self.region}/{self.instance_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """What is known of VMs that a restored store does not know.
-
-    Attributes:
-        restore: The last restore; None if there was none.
-        vms: In quarantine, as of the last look at their clouds.
-        awaits_look: Whether there may be some, since no cloud was asked after the restore.
-    """
-
-    restore: Restore | None = None
-    vms: tuple[QuarantinedVm, ...] = ()
-    awaits_look: bool = False

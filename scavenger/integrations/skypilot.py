@@ -22,7 +22,6 @@ from scavenger.models.job_model import JobModel
 
 if TYPE_CHECKING:
     from scavenger.pipelines.client import Client
-    from scavenger.store.records import ModelRecord
 
 __all__ = ["time_estimator"]
 
@@ -94,11 +93,10 @@ def _models(client: Client, key: str) -> dict[str, JobModel]:
         ConfigurationError: If there is none that can be used.
     """
     stored = client.models()
-    pairs = list(zip(stored.records, stored.job_names, strict=True))
-    records: list[ModelRecord] = [record for record, name in pairs if name == key]
-    records = records or [record for record, _ in pairs if len(key) >= 4 and record.id.startswith(key)]
+    records = [record for record in stored if record.job_name == key]
+    records = records or [record for record in stored if len(key) >= 4 and record.id.startswith(key)]
     if not records:
-        names = sorted({name for name in stored.job_names if name is not None})
+        names = sorted({record.job_name for record in stored if record.job_name is not None})
         raise ConfigurationError(
             f"there is no stored model of {key}; "
             + (f"there are some of {', '.join(names)}" if names else "plan the job first")
@@ -107,7 +105,7 @@ def _models(client: Client, key: str) -> dict[str, JobModel]:
     reasons = []
     for record in records:  # newest first
         try:
-            model = JobModel.from_dict(record.model)
+            model = JobModel.from_dict(client.model(record.id).model)
         except ValueError as error:
             reasons.append(f"model {record.id[:8]} cannot be read: {error}")
             continue

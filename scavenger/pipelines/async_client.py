@@ -6,13 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from scavenger.domain.report import Observer
 from scavenger.pipelines.client import Client
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.narrowing import Choices
 from scavenger.pipelines.results import Models, Plan, Run, Submission
+
+if TYPE_CHECKING:
+    from scavenger.store.records import ModelRecord
 
 __all__ = ["AsyncClient"]
 
@@ -102,6 +105,10 @@ class AsyncClient:
     async def curve(self, job: str) -> Plan:
         """See `Client.curve`."""
         return await self._call(lambda: self._client.curve(job))
+
+    async def model(self, model: str) -> ModelRecord:
+        """See `Client.model`."""
+        return await self._call(lambda: self._client.model(model))
 
     async def models(self) -> Models:
         """See `Client.models`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scavenger.api.curves import report_with_curve
+from scavenger.api.models import list_models, show_model
 from scavenger.api.of_server import ServerSource
 from scavenger.api.of_store import StoreSource
 from scavenger.client import Client as ServerClient
@@ -24,6 +25,7 @@ from scavenger.pipelines.results import Models, Plan, Run, Submission
 if TYPE_CHECKING:
     from scavenger.api.opening import Source
     from scavenger.pipelines.study import Study
+    from scavenger.store.records import ModelRecord
 
 KEEP_S = 180.0
 """How long a VM that a trial leaves waits for another, seconds; a search takes seconds to begin the next one."""
@@ -191,10 +193,20 @@ class Client(JobRunner):
         """
         return Plan(report_with_curve(self._source.job(job)))
 
+    def model(self, model: str) -> ModelRecord:
+        """A stored model with its content.
+
+        Args:
+            model: Its id, or the beginning of it.
+
+        Raises:
+            NotFoundError: If there is none.
+        """
+        return show_model(self._source, model).model
+
     def models(self) -> Models:
         """The stored models, which jobs of the same kind use instead of profiling."""
-        found = self._source.models()
-        return Models(tuple(record for record, _ in found), tuple(name for _, name in found))
+        return Models(list_models(self._source).models)
 
 
 def _url(store: str | None) -> str | None:

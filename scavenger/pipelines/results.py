@@ -36,8 +36,8 @@ from scavenger.presentation.formatting import (
 )
 
 if TYPE_CHECKING:
+    from scavenger.api.models import ListedModel
     from scavenger.api.submissions import SubmittedJob
-    from scavenger.store.records import ModelRecord
 
 __all__ = ["Models", "Plan", "Run", "Submission", "Table"]
 
@@ -333,29 +333,27 @@ class Models(_Shown):
     """The stored models, newest first, which later jobs of the same kind use instead of profiling.
 
     Attributes:
-        records: The models.
-        job_names: By model, the name of the job that fitted it; None if that is not known.
+        records: The models, each with the `job_name` of the job that fitted it; None if that is not known.
     """
 
-    records: tuple[ModelRecord, ...]
-    job_names: tuple[str | None, ...]
+    records: tuple[ListedModel, ...]
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __iter__(self) -> Iterator[ModelRecord]:
+    def __iter__(self) -> Iterator[ListedModel]:
         return iter(self.records)
 
     def _parts(self) -> Iterator[str | Table]:
         rows = tuple(
             (
                 record.id[:8],
-                clean(name or "-"),
+                clean(record.job_name or "-"),
                 record.fingerprint.vm,
                 str(record.measurements),
                 str(record.runs),
                 when(record.created_at),
             )
-            for record, name in zip(self.records, self.job_names, strict=True)
+            for record in self.records
         )
         yield Table(("model", "job", "VM", "configurations", "runs", "made"), rows)

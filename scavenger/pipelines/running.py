@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
-from scavenger.api import Source, open_source
 from scavenger.api.asking import Asking
 from scavenger.api.of_server import ServerSource
 from scavenger.api.of_store import StoreSource
+from scavenger.api.opening import Source, open_source
 from scavenger.client import Client as ServerClient
 from scavenger.client.address import known_address
 from scavenger.domain.measurement import Measurement

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
+from scavenger.api import catalog, leftovers, models, pool, users
+from scavenger.api import jobs as job_calls
 from scavenger.policy.admission import QueueLimits
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
@@ -21,14 +23,12 @@ from scavenger.server.dashboard import session_routes, submission_routes, vm_rou
 from scavenger.server.routes import (
     health,
     jobs,
-    leftovers,
     operations,
     outputs,
-    stored,
     streaming,
     submitting,
-    users,
 )
+from scavenger.server.routing import add_routes
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
 from scavenger.server.turns import Turns
@@ -106,8 +106,11 @@ def create_app(
     app.add_middleware(Turns)
     app.add_middleware(Shield, context=context)
     problems.register(app)
-    for part in (jobs, outputs, submitting, operations, streaming, stored, leftovers, users):
+    for part in (jobs, outputs, submitting, operations, streaming):
         app.include_router(part.router, responses=_REFUSALS)
+    calls = APIRouter(prefix="/v1")
+    add_routes(calls, job_calls, models, catalog, pool, leftovers, users)
+    app.include_router(calls, responses=_REFUSALS)
     app.include_router(health.router, responses=_REFUSALS)
     app.include_router(dashboard.router)
     app.include_router(submission_routes.router)

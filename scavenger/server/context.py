@@ -10,7 +10,9 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from scavenger.api.calls import Local
 from scavenger.control.service.server import configured_limits
+from scavenger.domain.access import Caller
 from scavenger.policy.admission import QueueLimits
 from scavenger.server.callers import Callers
 from scavenger.server.metrics import Metrics
@@ -36,6 +38,10 @@ class Context:
     metrics: Metrics = field(default_factory=Metrics)
     is_ready: Callable[[], bool] = lambda: True
     limits: QueueLimits | None = None
+
+    def local(self, caller: Caller) -> Local:
+        """The store, as a caller sees it."""
+        return Local(store=self.store, caller=caller, write=self.writer.call)
 
     def queue_limits(self) -> QueueLimits:
         """Limits under which submitted jobs begin.

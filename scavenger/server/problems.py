@@ -47,6 +47,7 @@ STATUSES: Mapping[type[errors.ScavengerError], int] = {
     errors.ScavengerError: 500,
     errors.ConfigurationError: 409,
     errors.NotFoundError: 404,
+    errors.ForbiddenError: 403,
     errors.TransientError: 409,
     errors.StoreBusyError: 503,
     errors.ModelNotSavedError: 503,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from inspect import Parameter, Signature
+from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Body, Path, Query
 from pydantic import ConfigDict, create_model
 from pydantic.fields import FieldInfo
 from starlette.responses import Response
 
-from scavenger.api.calls import Call, Local
+from scavenger.api.calls import Call
 from scavenger.api.values import plain
 from scavenger.domain.access import Caller
 from scavenger.server.access import Admin, CallerOf, Changer, Overseer
@@ -20,9 +22,9 @@ from scavenger.server.repeating import Once, OnceOf
 _ROLES: dict[str, Any] = {"anyone": CallerOf, "changer": Changer, "overseer": Overseer, "admin": Admin}
 
 
-def add_routes(router: APIRouter, *calls: Call[..., Any]) -> None:
-    """Add a route for each call."""
-    for call in calls:
+def add_routes(router: APIRouter, *modules: ModuleType) -> None:
+    """Add a route for each call of modules, in their order."""
+    for call in calls_of(*modules):
         router.add_api_route(
             f"/{call.path}",
             _endpoint(call),
@@ -36,11 +38,19 @@ def add_routes(router: APIRouter, *calls: Call[..., Any]) -> None:
         )
 
 
+def calls_of(*modules: ModuleType) -> Iterator[Call[..., Any]]:
+    """The calls of modules, in their order."""
+    for module in modules:
+        for one in vars(module).values():
+            if isinstance(one, Call) and one.function.__module__ == module.__name__:
+                yield one
+
+
 def _endpoint(call: Call[..., Any]) -> Any:
     """A function with the signature that FastAPI validates requests by."""
 
     def endpoint(context: Context, caller: Caller, once: Once | None = None, **given: Any) -> Response:
-        at = Local(store=context.store, caller=caller)
+        at = context.local(caller)
         if (request := given.pop("request", None)) is not None:
             given |= {name: getattr(request, name) for name in type(request).model_fields}
 
@@ -63,7 +73,11 @@ def _endpoint(call: Call[..., Any]) -> Any:
     asked = dict(call.parameters)
     parts = [name for name in asked if f"{{{name}}}" in call.path]
     own += [_parameter(asked.pop(name), Path) for name in parts]
-    if call.body:
+    if call.body == "*":
+        own += [
+            one.replace(kind=kind, annotation=Annotated[one.annotation, Body()]) for one in asked.values()
+        ]
+    elif call.body:
         fields = {
             one.name: (one.annotation, ... if one.default is Parameter.empty else one.default)
             for one in asked.values()

@@ -6,14 +6,13 @@ Answers are made by `scavenger.api`, as for commands; these classes only describ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from scavenger.api.submissions import SubmittedJob
 from scavenger.control.provisioning.bill import JobCost
-from scavenger.domain.access import Role
 from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.environment import NAME
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
@@ -25,7 +24,6 @@ from scavenger.domain.submission import ServerRecord
 from scavenger.store.records import (
     EventRecord,
     JobRecord,
-    ModelRecord,
     OperationState,
     ProcessRecord,
 )
@@ -336,207 +334,3 @@ class IndicatorsAnswer(BaseModel):
 class IndicatorsPage(_Answer):
     batches: list[IndicatorsAnswer]
     next: str | None
-
-
-# ---- models, prices, the pool ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedModel(ModelRecord):
-    """A model, without its content."""
-
-    model: None  # type: ignore[assignment]  # left out of lists
-    job_name: str | None
-
-
-class ModelsAnswer(_Answer):
-    models: list[ListedModel]
-
-
-class ModelAnswer(_Answer):
-    model: ModelRecord
-
-
-class ModelExport(BaseModel):
-    """Models of one store for another, as `scavenger models export` writes them."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class ModelsImported(_Answer):
-    imported: list[str] = Field(description="Ids of the models.")
-
-
-class FitRequest(_Request):
-    model: Anything = Field(description="As `scavenger models fit` writes it.")
-
-
-# ---- VMs that no job uses ----------------------------------------------------------------------------------------
-
-Region = Annotated[str, Field(pattern=r"^[a-z]{1,16}/[a-z0-9-]{1,40}$", description="As `gcp/us-central1`.")]
-VmKey = Annotated[str, Field(pattern=r"^[a-z]{1,16}/[a-z0-9-]{1,40}/[A-Za-z0-9._-]{1,100}$")]
-
-
-class LeftoverDocument(BaseModel):
-    provider: str
-    region: str
-    vm: Anything
-    reason: str
-    quarantined: bool = Field(description="Unknown since the store was restored from a backup.")
-
-
-class SweepAnswer(_Answer):
-    regions: list[str] = Field(description="Where VMs may be.")
-    checked: list[str] = Field(description="Those of them whose cloud has answered.")
-    leftovers: list[LeftoverDocument]
-    left: list[str] = Field(description="A line for each place that could not be checked.")
-
-
-class EndRequest(_Request):
-    regions: list[Region] = Field(default_factory=list, max_length=100, description="Beside those in use.")
-    vms: list[VmKey] = Field(max_length=1000, description="As `gcp/us-central1/ID`.")
-
-
-class LeftAnswer(_Answer):
-    left: list[str] = Field(description="A line for each resource that may be left.")
-
-
-class QuarantinedRequest(_Request):
-    vm: VmKey = Field(description="`key` of the VM.")
-
-
-class RestoreDocument(BaseModel):
-    at: datetime
-    backup_at: datetime
-    looked_at: datetime | None
-
-
-class QuarantinedDocument(BaseModel):
-    key: str
-    provider: str
-    region: str
-    instance_id: str
-    vm: str
-    zone: str
-    job_id: str
-    launched_at: datetime | None
-    kept_by: str | None = Field(description="Who has decided that it stays; null: nobody has decided.")
-
-
-class QuarantineAnswer(_Answer):
-    restore: RestoreDocument | None = Field(description="The last restore; null if there was none.")
-    vms: list[QuarantinedDocument]
-    awaits_look: bool = Field(
-        description="Whether there may be VMs, since no cloud was asked after the restore."
-    )
-
-
-class JobsDeleted(_Answer):
-    deleted: list[str]
-    dry_run: bool
-
-
-class PriceDocument(BaseModel):
-    usd_per_hour: float
-    source: str
-    dated: str
-    age_days: int
-
-
-class MachineDocument(BaseModel):
-    provider: str
-    region: str
-    vm: str
-    cpus: int
-    memory_gib: float
-    accelerator: str | None
-    accelerators: int
-    on_demand: PriceDocument | None
-    spot: PriceDocument | None
-    interruption: str | None
-    caveat: str | None
-
-
-class CatalogAnswer(_Answer):
-    today: date = Field(description="The day from which ages of prices count.")
-    regions: list[Anything]
-    machines: list[MachineDocument]
-
-
-# ---- users -------------------------------------------------------------------------------------------------------
-
-
-class UserDocument(BaseModel):
-    name: str
-    role: Role
-    created_at: datetime
-
-
-class TokenDocument(BaseModel):
-    id: int
-    user: str
-    label: str
-    created_at: datetime
-    expires_at: datetime | None
-    parent: int | None = Field(description="The token that it was made with, and ends with; null: none.")
-    is_session: bool = Field(description="Whether it is the session of a browser.")
-
-
-class UsersAnswer(_Answer):
-    users: list[UserDocument]
-
-
-class TokensAnswer(_Answer):
-    tokens: list[TokenDocument]
-
-
-class TokenAnswer(_Answer):
-    token: TokenDocument
-    text: str = Field(description="The token itself, which is shown only now.")
-
-
-class UserRequest(_Request):
-    role: Role
-
-
-class NewTokenRequest(_Request):
-    label: str = Field(default="", max_length=200)
-    days: Days | None = Field(default=None, description="How long it is valid; null: for good.")
-
-
-class AuditDocument(BaseModel):
-    id: int
-    at: datetime
-    user: str
-    action: str
-    object: str
-    status: int
-    client: str
-
-
-class AuditPage(_Answer):
-    records: list[AuditDocument]
-    next: str | None
-
-
-class ServiceAnswer(_Answer):
-    """As `scavenger api info -o json`."""
-
-    version: str
-    store: str
-    servers: list[Anything]
-    users: list[UserDocument]
-    tokens: list[TokenDocument]
-    webhooks: list[Anything] = Field(description="With what became of notifications.")
-
-
-class InfoAnswer(_Answer):
-    """What serves, and who asks."""
-
-    version: str
-    api: str
-    user: str
-    role: Role
-    store: str
-    schema_revision: str
-    servers: int = Field(description="Processes that run submitted jobs.")

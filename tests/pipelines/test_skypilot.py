@@ -87,7 +87,9 @@ def test_a_model_by_the_beginning_of_its_id(client: Client) -> None:
     record = client.models().records[0]
     by_id = time_estimator(client, record.id[:8], num_nodes=2, batch_size=256)(resources())
     assert by_id == math.ceil(
-        JobModel.from_dict(record.model).predict(VM, np.array([2]), np.array([256])).time_s[0]
+        JobModel.from_dict(client.model(record.id).model)
+        .predict(VM, np.array([2]), np.array([256]))
+        .time_s[0]
     )
 
 

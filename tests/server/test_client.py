@@ -120,10 +120,10 @@ class TestErrors:
         with serving(store, ServerSettings(port=0)) as url:
             client = Client(ServerAddress(url, "scv_unknown"))
             with client, pytest.raises(errors.ConfigurationError, match="does not know the token"):
-                client.info()
+                client.get("info")
         client = Client(ServerAddress(url, "scv_unknown"))
         with client, pytest.raises(errors.TransientError, match=r"does not answer \(Connection refused\)"):
-            client.info()
+            client.get("info")
 
 
 def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: World) -> None:

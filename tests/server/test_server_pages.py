@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from server_world import World
 from starlette.testclient import TestClient
 
-from scavenger.server.paging import encode, job_place, number_place
-from scavenger.server.problems import RefusedError
+from scavenger.api.paging import CursorError, encode, job_place, number_place
 from scavenger.store import Store
 
 
@@ -87,7 +86,7 @@ def test_a_cursor_is_read_back(at: datetime, job_id: str, number: int) -> None:
 @given(st.text(max_size=40))
 def test_any_other_text_is_refused(text: str) -> None:
     for read in (job_place, number_place):
-        with suppress(RefusedError):
+        with suppress(CursorError):
             assert read(text) is not None
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api import open_source, pool
+from scavenger.api import pool
+from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError

@@ -5,16 +5,16 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from scavenger.api import open_source
-from scavenger.api.service import STATES
-from scavenger.domain.access import SERVER, Role
+from scavenger.api import users
+from scavenger.api.calls import Local, Remote
+from scavenger.api.opening import open_source
+from scavenger.api.values import plain
+from scavenger.domain.access import SERVER, Role, Token
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, when
 from scavenger_cli.ui import console, render
@@ -27,25 +27,23 @@ def show_info(*, store_url: str | None, as_json: bool) -> int:
         JobFileError: The settings file, which has the webhooks, is invalid.
     """
     with open_source(store_url) as source:
-        document = source.service()
+        found = users.service(source)
     if as_json:
-        console.emit_json(document)
+        console.emit_json(plain(found))
         return 0
-    servers, users, webhooks = document["servers"], document["users"], document["webhooks"]
-    for server in servers:
-        since = when(datetime.fromisoformat(server["started_at"]))
-        where = f"process {server['pid']} on {server['host']}, version {server['version']}, since {since}"
-        console.emit(Text(f"API at {server['address'] or '(none)'}: {where}", no_wrap=True))
-    if not any(one["address"] for one in servers):
+    for server in found.servers:
+        where = f"process {server.pid} on {server.host}, version {server.version}, since {when(server.started_at)}"
+        console.emit(Text(f"API at {server.address or '(none)'}: {where}", no_wrap=True))
+    if not any(one.address for one in found.servers):
         console.emit(Text("No API is served: `scavenger serve` serves it."))
-    console.emit(*render.paths((("store", document["store"]),), indent=0, width=5))
-    if users:
+    console.emit(*render.paths((("store", found.store),), indent=0, width=5))
+    if found.users:
         grid = render.table(("user", "left"), ("role", "left"), ("tokens", "right"))
-        for user in users:
-            count = sum(token["user"] == user["name"] for token in document["tokens"])
-            grid.add_row(clean(user["name"]), user["role"], str(count))
-        console.emit("", grid, "", _tokens("token", document["tokens"]))
-    if webhooks:
+        for user in found.users:
+            count = sum(token.user == user.name for token in found.tokens)
+            grid.add_row(clean(user.name), user.role, str(count))
+        console.emit("", grid, "", _tokens("token", found.tokens))
+    if found.webhooks:
         grid = render.table(
             ("webhook", "left"),
             ("delivered", "right"),
@@ -53,8 +51,10 @@ def show_info(*, store_url: str | None, as_json: bool) -> int:
             ("refused", "right"),
             ("why", "left"),
         )
-        for one in webhooks:
-            grid.add_row(clean(one["name"]), *(str(one[state]) for state in STATES), clean(one["error"]))
+        for one in found.webhooks:
+            grid.add_row(
+                clean(one.name), str(one.delivered), str(one.waiting), str(one.refused), clean(one.error)
+            )
         console.emit("", grid)
     return 0
 
@@ -64,16 +64,27 @@ def make_token(
 ) -> int:
     """Make a token and print it.
 
+    Args:
+        user: Whose; None: the calling user's, who becomes an admin where the store itself is asked.
+        role: The user gets this role, and is added if need be; None: the user keeps theirs.
+        label: What it is for.
+        days: How long it is valid; None: for good.
+
     Raises:
         NotFoundError: There is no such user, and no role is given.
         ConfigurationError: The name is not one word.
     """
     with open_source(store_url) as source:
-        document = source.make_token(user, role, label=label, days=days)
+        name = user or source.user
+        if role is None and user is None and isinstance(source, Local):
+            role = "admin"
+        if role is not None:
+            users.put_user(source, name, role)
+        made = users.new_token(source, name, label, days)
     if as_json:
-        console.emit_json(document)
+        console.emit_json(plain(made))
     else:
-        console.emit(Text(document["text"], no_wrap=True))
+        console.emit(Text(made.text, no_wrap=True))
     return 0
 
 
@@ -89,24 +100,27 @@ def revoke_tokens(number: int | None, sessions: str | None, *, store_url: str | 
             "name the number of one token (`scavenger api info` lists them), or --sessions USER"
         )
     with open_source(store_url) as source:
-        document = source.end_sessions(sessions) if number is None else source.revoke_token(number)
+        if number is not None:
+            ended = users.revoke_token(source, number)
+        else:
+            ended = users.end_sessions(source, sessions or source.user)
     if as_json:
-        console.emit_json(document)
-    elif ended := document["tokens"]:
-        console.emit(_tokens("ended", ended))
+        console.emit_json(plain(ended))
+    elif ended.tokens:
+        console.emit(_tokens("ended", ended.tokens))
     else:
         console.emit(Text(f"{clean(str(sessions))} has no session in a browser"))
     return 0
 
 
-def _tokens(title: str, tokens: Sequence[Mapping[str, Any]]) -> Table:
+def _tokens(title: str, tokens: Sequence[Token]) -> Table:
     grid = render.table(
         (title, "right"), ("user", "left"), ("for", "left"), ("until", "left"), ("made with", "right")
     )
     for one in tokens:
-        until = one["expires_at"] and when(datetime.fromisoformat(one["expires_at"]))
-        made_with = "" if one["parent"] is None else str(one["parent"])
-        grid.add_row(str(one["id"]), clean(one["user"]), clean(one["label"]), until or "revoked", made_with)
+        until = "revoked" if one.expires_at is None else when(one.expires_at)
+        made_with = "" if one.parent is None else str(one.parent)
+        grid.add_row(str(one.id), clean(one.user), clean(one.label), until, made_with)
     return grid
 
 
@@ -128,12 +142,12 @@ def login(url: str | None, *, as_json: bool) -> int:
     checked = checked_url(named)
     text = getpass.getpass(f"Token for {checked}: ") if console.is_interactive() else sys.stdin.readline()
     address = ServerAddress(checked, text.strip(), os.environ.get(CERTIFICATES) or None)
-    with Client(address) as client:
-        info = client.info()
+    with Remote(Client(address)) as server:
+        who = users.info(server)
     path = keep_token(address.url, address.token)
     if as_json:
-        known = {"url": address.url, "user": info["user"], "role": info["role"], "file": str(path)}
+        known = {"url": address.url, "user": who.user, "role": who.role, "file": str(path)}
         console.emit_json({"schema_version": console.SCHEMA_VERSION, **known})
     else:
-        console.emit(Text(f"{info['user']} ({info['role']}) at {address.url}, kept in {path}", no_wrap=True))
+        console.emit(Text(f"{who.user} ({who.role}) at {address.url}, kept in {path}", no_wrap=True))
     return 0

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.text import Text
 
-from scavenger.api.catalog import Asked, catalog_document, prices_of
+from scavenger.api.catalog import CatalogAnswer, MachineDocument, PriceDocument, show_catalog, wanted_of
+from scavenger.api.opening import open_source
+from scavenger.api.values import plain
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.ui import console, render
-
-if TYPE_CHECKING:
-    from scavenger.cloud.catalog.types import Listing
-    from scavenger.domain.cost import Price
 
 ROWS_MAX = 14
 """Rows shown: with header, sources and notes, they fill a screen of 24 lines."""
@@ -23,28 +21,30 @@ OLD_DAYS = 90
 """Age from which a note suggests a refresh: Google's spot prices may change monthly, list prices a few times a year."""
 
 
-def show(asked: Asked, *, as_json: bool) -> int:
+def show(asked: Mapping[str, Any], *, every: bool, as_json: bool) -> int:
     """Print the matching types, cheapest first.
+
+    Args:
+        asked: As of `show_catalog`.
+        every: Whether types with a caveat are shown, too.
 
     Raises:
         ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
     """
-    from scavenger.api import open_source
-
     with open_source(None) as source:
-        found = source.machines(asked)
-    listings = found.listings
+        found = show_catalog(source, **asked)
     if as_json:
-        console.emit_json(catalog_document(found))
-    elif not listings:
-        where = " and ".join("/".join(place) for place in found.places)
-        console.emit(Text(f"No machine type with {clean(found.wanted)} in {where} is in the catalogue."))
+        console.emit_json(plain(found))
+    elif not found.machines:
+        where = " and ".join(f"{one.provider}/{one.region}" for one in found.regions)
+        wanted = wanted_of(*(asked[name] for name in ("vm", "gpu", "cpus", "memory")))
+        console.emit(Text(f"No machine type with {clean(wanted)} in {where} is in the catalogue."))
     else:
-        _table(found.places, listings, found.today, every=asked.every or bool(asked.vms))
-    ages = [price.age_days(found.today) for listing in listings for price in prices_of(listing)]
-    if max(ages, default=0) > OLD_DAYS:
+        _table(found, every=every or bool(asked["vm"]))
+    oldest = max((price.age_days for one in found.machines for price in one.prices), default=0)
+    if oldest > OLD_DAYS:
         console.note(
-            f"some of these prices are {max(ages)} days old: `scavenger catalog refresh` fetches new ones"
+            f"some of these prices are {oldest} days old: `scavenger catalog refresh` fetches new ones"
         )
     return 0
 
@@ -96,39 +96,43 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
     return 0
 
 
-def _table(places: Sequence[tuple[str, str]], found: Sequence[Listing], today: date, *, every: bool) -> None:
+def _table(answer: CatalogAnswer, *, every: bool) -> None:
     from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX
 
-    special = sorted({one.machine.caveat.partition(":")[0] for one in found if one.machine.caveat})
-    usual = [one for one in found if every or not one.machine.caveat]
+    found = answer.machines
+    special = sorted({one.caveat.partition(":")[0] for one in found if one.caveat})
+    usual = [one for one in found if every or not one.caveat]
     rows = usual[:ROWS_MAX]
-    sources = list(dict.fromkeys(str(price) for listing in rows for price in prices_of(listing)))
-    several = len(places) > 1
+    sources = list(dict.fromkeys(str(price) for row in rows for price in row.prices))
+    several = len(answer.regions) > 1
     columns: list[tuple[tuple[str, str], list[str]]] = [
-        (("VM", "left"), [clean(r.machine.name) + ("*" if r.machine.caveat else "") for r in rows]),
-        (("cloud", "left"), [r.machine.provider if several else "" for r in rows]),
-        (("vCPU", "right"), [str(r.machine.cpus) for r in rows]),
-        (("GiB", "right"), [quantity(r.machine.memory_gib, 4) for r in rows]),
+        (("VM", "left"), [clean(r.vm) + ("*" if r.caveat else "") for r in rows]),
+        (("cloud", "left"), [r.provider if several else "" for r in rows]),
+        (("vCPU", "right"), [str(r.cpus) for r in rows]),
+        (("GiB", "right"), [quantity(r.memory_gib, 4) for r in rows]),
         (("GPUs", "left"), [_gpus(r) for r in rows]),
         (("per hour", "right"), [_money(r.on_demand) for r in rows]),
         (("spot", "right"), [_money(r.spot) for r in rows] if any(r.spot for r in rows) else []),
-        (("taken", "right"), [r.interruption for r in rows]),
+        (("taken", "right"), [r.interruption or "" for r in rows]),
         (("prices", "left"), [_references(r, sources) for r in rows]),
     ]
     kept = [(title, cells) for title, cells in columns if any(cells)]
     grid = render.table(*(title for title, _ in kept))
     for index in range(len(rows)):
         grid.add_row(*(cells[index] for _, cells in kept))
-    console.emit(Text(", ".join("/".join(place) for place in places) + ":", no_wrap=True), grid)
+    console.emit(
+        Text(", ".join(f"{one.provider}/{one.region}" for one in answer.regions) + ":", no_wrap=True), grid
+    )
+    ages = {str(price): price.age_days for row in rows for price in row.prices}
     lines = [
-        f"[{number}] {clean(source)} ({plural(_age(rows, source, today), 'day')} old)"
+        f"[{number}] {clean(source)} ({plural(ages[source], 'day')} old)"
         for number, source in enumerate(sources, 1)
     ]
-    if any(prices_of(row) == [] for row in rows):
+    if any(not row.prices for row in rows):
         lines.append(
             "unknown: fetch the price with `scavenger catalog refresh`, or write it into prices.yaml"
         )
-    if any(row.spot and row.spot.age_days(today) > SPOT_DAYS_MAX for row in rows):
+    if any(row.spot and row.spot.age_days > SPOT_DAYS_MAX for row in rows):
         lines.append(f"no job is planned with a spot price that is more than {SPOT_DAYS_MAX} days old")
     if any(row.interruption for row in rows):
         lines.append("taken: spot VMs interrupted within a month")
@@ -140,19 +144,14 @@ def _table(places: Sequence[tuple[str, str]], found: Sequence[Listing], today: d
     console.emit(*(Text(line) for line in lines))
 
 
-def _money(price: Price | None) -> str:
+def _money(price: PriceDocument | None) -> str:
     return "unknown" if price is None else money(price.usd_per_hour)
 
 
-def _gpus(listing: Listing) -> str:
-    machine = listing.machine
-    return f"{machine.accelerators} {clean(machine.accelerator)}" if machine.accelerators else ""
+def _gpus(one: MachineDocument) -> str:
+    return f"{one.accelerators} {clean(one.accelerator)}" if one.accelerators else ""
 
 
-def _references(listing: Listing, sources: Sequence[str]) -> str:
-    numbers = dict.fromkeys(sources.index(str(price)) + 1 for price in prices_of(listing))
+def _references(one: MachineDocument, sources: Sequence[str]) -> str:
+    numbers = dict.fromkeys(sources.index(str(price)) + 1 for price in one.prices)
     return " ".join(f"[{number}]" for number in numbers)
-
-
-def _age(rows: Sequence[Listing], source: str, today: date) -> int:
-    return next(p.age_days(today) for row in rows for p in prices_of(row) if str(p) == source)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api import open_source
 from scavenger.api.costs import cost_document
+from scavenger.api.opening import open_source
 from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
 from scavenger_cli.commands.status import state_words

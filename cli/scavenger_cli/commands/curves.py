@@ -18,7 +18,7 @@ from scavenger_cli.ui import console
 from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:
-    from scavenger.api import Source
+    from scavenger.api.opening import Source
     from scavenger.control.search.imported import Imported, ImportOptions
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.pricing import Sizes
@@ -35,7 +35,7 @@ def show(
     Raises:
         ConfigurationError: There is no such job or no curve, `out` cannot be written, or a size has no known price.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         job = _latest(source) if key is None else source.job(key)
@@ -71,7 +71,7 @@ def explain(
     Raises:
         ConfigurationError: See `why_of`; there is no such job, or `out` cannot be written.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         job = _latest(source).id if key is None else key

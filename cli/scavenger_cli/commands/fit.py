@@ -52,10 +52,11 @@ def fit(
 
 
 def _store(imported: Imported, key: str, store_url: str | None) -> str:
-    from scavenger.api import open_source
+    from scavenger.api.models import put_fit
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
-        return source.put_fit(key, imported.model)
+        return put_fit(source, key, imported.model.to_dict()).model.id
 
 
 def _show(imported: Imported) -> None:

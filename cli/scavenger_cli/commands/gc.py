@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api import Source, open_source
-from scavenger.api.leftovers import leftover_row
+from scavenger.api.leftovers import LeftoverDocument, SweepAnswer, end_all, list_leftovers
+from scavenger.api.leftovers import keep as keep_vm
+from scavenger.api.opening import Source, open_source
+from scavenger.api.values import plain
+from scavenger.control.sweep import region_of
 from scavenger.errors import CleanupError, ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.commands.other_leaders import OtherLeaders
 from scavenger_cli.ui import console, render
-
-if TYPE_CHECKING:
-    from scavenger.control.provisioning.clean_up import Leftover
-    from scavenger.control.sweep import Sweep
 
 
 def collect(
@@ -43,8 +41,10 @@ def collect(
         ConfigurationError: There are VMs to end, and neither `yes` nor a terminal to ask on; or there is no VM of
             `other`.
     """
+    for one in regions:
+        region_of(one)
     with open_source(store_url) as source:
-        found = source.leftovers(regions)
+        found = list_leftovers(source, regions)
         others = OtherLeaders.find(source, found.checked, other)
         if not as_json:
             _show(found)
@@ -62,7 +62,7 @@ def collect(
                 "schema_version": console.SCHEMA_VERSION,
                 "dry_run": dry_run,
                 "regions": list(found.regions),
-                "leftovers": [leftover_row(one) for one in found.leftovers],
+                "leftovers": plain(found.leftovers),
                 "other_leaders": others.rows(),
                 "ended": agreed,
                 "left": list(left),
@@ -80,11 +80,13 @@ def collect(
     return CleanupError.exit_code if left else 0
 
 
-def _ended(source: Source, regions: list[str], found: Sweep, ending: Sequence[Leftover]) -> tuple[str, ...]:
+def _ended(
+    source: Source, regions: list[str], found: SweepAnswer, ending: Sequence[LeftoverDocument]
+) -> tuple[str, ...]:
     """End them, and remove what belongs to no VM any more; nothing is asked of clouds that were never used."""
     if not found.regions and not found.leftovers:
         return found.left
-    return source.end_leftovers(regions, [one.key for one in ending])
+    return end_all(source, regions, [one.key for one in ending])
 
 
 def keep(vms: list[str], *, store_url: str | None) -> int:
@@ -97,9 +99,9 @@ def keep(vms: list[str], *, store_url: str | None) -> int:
         NotFoundError: No such VM is in quarantine.
     """
     with open_source(store_url) as source:
-        known = {one.vm.instance_id: one.key for one in source.leftovers(()).leftovers if one.quarantined}
+        known = {one.vm.instance_id: one.key for one in list_leftovers(source).leftovers if one.quarantined}
         for vm in vms:
-            kept = source.keep_quarantined(known.get(vm, vm))
+            [kept] = keep_vm(source, known.get(vm, vm)).vms
             console.emit(Text(f"{clean(kept.instance_id)} stays, and is no leftover any more"))
     return 0
 
@@ -114,7 +116,7 @@ def _agreed(count: int) -> bool:
     return False
 
 
-def _show(found: Sweep) -> None:
+def _show(found: SweepAnswer) -> None:
     """Print what is left over, or that nothing is; nothing is said of regions that could not be checked."""
     if not (found.regions or found.leftovers):
         console.emit(Text("No VM is left over: no job in this store has asked for VMs."))

@@ -20,7 +20,7 @@ def show_hosts(key: str, *, store_url: str | None, as_json: bool) -> int:
     Raises:
         ConfigurationError: There is no such job.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         status = source.status(key)

@@ -26,7 +26,7 @@ def show_logs(
     Raises:
         ConfigurationError: There is no such job or process, or its logs are on another machine.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         reader = source.logs(key, wanted)

@@ -28,8 +28,8 @@ def operate(
         ConfigurationError: There is no such job, or it is not running.
         TransientError: The job is busy with another operation, did not answer in time, or has gone silent.
     """
-    from scavenger.api import open_source
     from scavenger.api.asking import Asking
+    from scavenger.api.opening import open_source
     from scavenger.control.job_file.yaml_loader import read_scalar
     from scavenger.domain.forms import parse_duration
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from rich.text import Text
 
-from scavenger.api import Source
 from scavenger.api.of_store import StoreSource
+from scavenger.api.opening import Source
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.sweep import OtherLeader, end_other_leader, other_leaders

@@ -23,7 +23,7 @@ from scavenger_cli.ui import console, render
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scavenger.api import Source
+    from scavenger.api.opening import Source
     from scavenger.domain.submission import ServerRecord
 
 SHOWN = 50
@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 def show_queue(*, everything: bool, store_url: str | None, as_json: bool) -> int:
     """Print submissions that wait or run, or with `everything` also those that have ended."""
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         found = source.submissions(SHOWN, states=() if everything else OPEN_SUBMISSIONS)
@@ -105,7 +105,7 @@ def follow_logs(key: str, *, store_url: str | None) -> int:
     Raises:
         ConfigurationError: There is no such job, or it ended before it began.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         job_id = await_begin(source, key)
@@ -139,7 +139,7 @@ def cancel_jobs(keys: list[str], *, everything: bool, yes: bool, store_url: str 
     Raises:
         ConfigurationError: There is no such submitted job, or there is no terminal to ask on.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     if everything == bool(keys):
         raise ConfigurationError("name jobs, or give --all for all of yours")

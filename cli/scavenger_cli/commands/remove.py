@@ -20,19 +20,20 @@ def remove_jobs(keys: list[str], *, yes: bool, dry_run: bool, store_url: str | N
         ConfigurationError: There is no such job, it rented VMs, or there is no terminal to ask on.
         TransientError: A job is running.
     """
-    from scavenger.api import open_source
+    from scavenger.api.jobs import delete_jobs
+    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         source.end_dead()
         jobs = list({job.id: job for job in map(source.job, keys)}.values())
-        source.check_deletable([job.id for job in jobs])
+        delete_jobs(source, [job.id for job in jobs], dry_run=True)
         if not dry_run:
             if not yes and not console.is_interactive():
                 raise ConfigurationError("there is no terminal to ask on: use --yes to delete the jobs")
             if not yes and not console.ask(f"Delete {plural(len(jobs), 'job')} ({_names(jobs)})?"):
                 console.note("nothing was deleted")
                 return 0
-            source.delete_jobs([job.id for job in jobs])
+            delete_jobs(source, [job.id for job in jobs])
     if as_json:
         ids = [job.id for job in jobs]
         console.emit_json(

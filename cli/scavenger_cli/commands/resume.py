@@ -39,7 +39,7 @@ def resume(
             and the job is another user's.
         TransientError: The job is running.
     """
-    from scavenger.api import server_source
+    from scavenger.api.opening import server_source
 
     if (server := server_source(store_url)) is not None:
         with server as source:

@@ -51,7 +51,7 @@ def execute(
     Raises:
         ScavengerError: The job cannot start.
     """
-    from scavenger.api import server_source
+    from scavenger.api.opening import server_source
 
     if (server := server_source(store_url)) is not None:
         with server as source:

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from scavenger.api.jobs import JobStatus, ListedJob, jobs_document, status_document
+from scavenger.api.leftovers import QuarantineAnswer, list_quarantine
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from scavenger.api import Source
-    from scavenger.domain.restore import Quarantine
+    from scavenger.api.opening import Source
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
 
 FACTS_WIDTH = len("checkpoint")
@@ -61,7 +61,7 @@ def show_status(
     Raises:
         ConfigurationError: There is no such job, or filters are given with a job.
     """
-    from scavenger.api import open_source
+    from scavenger.api.opening import open_source
 
     if key is not None and filters != Filters():
         raise ConfigurationError("--state and --name filter the list of jobs: leave out the job")
@@ -70,7 +70,8 @@ def show_status(
     with open_source(store_url) as source:
         if key is None:
             _list_jobs(source, filters, as_json=as_json)
-            _tell_of_quarantine(source.quarantine())
+            if source.sees_all:
+                _tell_of_quarantine(list_quarantine(source))
         elif follow:
             _follow(source, key)
         else:
@@ -138,7 +139,7 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
     console.emit(grid)
 
 
-def _tell_of_quarantine(quarantine: Quarantine) -> None:
+def _tell_of_quarantine(quarantine: QuarantineAnswer) -> None:
     """Say that VMs are in quarantine, or may be, since the store was restored from a backup."""
     if quarantine.restore is None:
         return

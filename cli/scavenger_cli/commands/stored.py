@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api.models import model_document, models_document
+from scavenger.api import models as calls
+from scavenger.api.opening import open_source
+from scavenger.api.values import plain
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.ui import console, render
@@ -23,13 +25,11 @@ IMPORT_MAX_BYTES = 64 * 2**20
 
 def list_models(*, store_url: str | None, as_json: bool) -> int:
     """Print every fitted model, latest first."""
-    from scavenger.api import open_source
-
     with open_source(store_url) as source:
-        found = source.models()
-    models, names = [model for model, _ in found], {model.id: name for model, name in found}
+        found = calls.list_models(source)
+    models = found.models
     if as_json:
-        console.emit_json(models_document(models, names))
+        console.emit_json(plain(found))
     elif not models:
         console.emit(
             Text("No models yet: a finished job stores one, and `scavenger models import` adds others.")
@@ -49,7 +49,7 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
             mark = ("" if model.origin == "local" else model.origin) if model.intact else "TAMPERED"
             grid.add_row(
                 model.id[:8],
-                clean(names[model.id] or "-"),
+                clean(model.job_name or "-"),
                 clean(model.fingerprint.vm),
                 f"{model.fingerprint.parameters:,}",
                 clean(model.fingerprint.goal) or "-",
@@ -73,13 +73,12 @@ def _evidence(model: ModelRecord) -> str:
 
 def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
     """Print one model and what it was fitted for."""
-    from scavenger.api import open_source
-
     with open_source(store_url) as source:
-        model = source.model(key)
+        found = calls.show_model(source, key)
     if as_json:
-        console.emit_json(model_document(model))
+        console.emit_json(plain(found))
         return 0
+    model = found.model
     grid = render.table(("Model", "left"), (model.id, "left"))
     for name, value in console.plain(model.fingerprint).items():
         shown = f"{value:,}" if isinstance(value, int) else clean(value) or "-"
@@ -95,17 +94,15 @@ def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
 
 def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
     """Delete one model after asking."""
-    from scavenger.api import open_source
-
     with open_source(store_url) as source:
-        model = source.model(key)
+        model = calls.show_model(source, key).model
         if not dry_run:
             if not yes and not console.is_interactive():
                 raise ConfigurationError("there is no terminal to ask on: use --yes to delete the model")
             if not yes and not console.ask(f"Delete model {model.id[:8]} ({_evidence(model)})?"):
                 console.note("nothing was deleted")
                 return 0
-            source.delete_model(model.id)
+            calls.delete_model(source, model.id)
     words = "would delete" if dry_run else "deleted"
     if as_json:
         document = {"schema_version": console.SCHEMA_VERSION, "deleted": [] if dry_run else [model.id]}
@@ -117,10 +114,8 @@ def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, a
 
 def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -> int:
     """Write the models as one JSON document, to stdout or a file."""
-    from scavenger.api import open_source
-
     with open_source(store_url) as source:
-        document = source.export_models(keys)
+        document = calls.export_models(source, keys)
     if out is None:
         console.emit_json(document)
         return 0
@@ -138,8 +133,6 @@ def import_models(file: str, *, store_url: str | None, as_json: bool) -> int:
     Raises:
         ConfigurationError: The file cannot be read, is too large, or is not JSON.
     """
-    from scavenger.api import open_source
-
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
             raw = stream.read(IMPORT_MAX_BYTES + 1)
@@ -155,11 +148,11 @@ def import_models(file: str, *, store_url: str | None, as_json: bool) -> int:
         raise ConfigurationError(f"{file}: not an export of models: the document is not an object")
     with open_source(store_url) as source:
         try:
-            ids = source.import_models(document)
+            found = calls.import_models(source, document)
         except ConfigurationError as error:
             raise ConfigurationError(f"{file}: {error}") from error
     if as_json:
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "imported": list(ids)})
+        console.emit_json(plain(found))
     else:
-        console.emit(Text(f"imported {plural(len(ids), 'model')}"))
+        console.emit(Text(f"imported {plural(len(found.imported), 'model')}"))
     return 0

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from scavenger.api.models import job_names
+from scavenger.api.paging import encode, job_place
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError, NotFoundError
@@ -31,7 +32,6 @@ from scavenger.server.dashboard.job_page import JobSight, job_page
 from scavenger.server.dashboard.other_pages import models_page
 from scavenger.server.dashboard.pages import asset
 from scavenger.server.dashboard.plots import figures_document
-from scavenger.server.paging import encode, job_place
 from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import find_submission
 from scavenger.server.routes.operations import withdrawn

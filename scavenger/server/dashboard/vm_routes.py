@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
+from scavenger.api.leftovers import end_quarantined
 from scavenger.domain.access import Caller
 from scavenger.domain.restore import QuarantinedVm
 from scavenger.errors import ConfigurationError, NotFoundError
@@ -17,7 +18,6 @@ from scavenger.server.context import Context, ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, page_answer, part_answer
 from scavenger.server.dashboard.confirming import ending_of, keeping_of
 from scavenger.server.dashboard.other_pages import VmsPage, vms_page
-from scavenger.server.routes.leftovers import end_quarantined
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -79,7 +79,7 @@ def operate(context: ContextOf, caller: Admin, form: Form) -> Response:
     """Do what was confirmed, and go back to the page of VMs."""
     vm = _quarantined(context, form)
     if form.get("what") == "end":
-        left = end_quarantined(context, vm.key, END_S)
+        left = end_quarantined(context.local(caller), vm.key, END_S)
         if left and not any("its end was requested" in line for line in left):
             raise ConfigurationError("; ".join(left))
     else:

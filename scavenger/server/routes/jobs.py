@@ -11,8 +11,10 @@ from starlette.responses import Response
 
 from scavenger.api.costs import billed, cost_document, cost_of
 from scavenger.api.curves import curve_document, plan_document, report_with_curve
+from scavenger.api.forms import PAGE_MAX
 from scavenger.api.jobs import jobs_document, listed, status_document, status_of
 from scavenger.api.logs import JobLogs, Wanted, logs_document
+from scavenger.api.paging import encode, encode_logs, job_place, log_place, number_place
 from scavenger.api.submissions import (
     submission_document,
     submissions_document,
@@ -27,10 +29,8 @@ from scavenger.domain.submission import Submission, SubmissionState
 from scavenger.errors import NotFoundError
 from scavenger.masking import mask_values
 from scavenger.server import schemas
-from scavenger.server.access import CallerOf, Changer, find_job, only_of
+from scavenger.server.access import CallerOf, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
-from scavenger.server.paging import PAGE_MAX, encode, encode_logs, job_place, log_place, number_place
-from scavenger.server.repeating import OnceOf
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -93,28 +93,6 @@ def find_submission(store: Store, user: str | None, key: str) -> Submission | No
     """A submission that the user may see; None if there is none."""
     found = store.submission(key)
     return found if found is not None and user in (None, found.job.user) else None
-
-
-@router.delete("/jobs", response_model=schemas.JobsDeleted, summary="Delete records of jobs")
-def delete_jobs(
-    context: ContextOf,
-    caller: Changer,
-    once: OnceOf,
-    job: Annotated[list[JobName], Query(min_length=1, max_length=100)],
-    dry_run: Annotated[bool, Query(description="Only tell whether it is allowed.")] = False,
-) -> Response:
-    """Delete the records of jobs that have ended, all or none; files and fitted models are kept."""
-    store = context.store
-
-    def change() -> dict[str, Any]:
-        found = list({one.id: one for one in (find_job(context, caller, key) for key in job)}.values())
-        for one in found:
-            store.check_deletable(one)
-        if not dry_run:
-            store.delete_jobs([one.id for one in found])
-        return {"schema_version": SCHEMA_VERSION, "deleted": [one.id for one in found], "dry_run": dry_run}
-
-    return once.answer(change, 200)
 
 
 @router.get("/jobs/{job}", response_model=schemas.JobAnswer, summary="One job")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path
 from starlette.responses import Response
 
 from scavenger.api.operations import migration, operation_row, outcome_document, scaling
+from scavenger.api.paging import encode, number_place
 from scavenger.api.submissions import submission_answer, submitted
 from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.access import Caller
@@ -17,7 +18,6 @@ from scavenger.errors import NotFoundError
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
-from scavenger.server.paging import encode, number_place
 from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import Cursor, JobKey, Limit, find_submission
 from scavenger.store.records import OperationRecord

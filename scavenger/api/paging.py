@@ -12,11 +12,16 @@ from typing import Annotated
 import msgspec
 
 from scavenger.api.logs import LogPosition
-from scavenger.server.problems import RefusedError
+from scavenger.errors import ConfigurationError
 
-PAGE_MAX = 200
 UNPACKED_MAX = 1 << 20
 """Bytes of an unpacked cursor of logs."""
+
+
+class CursorError(ConfigurationError):
+    """A cursor is not one of the list."""
+
+
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -29,7 +34,7 @@ def job_place(cursor: str | None) -> tuple[datetime, str] | None:
     """Creation time and id of the last job of the page before.
 
     Raises:
-        RefusedError: The cursor is not one of this list.
+        CursorError: The cursor is not one of this list.
     """
     match _decoded(cursor):
         case None:
@@ -48,7 +53,7 @@ def number_place(cursor: str | None) -> int | None:
     """Number of the last entry of the page before.
 
     Raises:
-        RefusedError: The cursor is not one of this list.
+        CursorError: The cursor is not one of this list.
     """
     match _decoded(cursor):
         case None:
@@ -68,7 +73,7 @@ def log_place(cursor: str | None) -> LogPosition | None:
     """What was read of the logs before.
 
     Raises:
-        RefusedError: The cursor is not one of logs.
+        CursorError: The cursor is not one of logs.
     """
     if cursor is None:
         return None
@@ -91,7 +96,5 @@ def _decoded(cursor: str | None) -> object:
         raise _foreign() from None
 
 
-def _foreign() -> RefusedError:
-    return RefusedError(
-        409, "cursor", "the cursor is not one of this list", fix="begin without a cursor, and take `next`"
-    )
+def _foreign() -> CursorError:
+    return CursorError("the cursor is not one of this list; begin without a cursor, and take `next`")
