@@ -16,77 +16,10 @@ from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
 from scavenger.private_files import make_private_folder
 from scavenger.version import __version__
-from scavenger_cli import (
-    beginning,
-    catalog,
-    clearing,
-    clustering,
-    costing,
-    imaging,
-    leading,
-    listing,
-    modelling,
-    operating,
-    pooling,
-    serving,
-    serving_api,
-    storing,
-)
-from scavenger_cli.options import (
-    AuditOption,
-    BatchSizesOption,
-    BudgetOption,
-    CurveFormat,
-    DatasetSizeOption,
-    DeadlineOption,
-    DetachOption,
-    DryRunOption,
-    InfraOption,
-    JobFile,
-    JobKey,
-    ListedJobKey,
-    ObjectiveName,
-    ObjectiveOption,
-    OutOption,
-    Output,
-    OutputOption,
-    PriceOption,
-    Pricing,
-    QuietOption,
-    StateOption,
-    StoreOption,
-    Strategy,
-    StrategyOption,
-    VerboseOption,
-    WorkersOption,
-    WorkloadOption,
-    YesOption,
-    finish,
-)
+from scavenger_cli.lazy import Group, make_app, show_help
 from scavenger_cli.ui import console
 
 USAGE_ERROR = 2
-
-
-_settings = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=_settings,
-    help="Decide which machines a training job should run on, and run it there.",
-)
-schema = typer.Typer(
-    rich_markup_mode=None, context_settings=_settings, help="Print the schemas of Scavenger's files."
-)
-app.add_typer(modelling.app, name="models")
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(listing.app, name="jobs")
-app.add_typer(pooling.app, name="aggregators")
-app.add_typer(schema, name="schema")
-app.add_typer(storing.app, name="store")
-app.add_typer(serving_api.app, name="api")
-app.add_typer(leading.app, name="leader")
 
 
 def _version(wanted: bool) -> None:
@@ -95,276 +28,107 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    _help_unless_command(context)
+    show_help(context)
 
 
-@schema.callback(invoke_without_command=True)
-def _schema(context: typer.Context) -> None:
-    _help_unless_command(context)
-
-
-def _help_unless_command(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@app.command()
-def optimize(
-    job_file: JobFile,
-    objective: ObjectiveOption = None,
-    strategy: StrategyOption = None,
-    budget: BudgetOption = None,
-    deadline: DeadlineOption = None,
-    workers: WorkersOption = None,
-    batch_size: BatchSizesOption = None,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    audit: AuditOption = False,
-    detach: DetachOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-    store: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Profile a job, choose what it should run on, and train it there."""
-    overrides = _given(
-        objective, strategy, budget=budget, deadline=deadline, workers=workers, batch_size=batch_size
-    )
-    _execute(
-        job_file,
-        overrides,
-        yes,
-        dry_run,
-        store,
-        output,
-        run=True,
-        audit=audit,
-        detach=detach,
-        verbose=verbose,
-        quiet=quiet,
-    )
-
-
-@app.command()
-def plan(
-    job_file: JobFile,
-    objective: ObjectiveOption = None,
-    strategy: StrategyOption = None,
-    budget: BudgetOption = None,
-    deadline: DeadlineOption = None,
-    workers: WorkersOption = None,
-    batch_size: BatchSizesOption = None,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-    store: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Profile a job and predict its time and cost, without running it."""
-    overrides = _given(
-        objective, strategy, budget=budget, deadline=deadline, workers=workers, batch_size=batch_size
-    )
-    _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose, quiet=quiet)
-
-
-def _given(
-    objective: ObjectiveName | None, strategy: Strategy | None, **texts: str | None
-) -> dict[str, str | None]:
-    """The options that override the job file, by the names of `Overrides`."""
-    names = {"objective": objective and objective.value, "strategy": strategy and strategy.value}
-    return {**names, **texts}
-
-
-def _execute(
-    job_file: Path,
-    overrides: dict[str, str | None],
-    yes: bool,
-    dry_run: bool,
-    store: str | None,
-    output: Output,
-    *,
-    run: bool,
-    audit: bool = False,
-    detach: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-) -> None:
-    def command() -> int:
-        from scavenger_cli.commands.run import Detach, Overrides, execute
-
-        return execute(
-            job_file,
-            run=run,
-            overrides=Overrides(**overrides),
-            yes=yes,
-            dry_run=dry_run,
-            store_url=store,
-            as_json=output is Output.JSON,
-            audit=audit,
-            verbose=verbose,
-            quiet=quiet,
-            detach=Detach() if detach else None,
-        )
-
-    finish(output, command)
-
-
-@app.command()
-def curves(
-    job: JobKey = None,
-    form: Annotated[
-        CurveFormat | None,
-        typer.Option("--format", "-f", help="Output format. Default: by the ending of FILE, else terminal."),
-    ] = None,
-    sources: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or from `models fit`."
-        ),
-    ] = None,
-    workload: WorkloadOption = None,
-    price: PriceOption = None,
-    dataset_size: DatasetSizeOption = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="With --from: workers to predict, such as 1..64 or 1,2,4."),
-    ] = None,
-    batch_size: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="With --from: global batch sizes to predict, such as 64,128,256."),
-    ] = None,
-    why: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            metavar="K B",
-            help="Where the prediction of K workers and batch B comes from: law, points, parts.",
-        ),
-    ] = None,
-    objective: ObjectiveOption = None,
-    budget: BudgetOption = None,
-    deadline: DeadlineOption = None,
-    pricing: Annotated[
-        Pricing | None,
-        typer.Option(help="Price workers per VM, by their size (vCPU and GiB), or both side by side."),
-    ] = None,
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATES", help="Pricing by size: cpu=$,gib=$ per hour, or a Google Cloud family (e2)."
-        ),
-    ] = None,
-    cpus: Annotated[
-        float | None, typer.Option(metavar="N", help="Pricing by size: vCPUs of a worker, if unknown.")
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GIB[+GIB]",
-            help="Pricing by size: memory of a worker, and of each sample, if not measured.",
-        ),
-    ] = None,
-    out: OutOption = None,
-    verbose: VerboseOption = False,
-    store: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Draw predicted times and costs of a job or of past runs."""
-
-    def command() -> int:
-        from scavenger_cli.commands import curves as drawing
-        from scavenger_cli.commands.pricing import Sizes
-
-        named = CurveFormat.JSON if output is Output.JSON else form
-        wanted = drawing.form_of(None if named is None else named.value, out)
-        limits = drawing.Limits.of(None if objective is None else objective.value, budget, deadline)
-        sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
-        if why is not None:
-            drawing.refuse_drawing_of_why(wanted, sizes)
-        if not sources:
-            drawing.refuse_limits_of_a_job(limits)
-            drawing.refuse_sizes_of_a_job(workers, batch_size)
-            if why is not None:
-                return drawing.explain(job, why, form=wanted, out=out, store_url=store)
-            return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes, verbose=verbose)
-        from scavenger.control.search.imported import ImportOptions, parse_sizes
-
-        sizes_of = [None if text is None else parse_sizes(text) for text in (workers, batch_size)]
-        terms = ImportOptions(price, workload, dataset_size, *sizes_of)
-        if why is not None:
-            return drawing.explain_imported(sources, terms, limits, why, form=wanted, out=out)
-        return drawing.show_imported(
-            sources, terms, limits, form=wanted, out=out, sizes=sizes, verbose=verbose
-        )
-
-    finish(output, command)
-
-
-@app.command()
-def status(
-    job: ListedJobKey = None,
-    state: StateOption = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="List only jobs of this name; * stands for any characters."),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show the job as it changes, until it has ended.")
-    ] = False,
-    store: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Show the latest jobs, or one job with its progress and processes."""
-
-    def command() -> int:
-        from scavenger_cli.commands.status import Filters, show_status
-
-        filters = Filters(tuple(state or ()), name)
-        as_json = output is Output.JSON
-        return show_status(job, filters, follow=follow, store_url=store, as_json=as_json)
-
-    finish(output, command)
-
-
-beginning.register(app)
-operating.register(app)
-serving.register(app)
-clearing.register(app)
-clustering.register(app)
-imaging.register(app)
-costing.register(app)
-
-
-@app.command()
-def doctor(infra: InfraOption = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Check that this machine has everything a job needs, and with --infra also a cloud."""
-
-    def command() -> int:
-        from scavenger_cli.commands.doctor import show
-
-        return show(store_url=store, as_json=output is Output.JSON, infra=infra)
-
-    finish(output, command)
-
-
-@schema.command("job")
-def schema_job(output: OutputOption = Output.JSON) -> None:
-    """Print the JSON Schema of the job file."""
-
-    def command() -> int:
-        from scavenger.control.job_file.load import job_schema
-
-        console.emit_json(job_schema())
-        return 0
-
-    finish(output, command)
+app = make_app(
+    Group(
+        "Decide which machines a training job should run on, and run it there.",
+        {
+            "optimize": "run:optimize",
+            "plan": "run:plan",
+            "curves": "curves:curves",
+            "status": "status:status",
+            "init": "init:init",
+            "logs": "logs:logs",
+            "hosts": "hosts:hosts",
+            "scale": "operate:scale",
+            "migrate": "operate:migrate",
+            "stop": "operate:stop",
+            "resume": "resume:resume",
+            "serve": "serve:serve",
+            "gc": "gc:gc",
+            "image": "image:image",
+            "cost": "cost:cost",
+            "doctor": "doctor:doctor",
+            "models": Group(
+                "Manage the fitted models, which later jobs reuse.",
+                {
+                    "fit": "fit:fit",
+                    "list": "stored:list_models",
+                    "show": "stored:show_model",
+                    "rm": "stored:remove_model",
+                    "export": "stored:export_models",
+                    "import": "stored:import_models",
+                    "backtest": "backtest:backtest",
+                },
+            ),
+            "catalog": Group(
+                "Show machine types of the clouds and their prices.",
+                {"refresh": "catalog:refresh"},
+                own="catalog:catalog",
+            ),
+            "jobs": Group(
+                "Submit jobs that run without the command; show, cancel and delete them.",
+                {
+                    "rm": "remove:rm",
+                    "launch": "run:launch",
+                    "queue": "queue:queue",
+                    "logs": "queue:logs",
+                    "cancel": "queue:cancel",
+                },
+            ),
+            "aggregators": Group(
+                "Show the pool of aggregators that jobs with `aggregation: shared` use on this machine.",
+                {
+                    "drain": "aggregators:drain",
+                    "serve": "aggregators:serve",
+                    "add-node": "aggregators:add_node",
+                },
+                own="aggregators:show",
+            ),
+            "schema": Group("Print the schemas of Scavenger's files.", {"job": "schema:job"}),
+            "store": Group(
+                "Back up, restore and repair the database of jobs.",
+                {
+                    "recover": "recover:recover",
+                    "backup": "backing_up:backup",
+                    "restore": "backing_up:restore",
+                },
+            ),
+            "api": Group(
+                "Manage who may use the REST API of `scavenger serve`.",
+                {
+                    "info": "api:info",
+                    "token": "api:token",
+                    "revoke": "api:revoke",
+                    "systemd": "systemd:systemd",
+                    "login": "api:login",
+                },
+            ),
+            "leader": Group(
+                "Follow and end jobs that are led by a VM of their own (`leader: vm`).",
+                {
+                    "list": "leader:list_leaders",
+                    "follow": "leader:follow",
+                    "connect": "leader:connect",
+                    "end": "leader:end",
+                },
+            ),
+            "operator": Group(
+                "Runs in a Kubernetes cluster, and looks after its ElasticJobs.",
+                {"run": "operator:run", "crd": "operator:crd"},
+            ),
+        },
+    ),
+    _root,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

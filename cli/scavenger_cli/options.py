@@ -1,17 +1,14 @@
-"""Arguments and options that several commands share, and the function that runs a command."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from scavenger.errors import ScavengerError
 from scavenger_cli.leftovers import with_store
-from scavenger_cli.ui import console
 
 
 class Output(StrEnum):
@@ -19,6 +16,11 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the answer is one JSON document."""
+        return self is Output.JSON
 
 
 class ObjectiveName(StrEnum):
@@ -76,8 +78,18 @@ class CurveFormat(StrEnum):
     JSON = "json"
 
 
+JSON = "scavenger.answers_as_json"
+"""Key of a context's `meta`: whether an error, too, is answered as one JSON document."""
+
+
+def _note_output(context: typer.Context, output: Output) -> Output:
+    context.meta[JSON] = output.is_json
+    return output
+
+
 OutputOption = Annotated[
-    Output, typer.Option("-o", "--output", help="Answer as text, or as one JSON document.")
+    Output,
+    typer.Option("-o", "--output", callback=_note_output, help="Answer as text, or as one JSON document."),
 ]
 StoreOption = Annotated[
     str | None,
@@ -200,21 +212,3 @@ TimeoutOption = Annotated[
         help="Longest time to wait. A request that the job has not started by then is withdrawn.",
     ),
 ]
-
-
-def finish(output: Output, command: Callable[[], int]) -> None:
-    """Run a command and exit with its code; with JSON output, an error is written as a document too."""
-    try:
-        code = command()
-    except Exception as error:
-        if output is Output.JSON:
-            known = isinstance(error, ScavengerError)
-            console.emit_json(
-                {
-                    "schema_version": console.SCHEMA_VERSION,
-                    "error": str(error) if known else f"internal fault: {type(error).__name__}",
-                    "exit_code": error.exit_code if isinstance(error, ScavengerError) else 1,
-                }
-            )
-        raise
-    raise typer.Exit(code)

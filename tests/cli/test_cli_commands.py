@@ -17,7 +17,7 @@ import cli_fake
 import pytest
 from cli_fake import JOB, Run
 from cli_samples import make_report
-from scavenger_cli.commands.driving import drive
+from scavenger_cli.commands.driving import Invocation, drive
 from scavenger_cli.main import app
 from scavenger_cli.ui import console
 from typer.testing import CliRunner
@@ -228,9 +228,8 @@ def test_wrong_options_are_one_line_and_exit_2(
 
 
 def test_overrides_reach_the_driver_as_a_valid_job(job_file: Path) -> None:
-    from scavenger_cli.commands.run import Overrides
-
     from scavenger.control.job_file.load import load_job, override_job
+    from scavenger.domain.overrides import Overrides
 
     before = load_job(job_file)
     after = override_job(before, Overrides("cost", "full", "$3", "90m").changes())
@@ -547,9 +546,8 @@ def test_an_interrupted_job_says_how_to_go_on_where_it_has_a_checkpoint(
 ) -> None:
     code = drive(
         lambda store, observer, confirm: _Cut(store, checkpoint=checkpoint),
+        Invocation(store_url, as_json=False),
         ask=False,
-        store_url=store_url,
-        as_json=False,
     )
 
     assert code == 130

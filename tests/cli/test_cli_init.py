@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli_fake import Run
-from scavenger_cli.beginning import Example
-from scavenger_cli.commands.init import examples_path
+from scavenger_cli.commands.init import Example, examples_path
 
 from scavenger.control.job_file.load import load_job
 

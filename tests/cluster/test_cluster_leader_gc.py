@@ -13,6 +13,7 @@ import pytest
 from cluster_world import NODES, Interceptor, KubernetesWorld, worlds
 from conformance import make_request
 from scavenger_cli.commands import gc
+from scavenger_cli.options import Output
 
 from scavenger.cloud.kubernetes.leader import LeaderPod, leader_pod
 from scavenger.cloud.kubernetes.pods import leader_labels
@@ -88,7 +89,9 @@ class Scene:
     def collect(self, capsys: pytest.CaptureFixture[str], *, dry: bool = False, other: str = "") -> Any:
         capsys.readouterr()
         names = (other,) if other else ()
-        code = gc.collect([WHERE], yes=True, dry_run=dry, other=names, store_url=self.url, as_json=True)
+        code = gc.gc(
+            [WHERE], yes=True, dry_run=dry, other=list(names), store_url=self.url, output=Output.JSON
+        )
         assert code == 0
         return json.loads(capsys.readouterr().out)
 

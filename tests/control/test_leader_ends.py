@@ -19,6 +19,7 @@ from gcp_server import ComputeServer
 from gcp_state import EPOCH, PROJECT, REGION, Clock
 from scavenger_cli.commands import gc
 from scavenger_cli.commands import leader as commands
+from scavenger_cli.options import Output
 
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.following import LeaderSession
@@ -120,13 +121,13 @@ def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_e
     assert "job digits in gcp/us-central1" in line
     (kept,) = leaders.all()
     assert kept == replace(record, ending=True)
-    assert gc.collect([], yes=True, dry_run=False, store_url=url, as_json=False) == 8
+    assert gc.gc(yes=True, store_url=url) == 8
     assert "cannot be checked" in capsys.readouterr().err
     compute.faults.denied = False
-    assert commands.list_leaders(store_url=url, as_json=False) == 0
+    assert commands.list_leaders(url) == 0
     assert "there, to be ended" in capsys.readouterr().out
 
-    assert gc.collect([], yes=True, dry_run=False, store_url=url, as_json=False) == 0
+    assert gc.gc(yes=True, store_url=url) == 0
 
     assert "its end had" in capsys.readouterr().out
     assert compute.project.alive() == []
@@ -180,7 +181,7 @@ def found_by(
 ) -> list[dict[str, Any]]:
     """What another machine's sweep of the region tells; it ends what it may."""
     capsys.readouterr()
-    code = gc.collect([f"gcp/{REGION}"], yes=True, dry_run=False, other=other, store_url=url, as_json=True)
+    code = gc.gc([f"gcp/{REGION}"], yes=True, other=list(other), store_url=url, output=Output.JSON)
     assert code == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["other_leaders"]
     return rows

@@ -244,7 +244,7 @@ def _commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _has_store(command: Any) -> bool:
-    return any(one.name == "store" for one in command.params)
+    return any("--store" in one.opts for one in command.params)
 
 
 def test_records_of_jobs_are_deleted_by_the_server(both: Both, store: Store, jobs: dict[str, str]) -> None:

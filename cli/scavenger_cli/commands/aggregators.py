@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.text import Text
 
 from scavenger.api import pool
@@ -18,11 +20,11 @@ from scavenger.api.values import plain
 from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
+from scavenger_cli.leftovers import here_only
+from scavenger_cli.options import Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -37,16 +39,13 @@ _SHARES = {
 }
 
 
-def show_pool(*, as_json: bool) -> int:
-    """Print the nodes of this machine's pool, its jobs and their aggregators, and what each uses and costs.
-
-    Raises:
-        TransientError: The pool's manager does not answer.
-        ConfigurationError: The price of a processor that the environment sets is none.
-    """
+def show(context: typer.Context, output: OutputOption = Output.TEXT) -> int:
+    """Show the nodes of the pool, the jobs and their aggregators, and what each uses and costs."""
+    if context.invoked_subcommand is not None:
+        return 0
     with open_source(None) as source:
         found = pool.show_pool(source)
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(found))
     elif found.pool is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
@@ -55,16 +54,15 @@ def show_pool(*, as_json: bool) -> int:
     return 0
 
 
-def drain_node(node: str, *, undo: bool, as_json: bool) -> int:
-    """Have all aggregators moved off a node, or let it have some again.
-
-    Raises:
-        ConfigurationError: No pool is served, it has no such node, or the others have no room.
-        TransientError: The pool's manager does not answer.
-    """
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `node-0`.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let the node have aggregators again.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Move all aggregators off a node while their jobs train; it then gets none until `--undo`."""
     with open_source(None) as source:
         done = pool.drain_node(source, node, undo=undo)
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(done))
     elif undo:
         console.emit(Text(f"{clean(node)} gets aggregators again."))
@@ -75,20 +73,44 @@ def drain_node(node: str, *, undo: bool, as_json: bool) -> int:
     return 0
 
 
-def expect_node(
-    name: str, file: Path, *, place: str, usd_per_hour: float, tenants: int, as_json: bool
+def add_node(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the node, up to 40 letters and digits.")
+    ],
+    file: Annotated[
+        Path,
+        typer.Option("--file", "-f", metavar="FILE", help="Where to write the join file; it must not exist."),
+    ] = Path("join.json"),
+    place: Annotated[
+        str,
+        typer.Option(
+            metavar="INFRA",
+            help="Which jobs use the node, by the infra of their job files, as `aws/us-east-1`. Default: jobs whose "
+            "workers are on this machine.",
+        ),
+    ] = "local",
+    price: Annotated[
+        float,
+        typer.Option(
+            metavar="USD",
+            min=0.0,
+            help="Price of the machine per hour, of which each job pays for what it uses. Default: 0.",
+        ),
+    ] = 0.0,
+    tenants: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Aggregators that share the node at most.")
+    ] = 8,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Write the file with which another machine joins the pool as a node.
+    """Expect another machine as a node: `scavenger-vm FILE`, run there, joins the pool.
 
-    Raises:
-        ConfigurationError: No pool is served that other machines can join, it has a node of this name, or the file or
-            the place cannot be used.
-        TransientError: The pool's manager does not answer.
+    The file has a key that is good once; whoever has it can join in place of the machine, so send it privately.
     """
     from scavenger.private_files import private_opener
-    from scavenger.train.pool.connection import add_node
+    from scavenger.train.pool import connection
     from scavenger.train.pool.protocol import AddNode, pool_folder
 
+    here_only("aggregators add-node")
     infra = Infra.parse(place)
     place = f"{infra.provider}/{infra.region}" if infra.region else infra.provider
     if infra.capabilities.pods:
@@ -97,7 +119,7 @@ def expect_node(
         )
     try:
         with open(file, "x", opener=private_opener) as opened:
-            added = add_node(pool_folder(), AddNode(name, place, usd_per_hour, tenants))
+            added = connection.add_node(pool_folder(), AddNode(name, place, price, tenants))
             opened.write("" if added is None else added.ticket)
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror}") from None
@@ -107,7 +129,7 @@ def expect_node(
     if added is None or added.error:
         file.unlink()
         raise ConfigurationError("no pool is served on this machine" if added is None else added.error)
-    if as_json:
+    if output.is_json:
         console.emit_json(
             {"schema_version": console.SCHEMA_VERSION, "node": name, "place": place, "file": str(file)}
         )
@@ -133,29 +155,88 @@ class RentOptions:
     store_url: str | None
 
 
-def serve_pool(
-    *,
-    nodes: int | None,
-    cpus: int | None,
-    memory_gib: float | None,
-    tenants: int,
-    listen: str = "",
-    rent: RentOptions | None = None,
+def serve(
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Nodes to cut out of this machine, at most in use at once; 0: none, all are other machines. "
+            "Default: as many as half of its processors suffice for.",
+        ),
+    ] = None,
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processors of each node. Default: half of the machine's among all nodes, at most 4.",
+        ),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            min=0.1,
+            help="Memory of each node. Default: half of the machine's among all nodes.",
+        ),
+    ] = None,
+    tenants: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Aggregators that share a node at most.")
+    ] = 8,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="Let other machines join as nodes (`add-node`), at an address of this machine that they reach. "
+            "Default: nothing listens.",
+        ),
+    ] = "",
+    infra: Annotated[
+        str,
+        typer.Option(
+            metavar="CLOUD/REGION",
+            help="Rent VMs there as nodes when jobs need them, and end them afterwards. They reach this machine at "
+            "--listen, or else at $SCAVENGER_ADDRESS.",
+        ),
+    ] = "",
+    vm: Annotated[
+        str,
+        typer.Option(metavar="TYPE", help="VM type of these. Default: the cheapest with 2 vCPUs and 4 GiB."),
+    ] = "",
+    nodes_max: Annotated[
+        int, typer.Option("--nodes-max", metavar="N", min=1, help="Most rented nodes at a time.")
+    ] = 4,
+    idle_duration: Annotated[
+        str,
+        typer.Option(
+            "--idle-duration", metavar="TIME", help="How long a rented node without aggregators is kept."
+        ),
+    ] = "5m",
+    budget_per_hour: Annotated[
+        float,
+        typer.Option(
+            "--budget-per-hour",
+            metavar="USD",
+            min=0.0,
+            help="What all rented nodes together may cost in an hour; 0: what --nodes-max of them cost.",
+        ),
+    ] = 0.0,
+    store_url: StoreOption = None,
 ) -> int:
-    """Serve the pool until Ctrl-C or SIGTERM.
+    """Serve the pool until Ctrl-C.
 
-    Raises:
-        ConfigurationError: This machine is too small for these nodes or cannot listen there, or no such VM can be
-            rented.
-        CloudError: The cloud of rented nodes does not answer.
-        TransientError: A pool is served already.
+    Without this, jobs start a pool themselves, which ends a minute after the last of them.
     """
+    from scavenger.train.pool import serving
     from scavenger.train.pool.machines import Listen, listen_at
     from scavenger.train.pool.protocol import pool_folder
-    from scavenger.train.pool.serving import PoolSize, pool_nodes, serve
 
-    memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
-    size_ = PoolSize(nodes, cpus, memory_bytes, tenants)
+    if infra:
+        here_only("aggregators serve --infra")
+    rent = RentOptions(infra, vm, nodes_max, idle_duration, budget_per_hour, store_url) if infra else None
+    memory_bytes = None if memory is None else int(memory * 2**30)
+    size_ = serving.PoolSize(nodes, cpus, memory_bytes, tenants)
     at = listen_at(listen) if listen else None
     if rent is not None and at is None:
         from scavenger.control.provisioning.cloud_resources import address_of
@@ -165,13 +246,13 @@ def serve_pool(
         raise ConfigurationError(
             "--nodes 0: without --listen, no other machine can join, and there would be no node"
         )
-    for node in pool_nodes(size_):
+    for node in serving.pool_nodes(size_):
         console.note(f"{node.name}: {plural(node.cpus, 'processor')}, {size(node.memory_bytes)} of memory")
     if rent is None:
-        serve(pool_folder(), size_, listen=at)
+        serving.serve(pool_folder(), size_, listen=at)
         return 0
     with _renting(rent, tenants) as source:
-        serve(pool_folder(), size_, listen=at, source=source)
+        serving.serve(pool_folder(), size_, listen=at, source=source)
     return 0
 
 

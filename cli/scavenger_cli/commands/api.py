@@ -6,7 +6,9 @@ import getpass
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -17,18 +19,15 @@ from scavenger.api.values import plain
 from scavenger.domain.access import SERVER, Role, Token
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, when
+from scavenger_cli.options import Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
 
 
-def show_info(*, store_url: str | None, as_json: bool) -> int:
-    """Print the addresses of live servers, users and their tokens, and webhooks.
-
-    Raises:
-        JobFileError: The settings file, which has the webhooks, is invalid.
-    """
+def info(store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Show where the API is served, who may use it, and what became of notifications."""
     with open_source(store_url) as source:
         found = users.service(source)
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(found))
         return 0
     for server in found.servers:
@@ -59,21 +58,22 @@ def show_info(*, store_url: str | None, as_json: bool) -> int:
     return 0
 
 
-def make_token(
-    user: str | None, role: Role | None, *, label: str, days: int | None, store_url: str | None, as_json: bool
+def token(
+    user: Annotated[
+        str | None, typer.Argument(metavar="USER", help="Whose token. Default: this account, as admin.")
+    ] = None,
+    role: Annotated[
+        Role | None, typer.Option(help="Add the user with this role, or change the role.")
+    ] = None,
+    label: Annotated[str, typer.Option(metavar="TEXT", help="What it is for.")] = "",
+    days: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=3650, help="How long it is valid. Default: for good."),
+    ] = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Make a token and print it.
-
-    Args:
-        user: Whose; None: the calling user's, who becomes an admin where the store itself is asked.
-        role: The user gets this role, and is added if need be; None: the user keeps theirs.
-        label: What it is for.
-        days: How long it is valid; None: for good.
-
-    Raises:
-        NotFoundError: There is no such user, and no role is given.
-        ConfigurationError: The name is not one word.
-    """
+    """Make a token, which is shown once: only its digest is stored."""
     with open_source(store_url) as source:
         name = user or source.user
         if role is None and user is None and isinstance(source, Local):
@@ -81,20 +81,25 @@ def make_token(
         if role is not None:
             users.put_user(source, name, role)
         made = users.new_token(source, name, label, days)
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(made))
     else:
         console.emit(Text(made.text, no_wrap=True))
     return 0
 
 
-def revoke_tokens(number: int | None, sessions: str | None, *, store_url: str | None, as_json: bool) -> int:
-    """End a token, or all sessions of a user, and print what ended.
-
-    Raises:
-        ConfigurationError: Not one of them is named.
-        NotFoundError: There is no such token or user.
-    """
+def revoke(
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="TOKEN", min=1, help="Its number, as `scavenger api info` shows it."),
+    ] = None,
+    sessions: Annotated[
+        str | None, typer.Option(metavar="USER", help="End all sessions of this user in browsers.")
+    ] = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """End a token, with its sessions in browsers and all tokens that were made with it; or a user's sessions."""
     if (number is None) == (sessions is None):
         raise ConfigurationError(
             "name the number of one token (`scavenger api info` lists them), or --sessions USER"
@@ -104,7 +109,7 @@ def revoke_tokens(number: int | None, sessions: str | None, *, store_url: str | 
             ended = users.revoke_token(source, number)
         else:
             ended = users.end_sessions(source, sessions or source.user)
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(ended))
     elif ended.tokens:
         console.emit(_tokens("ended", ended.tokens))
@@ -124,13 +129,13 @@ def _tokens(title: str, tokens: Sequence[Token]) -> Table:
     return grid
 
 
-def login(url: str | None, *, as_json: bool) -> int:
-    """Ask for the token of a server, check it there, and keep it in a file that only this user can read.
-
-    Raises:
-        ConfigurationError: No server is named, it does not know the token, or the file cannot be written.
-        TransientError: The server does not answer.
-    """
+def login(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The server. Default: $SCAVENGER_SERVER.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Keep the token of a server for later commands; it is asked for, or read from standard input."""
     from scavenger.client import Client, ServerAddress
     from scavenger.client.address import CERTIFICATES, checked_url, keep_token
 
@@ -145,7 +150,7 @@ def login(url: str | None, *, as_json: bool) -> int:
     with Remote(Client(address)) as server:
         who = users.info(server)
     path = keep_token(address.url, address.token)
-    if as_json:
+    if output.is_json:
         known = {"url": address.url, "user": who.user, "role": who.role, "file": str(path)}
         console.emit_json({"schema_version": console.SCHEMA_VERSION, **known})
     else:

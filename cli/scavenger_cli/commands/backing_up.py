@@ -4,65 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
+from scavenger_cli.options import Output, OutputOption, StoreOption
 from scavenger_cli.ui import console
 
 _TOLD = (("jobs", "job"), ("models", "model"), ("intents", "VM"), ("submissions", "submission"))
 """Tables whose rows are counted for the user, with their word."""
 
 
-def backup_store(path: Path, *, store_url: str | None, as_json: bool) -> int:
-    """Write every row of the store to a new file.
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE")]
 
-    Raises:
-        ConfigurationError: The file exists, or cannot be written.
-    """
+
+def backup(file: FileArgument, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Write the whole database to a new file, which only you can read; jobs and servers go on."""
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
-        made, name = store.backup(path), store.name
-    if as_json:
+        made, name = store.backup(file), store.name
+    if output.is_json:
         console.emit_json(
             {
                 "schema_version": console.SCHEMA_VERSION,
                 "store": name,
-                "file": str(path),
+                "file": str(file),
                 "backup": made.header.model_dump(mode="json"),
                 "rows": dict(made.rows),
                 "masked": made.masked,
             }
         )
         return 0
-    console.emit(Text(f"backup of {clean(name)}: {clean(path)} ({_counts(made.rows)})"))
+    console.emit(Text(f"backup of {clean(name)}: {clean(file)} ({_counts(made.rows)})"))
     if made.masked:
         console.note(f"masked in it, as they looked like secrets: {plural(made.masked, 'text')}")
     return 0
 
 
-def restore_store(path: Path, *, keep_tokens: bool | None, store_url: str | None, as_json: bool) -> int:
-    """Restore a backup into an empty store.
+def restore(
+    file: FileArgument,
+    keep_tokens: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-tokens/--revoke-tokens",
+            help="Whether tokens are valid again, also those revoked since the backup. Default: asks.",
+        ),
+    ] = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Restore a backup into an empty database, of either kind: --store names it.
 
-    Args:
-        path: The backup.
-        keep_tokens: Whether its tokens are valid again; None to ask.
-        as_json: Whether the answer is JSON.
-
-    Raises:
-        ConfigurationError: The store is not empty, the file is damaged or no backup, or nobody can be asked.
+    Jobs that ran when the backup was made are to be resumed. VMs that were rented since are not known: they are kept in
+    quarantine, where `scavenger gc` shows them. Sessions in browsers end.
     """
     from scavenger.store import Store
     from scavenger.store.backup import check_backup
 
-    tokens = check_backup(path).rows.get("tokens", 0)
+    tokens = check_backup(file).rows.get("tokens", 0)
     if keep_tokens is None:
         keep_tokens = tokens > 0 and _keeps_tokens(tokens)
-    found = Store.restore(store_url, path, keep_tokens=keep_tokens)
+    found = Store.restore(store_url, file, keep_tokens=keep_tokens)
     backup = found.backup
-    if as_json:
+    if output.is_json:
         console.emit_json(
             {
                 "schema_version": console.SCHEMA_VERSION,

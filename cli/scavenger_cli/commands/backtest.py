@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from rich.text import Text
 
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import GroupResult, Skipped, Summary, coverage90, median_ape, summary
 from scavenger.presentation.formatting import clean, plural
+from scavenger_cli.options import ConvergenceOption, CurvesOption, Output, OutputOption, StepTimesOption
 from scavenger_cli.ui import console, render
 
 POINTS_MAX = 1000
 
 
-def backtest(step_times: Path | None, convergence: Path | None, *, points: str | None, as_json: bool) -> int:
-    """Fit some points of every workload, predict the others, and show the errors.
+def backtest(
+    step_times: StepTimesOption = None,
+    convergence: ConvergenceOption = None,
+    curves: CurvesOption = None,
+    seen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARES",
+            help="With --curves: shares of the way to the target that are shown. Default: 0.25,0.5,0.75.",
+        ),
+    ] = None,
+    points: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POINTS",
+            help="Rows to fit: search (as a search takes them, with its costs), extremes, marked (column `profiled`), "
+            "or a number. Default: marked, else extremes or 6; and search.",
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Fit some measurements of a file and compare predictions of the rest."""
+    if curves is not None or seen is not None:
+        from scavenger_cli.commands.backtest_curves import backtest_of_curves
 
-    Args:
-        points: `search`, `extremes`, `marked` (column `profiled`), or a number; None: the default for the file.
-
-    Raises:
-        ConfigurationError: If no file is given, one cannot be read, or `points` is something else.
-    """
+        alone = step_times is None and convergence is None and points is None
+        return backtest_of_curves(curves, seen, alone=alone, as_json=output.is_json)
     if step_times is None and convergence is None:
         raise ConfigurationError("no measurements: give --step-times FILE or --convergence FILE")
     wanted = _points(points)
@@ -51,7 +70,7 @@ def backtest(step_times: Path | None, convergence: Path | None, *, points: str |
         found += backtest_steps(rows, wanted or ("marked" if any(row.marked for row in rows) else 6))
         searched = backtest_steps(rows, "search") if wanted is None else []
         notes += notes_on_rows(rows)
-    if as_json:
+    if output.is_json:
         console.emit_json(_document(found, searched, notes))
     else:
         _show(found, searched, notes)

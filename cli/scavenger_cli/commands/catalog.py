@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Literal
 
+import typer
 from rich.text import Text
 
 from scavenger.api.catalog import CatalogAnswer, MachineDocument, PriceDocument, show_catalog, wanted_of
@@ -13,6 +14,8 @@ from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
+from scavenger_cli.leftovers import here_only
+from scavenger_cli.options import Output, OutputOption
 from scavenger_cli.ui import console, render
 
 ROWS_MAX = 14
@@ -21,26 +24,47 @@ OLD_DAYS = 90
 """Age from which a note suggests a refresh: Google's spot prices may change monthly, list prices a few times a year."""
 
 
-def show(asked: Mapping[str, Any], *, every: bool, as_json: bool) -> int:
-    """Print the matching types, cheapest first.
+ProviderOption = Annotated[
+    Literal["aws", "gcp"] | None, typer.Option(help="Only this cloud. Default: all clouds.")
+]
 
-    Args:
-        asked: As of `show_catalog`.
-        every: Whether types with a caveat are shown, too.
 
-    Raises:
-        ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
-    """
+def catalog(
+    context: typer.Context,
+    provider: ProviderOption = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="R", help="Region. Default: us-central1 for gcp, us-east-1 for aws.")
+    ] = None,
+    vm: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this type. Repeat for several.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only types with this GPU, such as T4 or A100.")
+    ] = None,
+    cpus: Annotated[
+        str | None, typer.Option(metavar="N", help="vCPUs: 4 means exactly 4, 4+ at least 4.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="GIB", help="Memory, GiB: 16 means exactly 16, 16+ at least 16.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Include types that a job gets only by name: burstable, arm64, ...")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show machine types of the clouds and their prices."""
+    if context.invoked_subcommand is not None:
+        return 0
     with open_source(None) as source:
-        found = show_catalog(source, **asked)
-    if as_json:
+        found = show_catalog(source, provider, region, vm, gpu, cpus, memory)
+    if output.is_json:
         console.emit_json(plain(found))
     elif not found.machines:
         where = " and ".join(f"{one.provider}/{one.region}" for one in found.regions)
-        wanted = wanted_of(*(asked[name] for name in ("vm", "gpu", "cpus", "memory")))
+        wanted = wanted_of(vm, gpu, cpus, memory)
         console.emit(Text(f"No machine type with {clean(wanted)} in {where} is in the catalogue."))
     else:
-        _table(found, every=every or bool(asked["vm"]))
+        _table(found, every=every or bool(vm))
     oldest = max((price.age_days for one in found.machines for price in one.prices), default=0)
     if oldest > OLD_DAYS:
         console.note(
@@ -49,26 +73,33 @@ def show(asked: Mapping[str, Any], *, every: bool, as_json: bool) -> int:
     return 0
 
 
-def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) -> int:
-    """Fetch the prices of one cloud or all; if a source does not answer, the others are fetched all the same.
-
-    Raises:
-        ScavengerError: The error of the first source that did not answer, raised after the others were fetched.
-    """
+def refresh(
+    provider: ProviderOption = None,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(metavar="R", help="Region of aws. Repeat for several. gcp always sends all regions."),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Fetch current prices from the clouds; needs credentials."""
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
     from scavenger.cloud.catalog.refresh import BY_REGION, refresh_catalog
     from scavenger.control.provisioning.prices import cache_path
 
-    if regions and provider not in BY_REGION:
+    here_only("catalog refresh")
+    if region and provider not in BY_REGION:
         raise ConfigurationError(
             "--region is only for --provider aws: gcp sends the prices of all regions at once"
         )
     failed: list[ScavengerError] = []
     done: dict[str, int] = {}
-    for name in (provider,) if provider else PROVIDERS:
+    for name in PROVIDERS if provider is None else (provider,):
         try:
             fetched = refresh_catalog(
-                name, regions or (DEFAULT_REGIONS[name],), cache=cache_path(), now=datetime.now(UTC)
+                name,
+                tuple(region or ()) or (DEFAULT_REGIONS[name],),
+                cache=cache_path(),
+                now=datetime.now(UTC),
             )
         except ScavengerError as error:
             failed.append(error)
@@ -76,7 +107,7 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
         stock = fetched.stock
         failed += fetched.errors
         done[name] = sum(map(len, stock.ec2.values())) + len(stock.rates)
-        if not as_json:
+        if not output.is_json:
             what = plural(done[name], "machine type") if name in BY_REGION else plural(done[name], "rate")
             dated = ", some prices older than today" if fetched.errors else " of today"
             console.emit(Text(f"{name}: {what}{dated}, kept in {cache_path()}", no_wrap=True))
@@ -90,7 +121,7 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
         console.error(other)
     if failed:
         raise failed[0]
-    if as_json:
+    if output.is_json:
         document = {"schema_version": console.SCHEMA_VERSION, "refreshed": done, "file": str(cache_path())}
         console.emit_json(document)
     return 0

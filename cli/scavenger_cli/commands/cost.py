@@ -13,6 +13,7 @@ from scavenger.api.opening import open_source
 from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
 from scavenger_cli.commands.status import state_words
+from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -25,23 +26,19 @@ VMS_SHOWN = 30
 """VMs of one job shown as text; `-o json` has all."""
 
 
-def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: datetime | None = None) -> int:
-    """Print the costs of one job, or of the latest jobs with the items of the last one.
-
-    Raises:
-        ConfigurationError: If there is no such job.
-    """
-    at = now or datetime.now(UTC)
+def cost(job: ListedJobKey = None, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Show the predicted and actual cost of one job or of recent jobs."""
+    at = datetime.now(UTC)
     with open_source(store_url) as source:
-        if key is not None:
-            found = source.cost(key, at)
-            if as_json:
+        if job is not None:
+            found = source.cost(job, at)
+            if output.is_json:
                 console.emit_json({"schema_version": console.SCHEMA_VERSION, "job": cost_document(found)})
             else:
                 console.emit(*_one(found))
             return 0
         jobs = source.costs(JOBS_SHOWN, at)
-    if as_json:
+    if output.is_json:
         rows = [cost_document(cost) for cost in jobs]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "jobs": rows})
     elif not jobs:

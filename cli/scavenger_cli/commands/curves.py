@@ -1,4 +1,4 @@
-"""`curves`: loads a report, prices its curve, draws it and writes it."""
+"""`curves` loads a report, prices its curve, draws it and writes it."""
 
 from __future__ import annotations
 
@@ -8,99 +8,131 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from scavenger.api.curves import report_with_curve
+from scavenger.api.opening import open_source
 from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.pricing import priced
+from scavenger_cli.commands.pricing import Sizes, priced
+from scavenger_cli.options import (
+    BudgetOption,
+    CurveFormat,
+    DatasetSizeOption,
+    DeadlineOption,
+    JobKey,
+    ObjectiveOption,
+    OutOption,
+    Output,
+    OutputOption,
+    PriceOption,
+    Pricing,
+    StoreOption,
+    VerboseOption,
+    WorkloadOption,
+)
 from scavenger_cli.ui import console
 from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:
     from scavenger.api.opening import Source
-    from scavenger.control.search.imported import Imported, ImportOptions
+    from scavenger.control.search.imported import Imported
     from scavenger.store.records import JobRecord
-    from scavenger_cli.commands.pricing import Sizes
 
 RECENT = 50
 """Number of jobs among which the latest with a curve is looked for."""
 
 
-def show(
-    key: str | None, *, form: str, out: Path | None, store_url: str | None, sizes: Sizes | None, verbose: bool
+def curves(
+    job: JobKey = None,
+    form: Annotated[
+        CurveFormat | None,
+        typer.Option("--format", "-f", help="Output format. Default: by the ending of FILE, else terminal."),
+    ] = None,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or from `models fit`."
+        ),
+    ] = None,
+    workload: WorkloadOption = None,
+    price: PriceOption = None,
+    dataset_size: DatasetSizeOption = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="With --from: workers to predict, such as 1..64 or 1,2,4."),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="With --from: global batch sizes to predict, such as 64,128,256."),
+    ] = None,
+    why: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            metavar="K B",
+            help="Where the prediction of K workers and batch B comes from: law, points, parts.",
+        ),
+    ] = None,
+    objective: ObjectiveOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    pricing: Annotated[
+        Pricing | None,
+        typer.Option(help="Price workers per VM, by their size (vCPU and GiB), or both side by side."),
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES", help="Pricing by size: cpu=$,gib=$ per hour, or a Google Cloud family (e2)."
+        ),
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(metavar="N", help="Pricing by size: vCPUs of a worker, if unknown.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GIB[+GIB]",
+            help="Pricing by size: memory of a worker, and of each sample, if not measured.",
+        ),
+    ] = None,
+    out: OutOption = None,
+    verbose: VerboseOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Write one job's curve to `out` or stdout, priced by `sizes`.
+    """Draw predicted times and costs of a job or of past runs."""
+    named = CurveFormat.JSON if output.is_json else form
+    wanted = form_of(None if named is None else named.value, out)
+    limits = Limits.of(None if objective is None else objective.value, budget, deadline)
+    sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
+    if why is not None:
+        _refuse_drawing_of_why(wanted, sizes)
+    if sources:
+        from scavenger.control.search.imported import ImportOptions, parse_sizes, read_sources
 
-    Raises:
-        ConfigurationError: There is no such job or no curve, `out` cannot be written, or a size has no known price.
-    """
-    from scavenger.api.opening import open_source
+        asked = [None if text is None else parse_sizes(text) for text in (workers, batch_size)]
+        imported = read_sources(sources, ImportOptions(price, workload, dataset_size, *asked))
+        report = _imported(imported, limits)
+        if why is None:
+            return _write(_drawing(report, limits, sizes), wanted, out, verbose=verbose)
+        from scavenger.api.why import why_document
 
+        return _write_why(why_document(report, imported.model, *why), wanted, out)
+    refuse_limits_of_a_job(limits)
+    refuse_sizes_of_a_job(workers, batch_size)
     with open_source(store_url) as source:
-        job = _latest(source) if key is None else source.job(key)
-    return _write(_drawing(report_with_curve(job), Limits.of_job(job), sizes), form, out, verbose=verbose)
+        found = _latest(source) if job is None else source.job(job)
+        if why is not None:
+            return _write_why(source.why(found.id, *why), wanted, out)
+    return _write(
+        _drawing(report_with_curve(found), Limits.of_job(found), sizes), wanted, out, verbose=verbose
+    )
 
 
-def show_imported(
-    paths: list[Path],
-    terms: ImportOptions,
-    limits: Limits,
-    *,
-    form: str,
-    out: Path | None,
-    sizes: Sizes | None,
-    verbose: bool,
-) -> int:
-    """Write the curve of past measurements to `out` or stdout, priced by `sizes`.
-
-    Raises:
-        ConfigurationError: See `read_sources`; or `out` cannot be written.
-    """
-    from scavenger.control.search.imported import read_sources
-
-    report = _imported(read_sources(paths, terms), limits)
-    return _write(_drawing(report, limits, sizes), form, out, verbose=verbose)
-
-
-def explain(
-    key: str | None, why: tuple[int, int], *, form: str, out: Path | None, store_url: str | None
-) -> int:
-    """Write where the prediction of K and B of a job comes from to `out` or stdout.
-
-    Raises:
-        ConfigurationError: See `why_of`; there is no such job, or `out` cannot be written.
-    """
-    from scavenger.api.opening import open_source
-
-    with open_source(store_url) as source:
-        job = _latest(source).id if key is None else key
-        document = source.why(job, *why)
-    return _write_why(document, form, out)
-
-
-def explain_imported(
-    paths: list[Path],
-    terms: ImportOptions,
-    limits: Limits,
-    why: tuple[int, int],
-    *,
-    form: str,
-    out: Path | None,
-) -> int:
-    """Write where the prediction of K and B from past measurements comes from to `out` or stdout.
-
-    Raises:
-        ConfigurationError: See `read_sources`; no such configuration; or `out` cannot be written.
-    """
-    from scavenger.api.why import why_document
-    from scavenger.control.search.imported import read_sources
-
-    imported = read_sources(paths, terms)
-    return _write_why(why_document(_imported(imported, limits), imported.model, *why), form, out)
-
-
-def refuse_drawing_of_why(form: str, sizes: Sizes | None) -> None:
+def _refuse_drawing_of_why(form: str, sizes: Sizes | None) -> None:
     """Refuse to draw an explanation, or to price it.
 
     Raises:

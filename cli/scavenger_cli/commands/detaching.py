@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scavenger.domain.curve import Choice, TradeoffCurve
     from scavenger.domain.report import Observer, Predicted, RunReport
     from scavenger.store import Store
-    from scavenger_cli.commands.driving import Confirm, Driver
+    from scavenger_cli.commands.driving import Confirm, Driver, Invocation
 
 _STORED_ONLY = ("none", "universal")
 """Strategies that measure nothing, whose choice needs no plan to be repeated."""
@@ -36,18 +36,8 @@ class Detach:
     follow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """Where and how questions are asked, and the answer is given; see `drive`."""
-
-    store_url: str | None
-    as_json: bool
-    verbose: bool
-    quiet: bool
-
-
-def detach_job(prepared: PreparedJob, detach: Detach, options: Questions, *, ask: bool, audit: bool) -> int:
-    """Submit a job; before that, plan it in this terminal, show the table and ask, unless `ask` is false.
+def detach_job(prepared: PreparedJob, detach: Detach, invocation: Invocation, *, audit: bool) -> int:
+    """Submit a job; before that, plan it in this terminal, show the table and ask, unless `--yes` was given.
 
     Returns:
         The exit code: 0 also if the answer was no.
@@ -59,8 +49,8 @@ def detach_job(prepared: PreparedJob, detach: Detach, options: Questions, *, ask
     from scavenger.control.jobs.platform import prepare_job
     from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
-    if ask:
-        code, agreed = _planned(prepared, options)
+    if not invocation.yes:
+        code, agreed = _planned(prepared, invocation)
         if not agreed:
             return code
         if prepared.job.search.strategy not in _STORED_ONLY:
@@ -70,17 +60,17 @@ def detach_job(prepared: PreparedJob, detach: Detach, options: Questions, *, ask
     new = new_submission(prepared, audit=audit, priority=detach.priority, environment=own_environment())
     from scavenger.store import Store
 
-    with Store.open(options.store_url) as store:
+    with Store.open(invocation.store_url) as store:
         made = submitted(hand_over(store, new))
     if not detach.follow:
-        show_submission(made, as_json=options.as_json)
+        show_submission(made, as_json=invocation.as_json)
         return 0
-    from scavenger_cli.commands.queue import follow_logs
+    from scavenger_cli.commands.queue import logs
 
-    return follow_logs(made.id, store_url=options.store_url)
+    return logs(made.id, invocation.store_url)
 
 
-def _planned(prepared: PreparedJob, options: Questions) -> tuple[int, bool]:
+def _planned(prepared: PreparedJob, invocation: Invocation) -> tuple[int, bool]:
     """Plan the job and ask; returns the exit code of the plan, and whether the job is to be run."""
     from scavenger.control.jobs.job_run import JobRun
 
@@ -98,15 +88,7 @@ def _planned(prepared: PreparedJob, options: Questions) -> tuple[int, bool]:
     def is_shown(report: RunReport) -> bool:
         return not (answers and report.job.state == "planned")
 
-    code = drive(
-        begin,
-        ask=True,
-        store_url=options.store_url,
-        as_json=options.as_json,
-        verbose=options.verbose,
-        quiet=options.quiet,
-        reports=is_shown,
-    )
+    code = drive(begin, invocation, ask=True, reports=is_shown)
     return code, code == 0 and answers == [True]
 
 

@@ -18,6 +18,7 @@ from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.presentation.formatting import clean, plural, size
 from scavenger.version import __version__
+from scavenger_cli.options import InfraOption, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
@@ -267,19 +268,17 @@ def _extras() -> Iterable[Check]:
         yield Check(f"extra {extra}", "ok", found)
 
 
-def show(*, store_url: str | None, as_json: bool, infra: str | None = None) -> int:
-    """Print the checks, each as soon as it is made: those of a cloud take seconds.
-
-    Returns:
-        1 if a check failed, else 0.
-    """
+def doctor(
+    infra: InfraOption = None, store_url: StoreOption = None, output: OutputOption = Output.TEXT
+) -> int:
+    """Check that this machine has everything a job needs, and with --infra also a cloud."""
     checks = []
     for check in check_all(store_url, infra):
         checks.append(check)
-        if not as_json:
+        if not output.is_json:
             _emit(check)
     failed = any(check.status == "fail" for check in checks)
-    if as_json:
+    if output.is_json:
         console.emit_json(
             {
                 "schema_version": console.SCHEMA_VERSION,

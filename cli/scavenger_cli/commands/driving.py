@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,25 @@ _LAST_S = 5.0
 """Longest wait at the end for notifications that are being sent; the rest stays in the queue."""
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The options that every command which runs a job has.
+
+    Attributes:
+        store_url: The database; None for the default.
+        as_json: Whether the answer is a JSON document.
+        yes: Whether every question is answered with yes.
+        verbose: Whether all notes are shown.
+        quiet: Whether only warnings are shown while the job runs.
+    """
+
+    store_url: str | None
+    as_json: bool
+    yes: bool = False
+    verbose: bool = False
+    quiet: bool = False
 
 
 class Stoppable(Protocol):
@@ -71,12 +91,9 @@ def refuse_to_ask_nobody(*, yes: bool) -> None:
 
 def drive(
     begin: Callable[[Store, Observer, Confirm | None], Driver],
+    invocation: Invocation,
     *,
     ask: bool,
-    store_url: str | None,
-    as_json: bool,
-    verbose: bool = False,
-    quiet: bool = False,
     reports: Callable[[RunReport], bool] = lambda report: True,
 ) -> int:
     """Run a job to its end, with its progress on stderr and its report on stdout.
@@ -85,10 +102,6 @@ def drive(
         begin: Creates the job, given the store, the observer of its progress, and the question that is asked
             before the run costs money (None: no question).
         ask: Whether that question is asked.
-        store_url: The database; None for the default.
-        as_json: Whether the report is a JSON document.
-        verbose: Whether all notes are shown.
-        quiet: Whether only warnings are shown while it runs.
         reports: Whether this report is printed.
 
     Returns:
@@ -100,7 +113,7 @@ def drive(
     from scavenger.control.notifying.settings import notifying
     from scavenger.store import Store
 
-    observer = make_observer(sys.stderr, quiet=quiet)
+    observer = make_observer(sys.stderr, quiet=invocation.quiet)
     interrupts = Interrupts(observer)
     confirmed = False
 
@@ -111,7 +124,7 @@ def drive(
         try:
             with interrupts.asking():
                 console.emit(
-                    *render.curve_table(curve, choice, verbose=verbose),
+                    *render.curve_table(curve, choice, verbose=invocation.verbose),
                     "",
                     *render.choice_lines(choice, relative_only=curve.relative_only),
                     "",
@@ -124,7 +137,7 @@ def drive(
         finally:
             observer.start()
 
-    with Store.open(store_url) as store, notifying(store, only_mine=True, within_s=_LAST_S):
+    with Store.open(invocation.store_url) as store, notifying(store, only_mine=True, within_s=_LAST_S):
         started = begin(store, observer, confirm if ask else None)
         with interrupts.handled_by(started):
             observer.start()
@@ -136,7 +149,7 @@ def drive(
     if not reports(report):
         return report.exit_code
     with_curve = not (confirmed and console.is_terminal(sys.stdout))
-    show_report(report, as_json=as_json, with_curve=with_curve, verbose=verbose)
+    show_report(report, invocation, with_curve=with_curve)
     if resumable:
         console.note(f"scavenger: to continue from its last checkpoint: scavenger resume {report.job.id[:8]}")
     return report.exit_code
@@ -153,12 +166,12 @@ def _can_resume(store: Store, report: RunReport) -> bool:
     return True
 
 
-def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True, verbose: bool = False) -> None:
+def show_report(report: RunReport, invocation: Invocation, *, with_curve: bool = True) -> None:
     """Print the report on stdout, and its error, if it has one, on stderr."""
-    if as_json:
+    if invocation.as_json:
         console.emit_json(report_document(report))
     else:
-        console.emit(*render.report_text(report, with_curve=with_curve, verbose=verbose))
+        console.emit(*render.report_text(report, with_curve=with_curve, verbose=invocation.verbose))
     if report.job.state == "interrupted":
         console.note(f"scavenger: {report.error or 'interrupted'}")  # the user asked for it: not an error
     elif report.error:

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
+from scavenger.api.opening import open_source
 from scavenger.control.search.imported import Imported, ImportOptions, read_sources
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural
+from scavenger_cli.options import (
+    ConvergenceOption,
+    DatasetSizeOption,
+    OutOption,
+    Output,
+    OutputOption,
+    PriceOption,
+    StepTimesOption,
+    StoreOption,
+    WorkloadOption,
+)
 from scavenger_cli.ui import console, render
 
 
 def fit(
-    step_times: Path | None,
-    convergence: Path | None,
-    terms: ImportOptions,
-    *,
-    job: str | None,
-    out: Path | None,
-    store_url: str | None,
-    as_json: bool,
+    step_times: StepTimesOption = None,
+    convergence: ConvergenceOption = None,
+    workload: WorkloadOption = None,
+    price: PriceOption = None,
+    dataset_size: DatasetSizeOption = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="JOB",
+            help="Store the models for jobs like this one; `plan` must have run for it.",
+        ),
+    ] = None,
+    out: OutOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Fit models, show them, and write them to a file, the store, or both.
-
-    Args:
-        job: A stored job: later jobs of the same kind will use these models.
-
-    Raises:
-        ConfigurationError: See `read_sources`; or there is no such job, it never loaded its data, or its epochs
-            have another number of samples.
-    """
+    """Fit models to past measurements, for `curves --from`."""
     if step_times is None:
         raise ConfigurationError("no measured step times: give --step-times FILE")
+    terms = ImportOptions(price, workload, dataset_size)
     imported = read_sources([path for path in (step_times, convergence) if path is not None], terms)
     stored = None if job is None else _store(imported, job, store_url)
     if out is not None:
@@ -44,7 +58,7 @@ def fit(
         console.note(f"written: {out}; draw it: scavenger curves --from {out}")
     if stored is not None:
         console.note(f"stored: model {stored[:8]}")
-    if as_json:
+    if output.is_json:
         console.emit_json(imported.to_dict())
     else:
         _show(imported)
@@ -53,7 +67,6 @@ def fit(
 
 def _store(imported: Imported, key: str, store_url: str | None) -> str:
     from scavenger.api.models import put_fit
-    from scavenger.api.opening import open_source
 
     with open_source(store_url) as source:
         return put_fit(source, key, imported.model.to_dict()).model.id

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
 from scavenger.api.leftovers import LeftoverDocument, SweepAnswer, end_all, list_leftovers
@@ -14,49 +16,59 @@ from scavenger.control.sweep import region_of
 from scavenger.errors import CleanupError, ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
 from scavenger_cli.commands.other_leaders import OtherLeaders
+from scavenger_cli.options import DryRunOption, Output, OutputOption, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
 
-def collect(
-    regions: list[str],
-    *,
-    yes: bool,
-    dry_run: bool,
-    quarantined: bool = False,
-    other: Sequence[str] = (),
-    store_url: str | None,
-    as_json: bool,
+def gc(
+    regions: Annotated[
+        list[str] | None,
+        typer.Option("--in", metavar="CLOUD/REGION", help="Look in this region too. Repeat for several."),
+    ] = None,
+    quarantined: Annotated[
+        bool,
+        typer.Option(
+            "--quarantined",
+            help="End VMs, too, that the store does not know since it was restored from a backup.",
+        ),
+    ] = False,
+    kept: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="ID", help="Keep this VM in quarantine for good. Repeat for several."),
+    ] = None,
+    other: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leader",
+            metavar="VM",
+            help="End this live leader's VM of another machine, too, with its job's VMs. Repeat for several.",
+        ),
+    ] = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """List the VMs of this installation that no running job uses, and end them after asking.
-
-    Args:
-        regions: Such as `gcp/us-central1`, in addition to all regions in which the store ever asked for VMs.
-        quarantined: Whether VMs in quarantine are ended, too; see `Leftover`.
-        other: Ids of live leaders' VMs of other machines that are ended, too; those whose time is over are in any case.
-
-    Returns:
-        0, or 8 if something is left, or may be: stderr has a line for each.
-
-    Raises:
-        ConfigurationError: There are VMs to end, and neither `yes` nor a terminal to ask on; or there is no VM of
-            `other`.
-    """
-    for one in regions:
+    """End VMs that no running job uses, but that cost money."""
+    if kept:
+        return _keep(kept, store_url)
+    asked = regions or []
+    for one in asked:
         region_of(one)
     with open_source(store_url) as source:
-        found = list_leftovers(source, regions)
-        others = OtherLeaders.find(source, found.checked, other)
-        if not as_json:
+        found = list_leftovers(source, asked)
+        others = OtherLeaders.find(source, found.checked, other or ())
+        if not output.is_json:
             _show(found)
             others.show()
-        kept = [one for one in found.leftovers if one.quarantined and not quarantined]
-        ending = [one for one in found.leftovers if one not in kept]
+        staying = [one for one in found.leftovers if one.quarantined and not quarantined]
+        ending = [one for one in found.leftovers if one not in staying]
         count = len(ending) + len(others.ending)
         agreed = not dry_run and (not count or yes or _agreed(count))
-        left = (_ended(source, regions, found, ending) if agreed else found.left) + others.left
+        left = (_ended(source, asked, found, ending) if agreed else found.left) + others.left
         if agreed:
             left += others.end()
-    if as_json:
+    if output.is_json:
         console.emit_json(
             {
                 "schema_version": console.SCHEMA_VERSION,
@@ -70,9 +82,9 @@ def collect(
         )
     elif agreed and count and not left:
         console.emit(Text(f"ended {plural(count, 'VM')}"))
-    if kept:
+    if staying:
         console.note(
-            f"in quarantine, and not ended: {plural(len(kept), 'VM')}; --quarantined ends them, too, "
+            f"in quarantine, and not ended: {plural(len(staying), 'VM')}; --quarantined ends them, too, "
             "--keep ID keeps one for good"
         )
     for line in left:
@@ -89,7 +101,7 @@ def _ended(
     return end_all(source, regions, [one.key for one in ending])
 
 
-def keep(vms: list[str], *, store_url: str | None) -> int:
+def _keep(vms: list[str], store_url: str | None) -> int:
     """Have VMs in quarantine stay.
 
     Args:

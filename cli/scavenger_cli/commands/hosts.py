@@ -5,28 +5,19 @@ from __future__ import annotations
 from rich.text import Text
 
 from scavenger.api.jobs import hosts_document, hosts_of
+from scavenger.api.opening import open_source
 from scavenger.presentation.formatting import clean
+from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption
 from scavenger_cli.ui import console
 
 
-def show_hosts(key: str, *, store_url: str | None, as_json: bool) -> int:
-    """Print a line `HOST:SLOTS` for each host of a running job's live workers; none for a job that does not run.
-
-    Args:
-        key: The job.
-        store_url: The database; None for the default.
-        as_json: Whether the answer is a JSON document.
-
-    Raises:
-        ConfigurationError: There is no such job.
-    """
-    from scavenger.api.opening import open_source
-
+def hosts(job: RunningJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Print where the workers of a running job are, as HOST:SLOTS lines; none for a job that does not run."""
     with open_source(store_url) as source:
-        status = source.status(key)
-        hosts = hosts_of(status)
-        if as_json:
-            console.emit_json(hosts_document(source.name, status.job.id, hosts))
-        elif hosts:
-            console.emit(*(Text(f"{clean(host)}:{slots}") for host, slots in hosts.items()))
+        status = source.status(job)
+        found = hosts_of(status)
+        if output.is_json:
+            console.emit_json(hosts_document(source.name, status.job.id, found))
+        elif found:
+            console.emit(*(Text(f"{clean(host)}:{slots}") for host, slots in found.items()))
     return 0

@@ -9,7 +9,11 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.job_file.yaml_loader import read_scalar
@@ -18,13 +22,24 @@ from scavenger.domain.overrides import sizes
 from scavenger.domain.ranges import workers_of_text
 from scavenger.errors import ConfigurationError, Interrupted
 from scavenger.presentation.formatting import clean
+from scavenger_cli.options import Output, OutputOption
 from scavenger_cli.ui import console
 
-STARTER = "starter"
 JOB_FILE = "job.yaml"
 MODULE = "train.py"
 COMPILED = 'metrics=["accuracy"]'
 """The metrics in the starter's module."""
+
+
+class Example(StrEnum):
+    """The folder of an example."""
+
+    STARTER = "starter"
+    DIGITS = "digits"
+    CHARLM = "charlm"
+    OWN_LOOP = "own_loop"
+    TORCH_DIGITS = "torch_digits"
+    COMMAND_TORCH = "command_torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,43 +93,60 @@ def examples_path() -> Path:
     """
     package = Path(__file__).parents[1]
     for path in (package / "examples", package.parents[1] / "examples"):
-        if (path / STARTER / JOB_FILE).is_file():
+        if (path / Example.STARTER.value / JOB_FILE).is_file():
             return path
     raise ConfigurationError(f"this installation lacks {package / 'examples'}; install Scavenger again")
 
 
-def begin(folder: Path, example: str | None, settings: Settings, *, ask: bool, as_json: bool) -> int:
-    """Write an example's files to a folder and say the next command.
-
-    Args:
-        folder: Created if it does not exist.
-        example: The example; None for the starter, for whose values a terminal is asked.
-        settings: The values that replace those of the example.
-        ask: Whether to ask for values of the starter that are not given, if there is a terminal.
-
-    Raises:
-        ConfigurationError: If a value is invalid, a file exists or cannot be written; nothing has been written then.
-        Interrupted: If the terminal was closed at a question.
-    """
-    source = examples_path() / (example or STARTER)
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to write. Default: this folder.")
+    ] = Path(),
+    example: Annotated[
+        Example | None, typer.Option(help="Copy this example. Default: starter, a small one to change.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The job's name.")] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="The training code; a module that exists is kept."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="The metric to reach.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="The metric's value at which training is done.")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Numbers of workers to consider, such as 1..4.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="$", help="Highest cost in US dollars, such as 20 or $0.50.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Write a job file and a training module to start from."""
+    settings = Settings(name, train, metric, target, workers, budget)
+    chosen = Example.STARTER if example is None else example
+    source = examples_path() / chosen.value
     job_file = source / JOB_FILE
     if not job_file.is_file():
         if settings != Settings():
-            raise ConfigurationError(f"--example {example} has no job file, so it takes no other options")
+            raise ConfigurationError(
+                f"--example {chosen.value} has no job file, so it takes no other options"
+            )
         texts, command = _copied(source), f"{sys.executable} {shlex.quote(str(folder / 'run.py'))}"
     else:
         job = load_job(job_file)
-        if example not in (None, STARTER):
+        if chosen is not Example.STARTER:
             _refuse_code(settings, job)
         else:
             _refuse_existing(folder, [JOB_FILE])  # before any question
             settings = _named(settings, folder)
-            if ask and console.is_interactive():
+            if not yes and console.is_interactive():
                 settings = _asked(job, settings)
         texts = _begun(source, job, settings, folder)
         command = f"scavenger optimize {shlex.quote(str(folder / JOB_FILE))}"
     _write(folder, texts)
-    if as_json:
+    if output.is_json:
         written = [str(folder / name) for name in texts]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "written": written, "next": command})
         return 0
@@ -204,7 +236,7 @@ def _begun(source: Path, job: JobSpec, settings: Settings, folder: Path) -> dict
     entry = _changed(job, settings).train
     texts = _copied(source)
     texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, settings)
-    if source.name != STARTER or entry is None:
+    if source.name != Example.STARTER.value or entry is None:
         return texts
     module = texts.pop(MODULE).replace("def job()", f"def {entry.name}()")
     if settings.metric is not None:

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.text import Text
 
 from scavenger.api.values import plain
 from scavenger.errors import CleanupError, ConfigurationError, NotFoundError
 from scavenger.presentation.formatting import clean, when
+from scavenger_cli.options import Output, OutputOption, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from scavenger.control.leading.start import Start
     from scavenger.store import Store
     from scavenger_cli.commands.detaching import Detach
+    from scavenger_cli.commands.driving import Invocation
 
 
-def lead_on_vm(
-    prepared: PreparedJob, *, detach: Detach | None, audit: bool, store_url: str | None, as_json: bool
-) -> int:
+LedJob = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, or the beginning of its id.")]
+
+
+def lead_on_vm(prepared: PreparedJob, invocation: Invocation, *, detach: Detach | None, audit: bool) -> int:
     """Rent a VM that leads the job; follow it there to its end, unless it is detached. Returns the exit code.
 
     Raises:
@@ -37,40 +41,38 @@ def lead_on_vm(
     from scavenger.control.leading.start import Start
 
     start = Start(prepared, audit=audit, priority=0 if detach is None else detach.priority)
-    return _led(start, follow=detach is None or detach.follow, store_url=store_url, as_json=as_json)
+    return _led(start, invocation, follow=detach is None or detach.follow)
 
 
-def _led(
-    start: Start, *, follow: bool, store_url: str | None, as_json: bool, lost: LeaderRecord | None = None
-) -> int:
+def _led(start: Start, invocation: Invocation, *, follow: bool, lost: LeaderRecord | None = None) -> int:
     """Start a leader, in place of a lost one."""
     from scavenger.control.leading.starting import start_leader
     from scavenger.store import Store
 
-    with Store.open(store_url) as store:
+    with Store.open(invocation.store_url) as store:
         leaders = _leaders(store)
         record = start_leader(start, leaders, store, inform=console.note)
         if lost is not None:  # only now: its record is what the job could go on from, had this failed
             _ended(_session(leaders, lost), store)
         _session(leaders, record).book(store, there=True)
         if follow:
-            return _followed(leaders, record, store, as_json=as_json)
-    if as_json:
+            return _followed(leaders, record, store, as_json=invocation.as_json)
+    if invocation.as_json:
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "leader": plain(record)})
     else:
         console.emit(Text(f"  scavenger leader follow {record.job_id[:8]}  shows it, and fetches its result"))
     return 0
 
 
-def list_leaders(*, store_url: str | None, as_json: bool) -> int:
-    """Print the leaders' VMs, and whether they are there."""
+def list_leaders(store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """List the leaders' VMs that this machine has rented."""
     with _opened(store_url) as (leaders, store):
         rows = []
         for one in leaders.all():
             session = _session(leaders, one)
             rows.append((one, session.state()))
             session.book(store, there=rows[-1][1] == "there")
-    if as_json:
+    if output.is_json:
         shown = [{**plain(one), "state": state} for one, state in rows]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "leaders": shown})
     elif not rows:
@@ -87,27 +89,16 @@ def list_leaders(*, store_url: str | None, as_json: bool) -> int:
     return 0
 
 
-def follow_job(key: str, *, store_url: str | None, as_json: bool) -> int:
-    """Show a job's events until its end, fetch its result, and end its leader's VM; returns the job's exit code.
-
-    Raises:
-        NotFoundError: There is no such job.
-        GoneError: The leader's VM is gone.
-    """
+def follow(job: LedJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Show the job's events until it has ended, fetch its result, and end its leader's VM."""
     with _opened(store_url) as (leaders, store):
-        return _followed(leaders, leaders.find(key), store, as_json=as_json)
+        return _followed(leaders, leaders.find(job), store, as_json=output.is_json)
 
 
-def connect_to(key: str, *, store_url: str | None) -> int:
-    """Forward the API until Ctrl-C, through every failure of the network; returns the exit code.
-
-    Raises:
-        NotFoundError: There is no such job.
-        GoneError: The leader's VM is gone.
-        TransientError: The leader's VM cannot be reached at first.
-    """
+def connect(job: LedJob, store_url: StoreOption = None) -> int:
+    """Forward the leader's API to this machine until Ctrl-C, and print how other commands use it."""
     with _opened(store_url) as (leaders, _):
-        record = leaders.find(key)
+        record = leaders.find(job)
         token = leaders.token(record)
         file = shlex.quote(str(leaders.folder / record.id / "token"))
 
@@ -125,15 +116,10 @@ def connect_to(key: str, *, store_url: str | None) -> int:
             return 0
 
 
-def end_leader(key: str, *, yes: bool, store_url: str | None) -> int:
-    """End a leader's VM and those of its job.
-
-    Raises:
-        NotFoundError: There is no such job.
-        ConfigurationError: There is no terminal to ask on.
-    """
+def end(job: LedJob, yes: YesOption = False, store_url: StoreOption = None) -> int:
+    """End a leader's VM and the VMs of its job; what was not fetched is lost."""
     with _opened(store_url) as (leaders, store):
-        record = leaders.find(key)
+        record = leaders.find(job)
         if not yes and not console.is_interactive():
             raise ConfigurationError("there is no terminal to ask on: use --yes to end the VMs")
         if not yes and not console.ask(
@@ -152,9 +138,7 @@ def is_led(key: str, store: Store) -> bool:
     return True
 
 
-def resume_led(
-    key: str, *, yes: bool, follow: bool, audit: bool, store_url: str | None, as_json: bool
-) -> int:
+def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -> int:
     """Rent a new leader for a job whose leader was lost, and follow the job there; returns the exit code.
 
     Raises:
@@ -165,7 +149,7 @@ def resume_led(
     from scavenger.control.leading.start import Start
     from scavenger.domain.job import JobSpec
 
-    with _opened(store_url) as (leaders, store):
+    with _opened(invocation.store_url) as (leaders, store):
         record = leaders.find(key)
         if (state := _session(leaders, record).state()) != "gone":
             raise ConfigurationError(
@@ -175,7 +159,7 @@ def resume_led(
             spec = own.job(record.id).spec
         prepared = prepare_job(JobSpec.model_validate(spec), Path(record.job_file))
         if record.claim and record.job_id:
-            return _led_again(prepared, leaders, record, store, follow=follow, as_json=as_json)
+            return _led_again(prepared, leaders, record, store, follow=follow, as_json=invocation.as_json)
         if "://" not in record.checkpoints or not record.job_id:
             raise ConfigurationError(
                 f"job {record.name} has left no checkpoints: name an object store as checkpoint.path, and run it again "
@@ -187,13 +171,13 @@ def resume_led(
                 "this machine leads the job now: unset SCAVENGER_ADDRESS, or write leader: vm"
             )
         price = f"{clean(leader.offer.vm)}, ${leader.usd_per_hour:.4f} an hour"
-        if not yes and not console.ask(f"Rent another leader's VM ({price}), and the job's VMs?"):
+        if not invocation.yes and not console.ask(f"Rent another leader's VM ({price}), and the job's VMs?"):
             return 0
         _session(leaders, record).book(store, there=False)
         led_usd = store.entry(record.job_id, "leader").usd
     url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
     start = Start(prepared, audit=audit, recover=url, job_id=record.job_id, led_usd=led_usd)
-    return _led(start, follow=follow, store_url=store_url, as_json=as_json, lost=record)
+    return _led(start, invocation, follow=follow, lost=record)
 
 
 def _led_again(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from scavenger.api.logs import LogChunk, LogReader, Wanted, harmless, logs_document
+from scavenger.api.opening import open_source
+from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import when
 from scavenger.store.records import LIVE_STATES
+from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
@@ -18,19 +23,42 @@ FOLLOW_S = 0.5
 """Between two polls: faster would not be noticed, and a poll costs a millisecond."""
 
 
-def show_logs(
-    key: str, wanted: Wanted, *, follow: bool, lines: int, store_url: str | None, as_json: bool
+LINES = 20
+"""Default of `--lines`, for each log: they leave room for others on a screen."""
+
+
+def logs(
+    job: RunningJob,
+    events: Annotated[bool, typer.Option("--events", help="Show only the events of the job.")] = False,
+    process: Annotated[
+        str | None, typer.Option(metavar="ID", help="Show only the output of this process.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show new lines until the job has ended.")
+    ] = False,
+    lines: Annotated[
+        int,
+        typer.Option(
+            "--lines",
+            "-n",
+            metavar="N",
+            min=0,
+            max=100_000,
+            help="Show at most N events, and N lines of each process.",
+        ),
+    ] = LINES,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Print the last `lines` of each log; with `follow`, also new lines until the job has ended.
-
-    Raises:
-        ConfigurationError: There is no such job or process, or its logs are on another machine.
-    """
-    from scavenger.api.opening import open_source
-
+    """Show the events of a job and the output of its processes."""
+    if events and process is not None:
+        raise ConfigurationError("give --events or --process, not both; without either both are shown")
+    if follow and output.is_json:
+        raise ConfigurationError("-f prints without end, and -o json prints one document: give one of them")
+    wanted = Wanted(process is None, not events, process)
     with open_source(store_url) as source:
-        reader = source.logs(key, wanted)
-        if as_json:
+        reader = source.logs(job, wanted)
+        if output.is_json:
             console.emit_json(logs_document(reader.begin(lines, whole=True)))
             return 0
         show_lines(reader, wanted, lines, follow=follow)

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+import typer
 
 from scavenger.errors import NotSupportedError
 from scavenger_cli.ui import console
 
 
-def run_until_stopped(namespace: str, lease_namespace: str, leader_account: str, liveness: str) -> int:
-    """Look after ElasticJobs until SIGTERM or SIGINT.
+def run(
+    namespace: Annotated[
+        str, typer.Option(metavar="NAME", help="Only the ElasticJobs of this namespace. Default: all.")
+    ] = "",
+    lease_namespace: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where the lease is by which one of several operators acts. Default: its own.",
+        ),
+    ] = "",
+    leader_account: Annotated[
+        str, typer.Option(metavar="NAME", help="Service account of leaders that name none.")
+    ] = "scavenger-leader",
+    liveness: Annotated[
+        str, typer.Option(metavar="URL", help="Where it tells that it lives, as http://0.0.0.0:8080/healthz.")
+    ] = "",
+) -> int:
+    """Look after the cluster's ElasticJobs until SIGTERM.
 
-    Raises:
-        NotSupportedError: Its libraries are not installed.
-        ScavengerError: The cluster cannot be reached, or the settings file is invalid.
+    Several may run: one of them acts. Prices and images of pods are those of `[kubernetes]` in the settings file.
     """
     from scavenger import logs
     from scavenger.control.settings import load_settings
@@ -33,8 +51,8 @@ def run_until_stopped(namespace: str, lease_namespace: str, leader_account: str,
     return 0
 
 
-def print_crd() -> int:
-    """Print the definition of the custom resource."""
+def crd() -> int:
+    """Print the definition of the custom resource ElasticJob, for `kubectl apply -f -`."""
     from scavenger.control.cluster.crd import crd_yaml
 
     console.write(sys.stdout, crd_yaml())

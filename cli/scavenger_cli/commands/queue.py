@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.text import Text
 
 from scavenger.api.logs import Wanted
+from scavenger.api.opening import open_source
 from scavenger.api.submissions import (
     SubmittedJob,
     submission_document,
@@ -17,7 +19,8 @@ from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, money, plural, when
-from scavenger_cli.commands.logs import show_logs
+from scavenger_cli.commands.logs import LINES, show_lines
+from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -27,18 +30,19 @@ if TYPE_CHECKING:
     from scavenger.domain.submission import ServerRecord
 
 SHOWN = 50
-LINES = 20
 _LOOK_S = 0.5
 
 
-def show_queue(*, everything: bool, store_url: str | None, as_json: bool) -> int:
-    """Print submissions that wait or run, or with `everything` also those that have ended."""
-    from scavenger.api.opening import open_source
-
+def queue(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also show jobs that have ended.")] = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show submitted jobs that wait or run."""
     with open_source(store_url) as source:
         found = source.submissions(SHOWN, states=() if everything else OPEN_SUBMISSIONS)
         servers = source.servers()
-    if as_json:
+    if output.is_json:
         document = submissions_document(found)
         console.emit_json({**document, "servers": [plain(server) for server in servers]})
         return 0
@@ -99,19 +103,13 @@ def _emit(found: tuple[SubmittedJob, ...]) -> None:
     console.emit(grid)
 
 
-def follow_logs(key: str, *, store_url: str | None) -> int:
-    """Wait until a submitted job begins, and show its log until it has ended; Ctrl-C ends only the showing.
-
-    Raises:
-        ConfigurationError: There is no such job, or it ended before it began.
-    """
-    from scavenger.api.opening import open_source
-
+def logs(job: RunningJob, store_url: StoreOption = None) -> int:
+    """Show the log of a submitted job until it has ended, also of one that still waits; as `scavenger logs -f`."""
+    wanted = Wanted(events=True, written=True, process=None)
     with open_source(store_url) as source:
-        job_id = await_begin(source, key)
-    return show_logs(
-        job_id, Wanted(True, True, None), follow=True, lines=LINES, store_url=store_url, as_json=False
-    )
+        job_id = await_begin(source, job)
+        show_lines(source.logs(job_id, wanted), wanted, LINES, follow=True)
+    return 0
 
 
 def await_begin(source: Source, key: str) -> str:
@@ -133,21 +131,28 @@ def await_begin(source: Source, key: str) -> str:
     return key if one is None else one.id
 
 
-def cancel_jobs(keys: list[str], *, everything: bool, yes: bool, store_url: str | None, as_json: bool) -> int:
-    """Withdraw jobs that wait, and stop those that run; their models are saved.
-
-    Raises:
-        ConfigurationError: There is no such submitted job, or there is no terminal to ask on.
-    """
-    from scavenger.api.opening import open_source
-
-    if everything == bool(keys):
+def cancel(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB...", help="Ids of jobs, starts of ids, or names (the latest job of a name)."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Cancel all of your submitted jobs.")
+    ] = False,
+    yes: YesOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Withdraw submitted jobs that wait, and stop those that run."""
+    if everything == bool(jobs):
         raise ConfigurationError("name jobs, or give --all for all of yours")
     with open_source(store_url) as source:
         if everything:
             found = list(source.submissions(10_000, states=OPEN_SUBMISSIONS, user=source.user))
         else:
-            found = [_submission(source, key) for key in keys]
+            found = [_submission(source, key) for key in jobs or ()]
         if not yes and not console.is_interactive():
             raise ConfigurationError("there is no terminal to ask on: use --yes to cancel the jobs")
         names = ", ".join(f"{clean(one.name)} {one.id[:8]}" for one in found)
@@ -155,7 +160,7 @@ def cancel_jobs(keys: list[str], *, everything: bool, yes: bool, store_url: str 
             console.note("nothing was cancelled")
             return 0
         done = [source.cancel(one.id) for one in found]
-    if as_json:
+    if output.is_json:
         rows = [submission_document(one) for one in done]
         console.emit_json({"schema_version": SCHEMA_VERSION, "submissions": rows})
         return 0

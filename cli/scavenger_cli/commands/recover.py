@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean
+from scavenger_cli.options import Output, OutputOption, StoreOption
 from scavenger_cli.ui import console
 
 
-def recover(folders: Sequence[str], job_file: Path | None, *, store_url: str | None, as_json: bool) -> int:
-    """Restore the records that are missing in the store; those that it has are left as they are.
-
-    Every folder is read before anything is written.
-
-    Args:
-        folders: Output folders of jobs; with a job file, the location of that job's checkpoints.
-        job_file: The file of the one job of which nothing else is left; None if the folders have records.
-
-    Raises:
-        ConfigurationError: A folder has no record of a job, or a damaged one, or no checkpoint.
-    """
+def recover(
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Output folders of jobs, named by the jobs' ids; with --job, the folder or URL of checkpoints.",
+        ),
+    ],
+    job_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--job", metavar="JOB.yaml", help="The job's file, where nothing but its checkpoints is left."
+        ),
+    ] = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Restore the records of jobs from their folders or checkpoints, after the database was lost."""
     from scavenger.store import Store
     from scavenger.store.record_file import read_record
 
@@ -41,7 +50,7 @@ def recover(folders: Sequence[str], job_file: Path | None, *, store_url: str | N
                 store.add_event(job.id, "note", f"the record was restored from {folder}")
             rows.append({"id": job.id, "name": job.name, "state": job.state, "recovered": recovered})
         name = store.name
-    if as_json:
+    if output.is_json:
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": name, "jobs": rows})
         return 0
     for row in rows:

@@ -13,9 +13,9 @@ from scavenger.domain.document import report_from_document
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger_cli.commands.detaching import Detach, show_submission
 from scavenger_cli.commands.driving import refuse_to_ask_nobody, show_report
-from scavenger_cli.commands.logs import show_lines
+from scavenger_cli.commands.logs import LINES, show_lines
 from scavenger_cli.commands.previewing import show_preview
-from scavenger_cli.commands.queue import LINES, await_begin
+from scavenger_cli.commands.queue import await_begin
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scavenger.api.submissions import SubmittedJob
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
+    from scavenger_cli.commands.driving import Invocation
 
 
 class RemoteRun:
@@ -32,28 +33,31 @@ class RemoteRun:
         job_file: Path of the job file on the server's machine; a relative one is taken from the folder here.
         overrides: Values that replace those of the job file.
         run: False: the job ends with the choice, as of `plan`.
-        as_json: Whether the answer is a JSON document.
     """
 
     def __init__(
-        self, source: ServerSource, job_file: Path, overrides: Overrides, *, run: bool, as_json: bool
+        self,
+        source: ServerSource,
+        job_file: Path,
+        overrides: Overrides,
+        invocation: Invocation,
+        *,
+        run: bool,
     ) -> None:
         from scavenger.client import SubmitOptions
 
-        self._source, self._as_json = source, as_json
+        self._source, self._invocation = source, invocation
         self._path = os.path.abspath(job_file)
         self._options = SubmitOptions(overrides, run=run, environment=_asked_here(job_file))
 
-    def preview(self, *, yes: bool) -> int:
+    def preview(self) -> int:
         """Show what would be done, and do nothing."""
-        preview = reading.preview(self._source.client.preview(self._path, self._options, yes=yes))
-        show_preview(preview, as_json=self._as_json)
+        asked = self._source.client.preview(self._path, self._options, yes=self._invocation.yes)
+        show_preview(reading.preview(asked), as_json=self._invocation.as_json)
         return 0
 
-    def submit(
-        self, detach: Detach | None, *, yes: bool, audit: bool, verbose: bool = False, quiet: bool = False
-    ) -> int:
-        """Submit the job, after a question unless `yes`; without `detach`, follow it to its end.
+    def submit(self, detach: Detach | None, *, audit: bool) -> int:
+        """Submit the job, after a question unless `--yes` was given; without `detach`, follow it to its end.
 
         Returns:
             The exit code: that of the job, if it was followed; 0 also if the answer was no.
@@ -63,8 +67,8 @@ class RemoteRun:
         """
         from dataclasses import replace
 
-        refuse_to_ask_nobody(yes=yes)
-        if not yes:
+        refuse_to_ask_nobody(yes=self._invocation.yes)
+        if not self._invocation.yes:
             asked = self._source.client.preview(self._path, self._options)
             show_preview(reading.preview(asked), stream=sys.stderr)
             if not console.ask(f"Submit it to {self._source.client.address.url}?"):
@@ -72,7 +76,7 @@ class RemoteRun:
         priority = 0 if detach is None else detach.priority
         options = replace(self._options, audit=audit, priority=priority)
         made = reading.submission(self._source.client.submit(self._path, options)["submission"])
-        return _followed(self._source, made, detach, as_json=self._as_json, verbose=verbose, quiet=quiet)
+        return _followed(self._source, made, detach, self._invocation)
 
 
 def _asked_here(job_file: Path) -> dict[str, str]:
@@ -89,12 +93,10 @@ def _asked_here(job_file: Path) -> dict[str, str]:
 def resume_remotely(
     source: ServerSource,
     job: JobRecord,
+    invocation: Invocation,
     *,
     detach: bool,
     audit: bool,
-    as_json: bool,
-    verbose: bool,
-    quiet: bool,
     renewal: Renewal,
 ) -> int:
     """Have a job that ended before its goal go on, and follow it to its end unless `detach`.
@@ -107,23 +109,15 @@ def resume_remotely(
     """
     made = source.resume(job, audit=audit, renewal=renewal)
     how = Detach() if detach else None
-    return _followed(source, made, how, as_json=as_json, verbose=verbose, quiet=quiet)
+    return _followed(source, made, how, invocation)
 
 
-def _followed(
-    source: ServerSource,
-    made: SubmittedJob,
-    detach: Detach | None,
-    *,
-    as_json: bool,
-    verbose: bool,
-    quiet: bool,
-) -> int:
+def _followed(source: ServerSource, made: SubmittedJob, detach: Detach | None, invocation: Invocation) -> int:
     if detach is not None and not detach.follow:
-        show_submission(made, as_json=as_json)
+        show_submission(made, as_json=invocation.as_json)
         return 0
     try:
-        _await_end(source, made.id, quiet=quiet or as_json)
+        _await_end(source, made.id, quiet=invocation.quiet or invocation.as_json)
     except KeyboardInterrupt:
         key = made.id[:8]
         console.note(
@@ -141,7 +135,7 @@ def _followed(
         report = report_from_document(job.report)
     except ValueError as error:
         raise ConfigurationError(f"the report of another version cannot be read: {error}") from error
-    show_report(report, as_json=as_json, verbose=verbose)
+    show_report(report, invocation)
     return report.exit_code
 
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from scavenger.api.jobs import delete_jobs
 from scavenger.api.logs import log_folder
+from scavenger.api.opening import open_source
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural
+from scavenger_cli.options import DryRunOption, Output, OutputOption, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord
 
 
-def remove_jobs(keys: list[str], *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
-    """Delete the records of jobs after asking: all or, if one of them may not be deleted, none.
-
-    Raises:
-        ConfigurationError: There is no such job, it rented VMs, or there is no terminal to ask on.
-        TransientError: A job is running.
-    """
-    from scavenger.api.jobs import delete_jobs
-    from scavenger.api.opening import open_source
-
+def rm(
+    keys: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="Ids of jobs, starts of ids, or names (the latest job of a name)."
+        ),
+    ],
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Delete the records of jobs that have ended; their files are kept."""
     with open_source(store_url) as source:
         source.end_dead()
         jobs = list({job.id: job for job in map(source.job, keys)}.values())
@@ -34,7 +42,7 @@ def remove_jobs(keys: list[str], *, yes: bool, dry_run: bool, store_url: str | N
                 console.note("nothing was deleted")
                 return 0
             delete_jobs(source, [job.id for job in jobs])
-    if as_json:
+    if output.is_json:
         ids = [job.id for job in jobs]
         console.emit_json(
             {

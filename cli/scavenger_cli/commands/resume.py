@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.detaching import show_submission
-from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+from scavenger_cli.commands.driving import Invocation, drive, refuse_to_ask_nobody
 from scavenger_cli.commands.leader import is_led, resume_led
 from scavenger_cli.commands.remote import resume_remotely
+from scavenger_cli.options import (
+    AuditOption,
+    BudgetOption,
+    DeadlineOption,
+    DetachOption,
+    Output,
+    OutputOption,
+    QuietOption,
+    RunningJob,
+    StoreOption,
+    VerboseOption,
+    YesOption,
+)
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
@@ -18,74 +34,50 @@ if TYPE_CHECKING:
 
 
 def resume(
-    key: str,
-    *,
-    yes: bool,
-    store_url: str | None,
-    as_json: bool,
-    audit: bool = False,
-    detach: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-    renewal: Renewal = UNCHANGED,
+    job: RunningJob,
+    yes: YesOption = False,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    max_epochs: Annotated[
+        int | None, typer.Option(metavar="N", help="Most epochs, as goal.max_epochs of the job file.")
+    ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Go on with its output here, as on another disk; what it wrote is copied."
+        ),
+    ] = None,
+    audit: AuditOption = False,
+    detach: DetachOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Resume a job and run it to its end, with the display and report of `optimize`; or submit it to be resumed.
+    """Continue a job that ended before its goal from its checkpoint.
 
-    Returns:
-        The exit code: the report's own.
-
-    Raises:
-        ConfigurationError: There is no such job, it has no checkpoint to continue from, or `key` is only its name
-            and the job is another user's.
-        TransientError: The job is running.
+    One that a limit ended, or that missed its target, goes on with a higher limit, which counts all its attempts.
     """
     from scavenger.api.opening import server_source
 
+    invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
+    folder = None if output_dir is None else os.path.abspath(output_dir)
+    renewal = Renewal(budget, deadline, max_epochs, folder)
     if (server := server_source(store_url)) is not None:
         with server as source:
-            job = source.job(key)
+            found = source.job(job)
             refuse_to_ask_nobody(yes=yes)
-            if not yes and not console.ask(f"Resume {clean(job.name)} ({job.id[:8]})?"):
+            if not yes and not console.ask(f"Resume {clean(found.name)} ({found.id[:8]})?"):
                 return 0
-            return resume_remotely(
-                source,
-                job,
-                detach=detach,
-                audit=audit,
-                as_json=as_json,
-                verbose=verbose,
-                quiet=quiet,
-                renewal=renewal,
-            )
-    return _resume_here(
-        key,
-        yes=yes,
-        store_url=store_url,
-        as_json=as_json,
-        audit=audit,
-        detach=detach,
-        verbose=verbose,
-        quiet=quiet,
-        renewal=renewal,
-    )
+            return resume_remotely(source, found, invocation, detach=detach, audit=audit, renewal=renewal)
+    return _resume_here(job, invocation, detach=detach, audit=audit, renewal=renewal)
 
 
-def _resume_here(
-    key: str,
-    *,
-    yes: bool,
-    store_url: str | None,
-    as_json: bool,
-    audit: bool,
-    detach: bool,
-    verbose: bool,
-    quiet: bool,
-    renewal: Renewal,
-) -> int:
+def _resume_here(key: str, invocation: Invocation, *, detach: bool, audit: bool, renewal: Renewal) -> int:
     from scavenger.control.jobs.renewal import renewed
     from scavenger.store import Store
 
-    with Store.open(store_url) as store:
+    with Store.open(invocation.store_url) as store:
         led = is_led(key, store)
     if led and renewal != UNCHANGED:
         raise ConfigurationError(
@@ -93,9 +85,9 @@ def _resume_here(
             "in the job file, and run `scavenger optimize` again"
         )
     if led:
-        refuse_to_ask_nobody(yes=yes)
-        return resume_led(key, yes=yes, follow=not detach, audit=audit, store_url=store_url, as_json=as_json)
-    with Store.open(store_url) as store:
+        refuse_to_ask_nobody(yes=invocation.yes)
+        return resume_led(key, invocation, follow=not detach, audit=audit)
+    with Store.open(invocation.store_url) as store:
         store.reap_dead_jobs()
         job = store.job(key)
         others = not job.owner.is_same_account(store.me())
@@ -111,14 +103,14 @@ def _resume_here(
             )
         spec = renewed(job, renewal)
         store.check_resumable(job, spec=None if spec is None else spec.written())
-    refuse_to_ask_nobody(yes=yes)
-    if others and not _confirmed(job, yes=yes):
+    refuse_to_ask_nobody(yes=invocation.yes)
+    if others and not _confirmed(job, yes=invocation.yes):
         return 0
     if detach:
         from scavenger.api.of_store import StoreSource
 
-        with StoreSource(store_url) as source:
-            show_submission(source.resume(job, audit=audit, renewal=renewal), as_json=as_json)
+        with StoreSource(invocation.store_url) as source:
+            show_submission(source.resume(job, audit=audit, renewal=renewal), as_json=invocation.as_json)
         return 0
     from scavenger.control.jobs.resume import resume_job
 
@@ -126,11 +118,8 @@ def _resume_here(
         lambda store, observer, confirm: resume_job(
             job.id, store=store, observer=observer, confirm=confirm, audit=audit, spec=spec
         ),
-        ask=not yes,
-        store_url=store_url,
-        as_json=as_json,
-        verbose=verbose,
-        quiet=quiet,
+        invocation,
+        ask=not invocation.yes,
     )
 
 

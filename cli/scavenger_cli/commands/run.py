@@ -1,48 +1,122 @@
-"""`optimize` and `plan`: options that override the job file, the preview of a dry run, and the run."""
+"""`optimize`, `plan` and `jobs launch`: options that override the job file, the preview of a dry run, and the run."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from scavenger.domain.overrides import Overrides
-from scavenger_cli.commands.detaching import Detach, Questions, detach_job
-from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+from scavenger_cli.commands.detaching import Detach, detach_job
+from scavenger_cli.commands.driving import Invocation, drive, refuse_to_ask_nobody
 from scavenger_cli.commands.previewing import show_preview
 from scavenger_cli.commands.remote import RemoteRun
+from scavenger_cli.options import (
+    AuditOption,
+    BatchSizesOption,
+    BudgetOption,
+    DeadlineOption,
+    DetachOption,
+    DryRunOption,
+    JobFile,
+    ObjectiveName,
+    ObjectiveOption,
+    Output,
+    OutputOption,
+    QuietOption,
+    StoreOption,
+    Strategy,
+    StrategyOption,
+    VerboseOption,
+    WorkersOption,
+    YesOption,
+)
 from scavenger_cli.ui import console
-
-__all__ = ["Detach", "Overrides", "execute"]
 
 _PROFILE = "Rent VMs to profile on?"
 
 
-def execute(
+def optimize(
+    job_file: JobFile,
+    objective: ObjectiveOption = None,
+    strategy: StrategyOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    workers: WorkersOption = None,
+    batch_size: BatchSizesOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    audit: AuditOption = False,
+    detach: DetachOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Profile a job, choose what it should run on, and train it there."""
+    overrides = _overrides(objective, strategy, budget, deadline, workers, batch_size)
+    invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
+    how = Detach() if detach else None
+    return _execute(job_file, overrides, invocation, run=True, dry_run=dry_run, audit=audit, detach=how)
+
+
+def plan(
+    job_file: JobFile,
+    objective: ObjectiveOption = None,
+    strategy: StrategyOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    workers: WorkersOption = None,
+    batch_size: BatchSizesOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Profile a job and predict its time and cost, without running it."""
+    overrides = _overrides(objective, strategy, budget, deadline, workers, batch_size)
+    invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
+    return _execute(job_file, overrides, invocation, run=False, dry_run=dry_run)
+
+
+def launch(
+    job_file: JobFile,
+    yes: YesOption = False,
+    detach: DetachOption = False,
+    priority: Annotated[int, typer.Option(metavar="N", help="Jobs of a higher priority begin first.")] = 0,
+    audit: AuditOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Submit a job like `optimize --detach`, and show its log; Ctrl-C ends only the showing."""
+    how = Detach(priority, follow=not (detach or output.is_json))
+    invocation = Invocation(store_url, output.is_json, yes)
+    return _execute(job_file, Overrides(), invocation, run=True, audit=audit, detach=how)
+
+
+def _overrides(objective: ObjectiveName | None, strategy: Strategy | None, *texts: str | None) -> Overrides:
+    """The values that replace those of the job file."""
+    return Overrides(objective and objective.value, strategy and strategy.value, *texts)
+
+
+def _execute(
     job_file: Path,
+    overrides: Overrides,
+    invocation: Invocation,
     *,
     run: bool,
-    overrides: Overrides,
-    yes: bool,
-    dry_run: bool,
-    store_url: str | None,
-    as_json: bool,
+    dry_run: bool = False,
     audit: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
     detach: Detach | None = None,
 ) -> int:
     """Run the job, or only plan it, or submit it.
 
     Args:
         run: False to end with the choice.
-        overrides: Values that replace those of the job file.
-        yes: Whether every question is answered with yes.
-        dry_run: Whether to show only what would be done.
-        store_url: The database; None for the default.
-        as_json: Whether the answer is a JSON document.
-        audit: Whether to record which worker trained on which samples.
-        verbose: Whether all notes are shown.
-        quiet: Whether only warnings are shown while it runs.
         detach: How to submit it, to be run without this command; None to run it here.
 
     Returns:
@@ -53,17 +127,10 @@ def execute(
     """
     from scavenger.api.opening import server_source
 
-    if (server := server_source(store_url)) is not None:
+    if (server := server_source(invocation.store_url)) is not None:
         with server as source:
-            return _execute_remotely(
-                RemoteRun(source, job_file, overrides, run=run, as_json=as_json),
-                yes=yes,
-                dry_run=dry_run,
-                audit=audit,
-                verbose=verbose,
-                quiet=quiet,
-                detach=detach,
-            )
+            remote = RemoteRun(source, job_file, overrides, invocation, run=run)
+            return remote.preview() if dry_run else remote.submit(detach, audit=audit)
     from scavenger.api.preview import preview_of
     from scavenger.control.job_file.load import load_job, override_job
     from scavenger.control.jobs.platform import prepare_job
@@ -73,59 +140,35 @@ def execute(
         from scavenger.control.jobs.aggregator_vms import settled
         from scavenger.store import Store
 
-        with Store.open(store_url) as store:
+        with Store.open(invocation.store_url) as store:
             prepared = settled(prepared, store)
     if dry_run:
-        show_preview(preview_of(prepared, run=run, yes=yes), as_json=as_json)
+        show_preview(preview_of(prepared, run=run, yes=invocation.yes), as_json=invocation.as_json)
         return 0
     rents, on_vm = prepared.platform.rents, run and prepared.platform.leader is not None
     if run or rents:
-        refuse_to_ask_nobody(yes=yes)
+        refuse_to_ask_nobody(yes=invocation.yes)
     if on_vm:
         from scavenger.control.leading.start import Start, check_start
 
         check_start(Start(prepared))
-    if rents and not yes:
-        show_preview(preview_of(prepared, run=run, yes=yes), stream=sys.stderr)
+    if rents and not invocation.yes:
+        show_preview(preview_of(prepared, run=run, yes=invocation.yes), stream=sys.stderr)
         question = "Rent VMs, and run the job there without another question?" if on_vm else _PROFILE
         if not console.ask(question):
             return 0
     if on_vm:
         from scavenger_cli.commands.leader import lead_on_vm
 
-        return lead_on_vm(prepared, detach=detach, audit=audit, store_url=store_url, as_json=as_json)
+        return lead_on_vm(prepared, invocation, detach=detach, audit=audit)
     from scavenger.control.jobs.job_run import JobRun
 
     if detach is not None:
-        options = Questions(store_url, as_json, verbose, quiet)
-        return detach_job(prepared, detach, options, ask=not yes, audit=audit)
+        return detach_job(prepared, detach, invocation, audit=audit)
     return drive(
         lambda store, observer, confirm: JobRun(
             prepared, store=store, observer=observer, run=run, confirm=confirm, audit=audit
         ),
-        ask=run and not yes,
-        store_url=store_url,
-        as_json=as_json,
-        verbose=verbose,
-        quiet=quiet,
+        invocation,
+        ask=run and not invocation.yes,
     )
-
-
-def _execute_remotely(
-    remote: RemoteRun,
-    *,
-    yes: bool,
-    dry_run: bool,
-    audit: bool,
-    verbose: bool,
-    quiet: bool,
-    detach: Detach | None,
-) -> int:
-    """Have a server run the job, or say what it would do.
-
-    Raises:
-        ScavengerError: The server refuses it.
-    """
-    if dry_run:
-        return remote.preview(yes=yes)
-    return remote.submit(detach, yes=yes, audit=audit, verbose=verbose, quiet=quiet)

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from scavenger.domain.submission import StoredBudgets
 from scavenger.errors import ConfigurationError
+from scavenger_cli.options import StoreOption
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
@@ -75,19 +78,52 @@ def _money(option: str, text: str | None, stored: float | None) -> float | None:
         raise ConfigurationError(f"{option} {error}") from None
 
 
-def serve_jobs(given: Given, place: Place | None, *, store_url: str | None) -> int:
-    """Serve until Ctrl-C or SIGTERM.
+def serve(
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Most jobs at once. Default: 16, or of the settings file."),
+    ] = None,
+    local_jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Most jobs at once on this machine itself. Default: 1."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="$", help="Most that all jobs of a month may cost; kept in the store. none: no limit."
+        ),
+    ] = None,
+    budget_per_user: Annotated[
+        str | None, typer.Option(metavar="$", help="The same for the jobs of each user.")
+    ] = None,
+    api: Annotated[bool, typer.Option("--api/--no-api", help="Serve the REST API, too.")] = True,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where the API listens; any but loopback needs TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port of the API; 0: one that is free.")
+    ] = 8765,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another name by which clients address the API. Repeat for several."
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate for TLS, PEM.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
+    store_url: StoreOption = None,
+) -> int:
+    """Run submitted jobs until Ctrl-C, each in a process of its own, and serve the REST API.
 
-    Args:
-        given: Limits of the command line.
-        place: Where the API is served; None: no API.
-        store_url: As `--store`.
-
-    Raises:
-        ConfigurationError: An option or the settings file is invalid.
-        TransientError: Another server serves this store.
+    Jobs go on when the server ends, and the next one adopts them. Without this, the first detached job starts a server
+    in the background, which ends a minute after the last of them.
     """
     from scavenger.control.service.stopping import stopped_by_signals
+
+    given = Given(jobs, local_jobs, budget, budget_per_user)
+    place = Place(host, port, tuple(allowed_host or ()), certificate, key) if api else None
 
     with stopped_by_signals() as stop:  # also while it starts, which takes seconds
         _serve_until(stop, given, place, store_url)

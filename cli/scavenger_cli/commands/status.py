@@ -7,18 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Group
 from rich.text import Text
 
 from scavenger.api.jobs import JobStatus, ListedJob, jobs_document, status_document
 from scavenger.api.leftovers import QuarantineAnswer, list_quarantine
+from scavenger.api.opening import open_source
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, duration_range, money, plural, quantity, when
 from scavenger.presentation.panel import FINISHED
+from scavenger_cli.options import ListedJobKey, Output, OutputOption, StateOption, StoreOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -46,40 +49,38 @@ class Filters:
     name: str | None = None
 
 
-def show_status(
-    key: str | None, filters: Filters, *, follow: bool, store_url: str | None, as_json: bool
+def status(
+    job: ListedJobKey = None,
+    state: StateOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="List only jobs of this name; * stands for any characters."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the job as it changes, until it has ended.")
+    ] = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Print the latest jobs, or one job with its progress, processes, operations and events.
-
-    Args:
-        key: The job; None for the list.
-        filters: Which jobs are listed.
-        follow: Whether to show the job anew whenever it changes, until it has ended.
-        store_url: The database; None for the default.
-        as_json: Whether the answer is a JSON document.
-
-    Raises:
-        ConfigurationError: There is no such job, or filters are given with a job.
-    """
-    from scavenger.api.opening import open_source
-
-    if key is not None and filters != Filters():
+    """Show the latest jobs, or one job with its progress and processes."""
+    filters = Filters(tuple(state or ()), name)
+    if job is not None and filters != Filters():
         raise ConfigurationError("--state and --name filter the list of jobs: leave out the job")
-    if follow and (key is None or as_json):
+    if follow and (job is None or output.is_json):
         raise ConfigurationError("-f shows one job as it changes: name the job, and leave out -o json")
     with open_source(store_url) as source:
-        if key is None:
-            _list_jobs(source, filters, as_json=as_json)
+        if job is None:
+            _list_jobs(source, filters, as_json=output.is_json)
             if source.sees_all:
                 _tell_of_quarantine(list_quarantine(source))
         elif follow:
-            _follow(source, key)
+            _follow(source, job)
         else:
-            status = source.status(key)
-            if as_json:
-                console.emit_json(status_document(source.name, status))
+            found = source.status(job)
+            if output.is_json:
+                console.emit_json(status_document(source.name, found))
             else:
-                console.emit(*_parts(status))
+                console.emit(*_parts(found))
     return 0
 
 

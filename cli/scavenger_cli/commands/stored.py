@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.text import Text
 
 from scavenger.api import models as calls
@@ -14,6 +15,15 @@ from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, plural, when
+from scavenger_cli.options import (
+    DryRunOption,
+    ModelKey,
+    OutOption,
+    Output,
+    OutputOption,
+    StoreOption,
+    YesOption,
+)
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
@@ -23,12 +33,12 @@ IMPORT_MAX_BYTES = 64 * 2**20
 """Ten thousand models take a few MiB; a larger file is not an export of models."""
 
 
-def list_models(*, store_url: str | None, as_json: bool) -> int:
-    """Print every fitted model, latest first."""
+def list_models(store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """List the fitted models."""
     with open_source(store_url) as source:
         found = calls.list_models(source)
     models = found.models
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(found))
     elif not models:
         console.emit(
@@ -71,51 +81,64 @@ def _evidence(model: ModelRecord) -> str:
     return f"{plural(model.measurements, 'measurement')}, {plural(model.runs, 'run')}"
 
 
-def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
-    """Print one model and what it was fitted for."""
+def show_model(model: ModelKey, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Show what a model was fitted for."""
     with open_source(store_url) as source:
-        found = calls.show_model(source, key)
-    if as_json:
-        console.emit_json(plain(found))
+        answer = calls.show_model(source, model)
+    if output.is_json:
+        console.emit_json(plain(answer))
         return 0
-    model = found.model
-    grid = render.table(("Model", "left"), (model.id, "left"))
-    for name, value in console.plain(model.fingerprint).items():
+    found = answer.model
+    grid = render.table(("Model", "left"), (found.id, "left"))
+    for name, value in console.plain(found.fingerprint).items():
         shown = f"{value:,}" if isinstance(value, int) else clean(value) or "-"
         grid.add_row(name.replace("_", " "), shown)
-    grid.add_row("evidence", _evidence(model))
-    grid.add_row("origin", f"{model.origin}, {when(model.created_at)}")
+    grid.add_row("evidence", _evidence(found))
+    grid.add_row("origin", f"{found.origin}, {when(found.created_at)}")
     grid.add_row(
-        "intact", "yes" if model.intact else "no: it was changed after it was written and is not used"
+        "intact", "yes" if found.intact else "no: it was changed after it was written and is not used"
     )
     console.emit(grid)
     return 0
 
 
-def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
-    """Delete one model after asking."""
+def remove_model(
+    model: ModelKey,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Delete a model."""
     with open_source(store_url) as source:
-        model = calls.show_model(source, key).model
+        found = calls.show_model(source, model).model
         if not dry_run:
             if not yes and not console.is_interactive():
                 raise ConfigurationError("there is no terminal to ask on: use --yes to delete the model")
-            if not yes and not console.ask(f"Delete model {model.id[:8]} ({_evidence(model)})?"):
+            if not yes and not console.ask(f"Delete model {found.id[:8]} ({_evidence(found)})?"):
                 console.note("nothing was deleted")
                 return 0
-            calls.delete_model(source, model.id)
+            calls.delete_model(source, found.id)
     words = "would delete" if dry_run else "deleted"
-    if as_json:
-        document = {"schema_version": console.SCHEMA_VERSION, "deleted": [] if dry_run else [model.id]}
-        console.emit_json({**document, "dry_run": dry_run, "would_delete": [model.id] if dry_run else []})
+    if output.is_json:
+        document = {"schema_version": console.SCHEMA_VERSION, "deleted": [] if dry_run else [found.id]}
+        console.emit_json({**document, "dry_run": dry_run, "would_delete": [found.id] if dry_run else []})
     else:
-        console.emit(Text(f"{words} model {model.id}"))
+        console.emit(Text(f"{words} model {found.id}"))
     return 0
 
 
-def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -> int:
-    """Write the models as one JSON document, to stdout or a file."""
+def export_models(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help="Ids of models. Default: all models.")
+    ] = None,
+    out: OutOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.JSON,
+) -> int:
+    """Write models as one JSON document, to be imported elsewhere."""
     with open_source(store_url) as source:
-        document = calls.export_models(source, keys)
+        document = calls.export_models(source, model or [])
     if out is None:
         console.emit_json(document)
         return 0
@@ -127,12 +150,14 @@ def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -
     return 0
 
 
-def import_models(file: str, *, store_url: str | None, as_json: bool) -> int:
-    """Import the models of an exported document; each must match its digest and be able to predict.
-
-    Raises:
-        ConfigurationError: The file cannot be read, is too large, or is not JSON.
-    """
+def import_models(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The exported document; - reads standard input.")
+    ],
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Import exported models; a document that was changed is refused."""
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
             raw = stream.read(IMPORT_MAX_BYTES + 1)
@@ -151,7 +176,7 @@ def import_models(file: str, *, store_url: str | None, as_json: bool) -> int:
             found = calls.import_models(source, document)
         except ConfigurationError as error:
             raise ConfigurationError(f"{file}: {error}") from error
-    if as_json:
+    if output.is_json:
         console.emit_json(plain(found))
     else:
         console.emit(Text(f"imported {plural(len(found.imported), 'model')}"))

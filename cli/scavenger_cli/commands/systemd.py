@@ -5,12 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from scavenger.control.settings import SETTINGS_VARIABLE, settings_path
 from scavenger.errors import ConfigurationError
 from scavenger.store.owner import this_process
+from scavenger_cli.options import StoreOption
 from scavenger_cli.ui import console
+
+
+class LogFormat(StrEnum):
+    """Form of log records."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 _UNIT = """\
 # Written by `scavenger api systemd`. As root:
@@ -108,16 +121,17 @@ def _plain(text: str) -> str:
     return text
 
 
-def print_unit(account: str | None, *, store_url: str | None, json_log: bool) -> int:
-    """Print the unit for this installation.
-
-    Raises:
-        ConfigurationError: See `unit`.
-    """
+def systemd(
+    account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Account that it runs under. Default: this one.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Form of its log records.")] = LogFormat.JSON,
+    store_url: StoreOption = None,
+) -> int:
+    """Print a unit with which systemd runs `scavenger serve`, with few rights; it writes nothing."""
     beside = Path(sys.executable).with_name("scavenger")
     found = beside if os.access(beside, os.X_OK) else Path(shutil.which("scavenger") or beside)
-    text = unit(
-        account or this_process().user, found, settings_path().absolute(), store=store_url, json_log=json_log
-    )
+    user, json_log = account or this_process().user, log_format is LogFormat.JSON
+    text = unit(user, found, settings_path().absolute(), store=store_url, json_log=json_log)
     console.write(sys.stdout, text)
     return 0
