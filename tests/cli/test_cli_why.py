@@ -106,7 +106,7 @@ def test_the_explanation_fits_a_screen(job: str, store_url: str, scavenger: Run)
 def test_measured_points_are_marked_and_told(job: str, store_url: str, scavenger: Run) -> None:
     save(store_url, MODEL.to_dict(), job)
     _, curve, _ = scavenger("curves", job)
-    _, why, _ = scavenger("curves", job, "--why", 1, 64)
+    _, why, _ = scavenger("curves", job, "--why", 1, 64, "-o", "json")
     _, rows, _ = scavenger("curves", job, "-o", "json")
 
     assert "m measured" in curve
@@ -116,7 +116,9 @@ def test_measured_points_are_marked_and_told(job: str, store_url: str, scavenger
         (1, 1024),
         (2, 64),
     }
-    assert "its own measurement" in why
+    (explained,) = json.loads(why)["predictions"]
+    assert explained["measured"]
+    assert explained["shares"]["measurement"] > 0.0
 
 
 def test_a_job_whose_model_is_gone_says_so(job: str, scavenger: Run) -> None:
