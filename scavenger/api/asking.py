@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from scavenger.api.jobs import job_of
 from scavenger.api.logs import LogReader, Wanted
 from scavenger.api.opening import Source
+from scavenger.api.operations import OperationDocument, request, show_operation, withdraw
 from scavenger.domain.operation import Operation, StopJob, describe
 from scavenger.errors import TransientError
 from scavenger.presentation.formatting import duration
-from scavenger.store.records import LIVE_STATES, EventRecord, JobRecord, OperationRecord
+from scavenger.store.records import LIVE_STATES, EventRecord, JobRecord
 
 POLL_S = 0.2
 """Between two looks: the job looks about once a second, and a look costs a millisecond."""
@@ -30,18 +32,18 @@ class Asking:
 
     def __init__(self, source: Source, key: str, tell: Callable[[str], None] = lambda line: None) -> None:
         self._source, self._tell = source, tell
-        self._job = source.job(key)
+        self._job = job_of(source, key)
 
-    def request(self, operation: Operation) -> OperationRecord:
+    def request(self, operation: Operation) -> OperationDocument:
         """Request it, and do not wait.
 
         Raises:
             ConfigurationError: If the job is not running.
             TransientError: If it is busy with another one.
         """
-        return self._source.request(self._job.id, operation)
+        return request(self._source, self._job.id, operation).operation
 
-    def carry_out(self, operation: Operation, timeout_s: float) -> OperationRecord:
+    def carry_out(self, operation: Operation, timeout_s: float) -> OperationDocument:
         """Request it, and wait for its result; that of a stop is known when the job has ended.
 
         Raises:
@@ -59,7 +61,7 @@ class Asking:
             )
             return self._wait(seen, record, time.monotonic() + timeout_s, patience)
         except KeyboardInterrupt:
-            record = self._source.withdraw(self._job.id, record.id)
+            record = withdraw(self._source, self._job.id, record.id).operation
             self._tell(f"stopped waiting; {self._outcome(record)}")
             raise
 
@@ -70,14 +72,14 @@ class Asking:
 
     def job(self) -> JobRecord:
         """The job, as it is on record by now."""
-        return self._source.job(self._job.id)
+        return job_of(self._source, self._job.id)
 
     def _wait(
-        self, seen: LogReader, record: OperationRecord, until_s: float, patience: str
-    ) -> OperationRecord:
+        self, seen: LogReader, record: OperationDocument, until_s: float, patience: str
+    ) -> OperationDocument:
         taken = False
         while True:
-            record = self._source.operation(self._job.id, record.id)
+            record = show_operation(self._source, self._job.id, record.id).operation
             if record.started_at is not None and not taken:
                 taken = True
                 self._tell("the job has started it")
@@ -90,7 +92,7 @@ class Asking:
             if chunk.over and not ended:
                 self._end_dead()
             elif time.monotonic() > until_s:
-                record = self._source.withdraw(self._job.id, record.id)
+                record = withdraw(self._source, self._job.id, record.id).operation
                 if not _withdrawn(record) and _answered(record, ended=self.job().ended):
                     return record  # at the last moment
                 raise TransientError(f"no answer within {patience}; {self._outcome(record)}")
@@ -106,7 +108,7 @@ class Asking:
                 "check on that machine whether it is still running"
             )
 
-    def _outcome(self, record: OperationRecord) -> str:
+    def _outcome(self, record: OperationDocument) -> str:
         if _withdrawn(record):
             return "the request was withdrawn, and nothing was changed"
         if _answered(record, ended=self.job().ended):
@@ -115,13 +117,13 @@ class Asking:
         return f"the job is still working on it: see `scavenger status {key}` and `scavenger logs {key} -f`"
 
 
-def _withdrawn(record: OperationRecord) -> bool:
+def _withdrawn(record: OperationDocument) -> bool:
     return record.state == "refused" and record.message.startswith("withdrawn")
 
 
-def _answered(record: OperationRecord, *, ended: bool) -> bool:
+def _answered(record: OperationDocument, *, ended: bool) -> bool:
     """Whether the result is known. That of a stop is when the job has ended: until then it saves, and costs money."""
-    stopping = isinstance(record.operation, StopJob) and record.state == "done"
+    stopping = isinstance(record.asked, StopJob) and record.state == "done"
     return ended if stopping else record.ended
 
 

@@ -2,58 +2,122 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from scavenger.api.calls import Local, call
-from scavenger.api.costs import all_billed
-from scavenger.api.operations import operation_row
-from scavenger.api.values import SCHEMA_VERSION, Answer, plain
+from scavenger.api.calls import Local, Remote, call
+from scavenger.api.costs import all_billed, billed
+from scavenger.api.forms import PAGE_MAX, Cursor, JobKey, Limit
+from scavenger.api.operations import OperationDocument
+from scavenger.api.paging import encode, job_place, number_place
+from scavenger.api.submissions import SubmittedJob, submitted
+from scavenger.api.values import SCHEMA_VERSION, Answer, gathered
 from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.progress import PROGRESS, Progress
-from scavenger.masking import mask_values
-
-if TYPE_CHECKING:
-    from scavenger.store import Store
-    from scavenger.store.records import EventRecord, JobRecord, OperationRecord, ProcessRecord
+from scavenger.domain.report import JobState
+from scavenger.domain.submission import not_begun
+from scavenger.errors import NotFoundError
+from scavenger.store import Store
+from scavenger.store.records import EventRecord, JobRecord, ProcessRecord
 
 EVENTS_SHOWN = 12
 OPERATIONS_SHOWN = 5
 _LIVE = ("ready", "training")
 
 
-@dataclass(frozen=True, slots=True)
-class ListedJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressDocument(Progress):
+    """How far a job is; the loss is null where it is not finite."""
+
+    loss: float | None  # type: ignore[assignment]  # not a number again once it is read
+
+    def __post_init__(self) -> None:
+        if self.loss is None:
+            object.__setattr__(self, "loss", math.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDocument(JobRecord):
+    """A job; `alive` tells whether its process lives, `has_runner` whether a server runs it or will again."""
+
+    alive: bool
+    has_runner: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob(JobDocument):
     """A job in a list.
 
     Attributes:
-        alive: Whether its process lives.
-        has_runner: Whether it was submitted, and has a runner or will have another one.
-        progress: None if it made no step, or was not asked for.
+        progress: Null if it made no step, or was not asked for.
     """
 
-    job: JobRecord
-    alive: bool
-    has_runner: bool
-    progress: Progress | None
+    progress: ProgressDocument | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus(ListedJob):
-    """A job with what happened last.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsPage(Answer):
+    """Jobs, newest first, without their reports.
 
     Attributes:
-        events: The latest, oldest first, without those that report progress.
-        operations: The latest, oldest first.
+        next: Cursor of the next page; null on the last.
     """
 
+    masked: ClassVar[bool] = True
+
+    store: str
+    jobs: tuple[ListedJob, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnswer(Answer):
+    """A job with its bill, and what happened last.
+
+    Attributes:
+        job: Null while the submission waits for its runner.
+        operations: The latest, oldest first.
+        events: The latest, oldest first, without those that report progress.
+        submission: Null for a job that a command runs itself.
+    """
+
+    masked: ClassVar[bool] = True
+
+    store: str
+    job: JobDocument | None
+    progress: ProgressDocument | None
     processes: tuple[ProcessRecord, ...]
-    operations: tuple[OperationRecord, ...]
+    operations: tuple[OperationDocument, ...]
     events: tuple[EventRecord, ...]
+    submission: SubmittedJob | None
+
+    @property
+    def begun(self) -> JobDocument:
+        """The job.
+
+        Raises:
+            NotFoundError: Only its submission is on record.
+        """
+        if self.job is None:
+            assert self.submission is not None
+            one = self.submission
+            raise NotFoundError(not_begun(one.id, one.name, one.state, one.reason))
+        return self.job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsPage(Answer):
+    """Events of a job, oldest first."""
+
+    masked: ClassVar[bool] = True
+
+    events: tuple[EventRecord, ...]
+    next: str | None
 
 
 def progress_of(store: Store, job: JobRecord) -> Progress | None:
@@ -68,57 +132,114 @@ def listed(store: Store, jobs: Sequence[JobRecord], *, progress: bool = True) ->
     ids = [job.id for job in jobs]
     alive = frozenset(job.id for job in jobs if store.is_alive(job))
     told, runners = store.latest_data(ids, PROGRESS) if progress else {}, store.have_runners(ids)
-    return tuple(
-        ListedJob(
-            job,
-            job.id in alive,
-            job.id in runners,
-            Progress.read(told[job.id]) if job.id in told else None,
+    found = []
+    for job in all_billed(store, jobs, alive):
+        far = _progress(Progress.read(told[job.id])) if job.id in told else None
+        one = gathered(ListedJob, job, alive=job.id in alive, has_runner=job.id in runners, progress=far)
+        found.append(one)
+    return tuple(found)
+
+
+def _progress(progress: Progress | None) -> ProgressDocument | None:
+    return None if progress is None else gathered(ProgressDocument, progress)
+
+
+@call("get", "jobs", tag="jobs", summary="The latest jobs")
+def list_jobs(
+    at: Local,
+    state: Annotated[list[JobState] | None, Field(max_length=10)] = None,
+    name: Annotated[str | None, Field(max_length=200, description="A pattern such as `digits*`.")] = None,
+    progress: Annotated[bool, Field(description="Whether progress is told; else it is null.")] = False,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> JobsPage:
+    """Jobs that the caller may see, newest first."""
+    store = at.store
+    with store.at_one_moment():
+        found = store.jobs(limit + 1, states=state or (), name=name, user=at.only_of, after=job_place(cursor))
+        jobs = listed(store, found[:limit], progress=progress)
+    return JobsPage(store=store.name, jobs=jobs, next=next_jobs(found, limit))
+
+
+def next_jobs(found: Sequence[JobRecord], limit: int) -> str | None:
+    """The cursor of the page after the first `limit` jobs of those that were found; None if there are no others."""
+    last = found[limit - 1] if len(found) > limit else None
+    return None if last is None else encode(last.created_at.isoformat(), last.id)
+
+
+def jobs_of(
+    source: Local | Remote, limit: int, *, states: Sequence[str] = (), name: str | None = None
+) -> tuple[ListedJob, ...]:
+    """The latest jobs, newest first, with their progress, page by page."""
+    found: list[ListedJob] = []
+    cursor: str | None = None
+    while len(found) < limit:
+        most = limit - len(found) if isinstance(source, Local) else min(limit - len(found), PAGE_MAX)
+        page = list_jobs(source, list(states) or None, name, True, most, cursor)  # type: ignore[arg-type]
+        found += page.jobs
+        if (cursor := page.next) is None:
+            break
+    return tuple(found)
+
+
+@call("get", "jobs/{job}", tag="jobs", summary="One job")
+def show_job(at: Local, job: JobKey) -> JobAnswer:
+    """A job with its progress, processes, operations and latest events; or its submission, while that waits."""
+    store = at.store
+    with store.at_one_moment():
+        try:
+            record = billed(store, at.find_job(job))
+        except NotFoundError:
+            waiting = store.submission(job)
+            if waiting is None or at.only_of not in (None, waiting.job.user):
+                raise
+            return JobAnswer(
+                store=store.name,
+                job=None,
+                progress=None,
+                processes=(),
+                operations=(),
+                events=(),
+                submission=submitted(waiting),
+            )
+        one = store.submission(record.id)
+        return JobAnswer(
+            store=store.name,
+            job=gathered(
+                JobDocument, record, alive=store.is_alive(record), has_runner=store.has_runner(record.id)
+            ),
+            progress=_progress(progress_of(store, record)),
+            processes=store.processes(record.id),
+            operations=tuple(map(OperationDocument.of, store.operations(record.id, limit=OPERATIONS_SHOWN))),
+            events=store.events(record.id, limit=EVENTS_SHOWN, without=(PROGRESS, EPOCHS)),
+            submission=None if one is None else submitted(one, record.state, record.cost_usd),
         )
-        for job in all_billed(store, jobs, alive)
-    )
 
 
-def status_of(store: Store, job: JobRecord) -> JobStatus:
-    """Read what `status` shows of one job."""
-    return JobStatus(
-        job,
-        store.is_alive(job),
-        store.has_runner(job.id),
-        progress_of(store, job),
-        store.processes(job.id),
-        store.operations(job.id, limit=OPERATIONS_SHOWN),
-        store.events(job.id, limit=EVENTS_SHOWN, without=(PROGRESS, EPOCHS)),
-    )
+def job_of(source: Local | Remote, key: str) -> JobRecord:
+    """A job with its report.
+
+    Raises:
+        NotFoundError: There is none, or it has not begun.
+        ConfigurationError: Several ids begin with `key`.
+    """
+    return source.find_job(key) if isinstance(source, Local) else show_job(source, key).begun
 
 
-def job_document(seen: ListedJob) -> dict[str, Any]:
-    """A job as JSON values without secrets, and whether its process and its runner are alive."""
-    return {**mask_values(plain(seen.job)), "alive": seen.alive, "has_runner": seen.has_runner}
+@call("get", "jobs/{job}/events", tag="jobs", summary="Events of a job")
+def list_events(at: Local, job: JobKey, limit: Limit = 100, cursor: Cursor = None) -> EventsPage:
+    """Events, oldest first."""
+    with at.store.at_one_moment():
+        record = at.find_job(job)
+        found = at.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
+    events = tuple(found[:limit])
+    return EventsPage(events=events, next=encode(events[-1].id) if len(found) > limit else None)
 
 
-def jobs_document(store_name: str, jobs: Iterable[ListedJob]) -> dict[str, Any]:
-    """A list of jobs, with their progress."""
-    rows = [{**job_document(one), "progress": plain(one.progress)} for one in jobs]
-    return {"schema_version": SCHEMA_VERSION, "store": store_name, "jobs": rows}
-
-
-def status_document(store_name: str, status: JobStatus) -> dict[str, Any]:
-    """One job with its progress, processes, operations and events."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "store": store_name,
-        "job": job_document(status),
-        "progress": plain(status.progress),
-        "processes": plain(status.processes),
-        "operations": [operation_row(operation) for operation in status.operations],
-        "events": mask_values(plain(status.events)),
-    }
-
-
-def hosts_of(status: JobStatus) -> dict[str, int]:
+def hosts_of(status: JobAnswer) -> dict[str, int]:
     """The hosts of a job's live workers, each with how many there are; empty for a job that does not run."""
-    if status.job.ended or not status.alive:
+    job = status.begun
+    if job.ended or not job.alive:
         return {}
     live = Counter(
         process.host

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, ClassVar
 
-from scavenger.api.values import SCHEMA_VERSION, plain
+from pydantic import Field
+
+from scavenger.api.calls import Local, Remote, call, read
+from scavenger.api.forms import PAGE_MAX, Cursor, JobKey, Limit
+from scavenger.api.paging import encode, number_place
+from scavenger.api.values import Answer, gathered
 from scavenger.domain.report import JobState
-from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
-from scavenger.masking import mask_values
-
-if TYPE_CHECKING:
-    from scavenger.domain.submission import Submission
-    from scavenger.store import Store
+from scavenger.domain.submission import (
+    OPEN_SUBMISSIONS,
+    ServerRecord,
+    Submission,
+    SubmissionState,
+    not_submitted,
+)
+from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +59,36 @@ class SubmittedJob:
         return self.state in OPEN_SUBMISSIONS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionAnswer(Answer):
+    """A submission."""
+
+    masked: ClassVar[bool] = True
+
+    submission: SubmittedJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionsPage(Answer):
+    """Submitted jobs, newest first, with why they wait.
+
+    Attributes:
+        servers: Processes that run submitted jobs.
+        next: Cursor of the next page; null on the last.
+    """
+
+    masked: ClassVar[bool] = True
+
+    submissions: tuple[SubmittedJob, ...]
+    servers: tuple[ServerRecord, ...]
+    next: str | None
+
+
 def submitted(
     submission: Submission, job_state: JobState | None = None, cost_usd: float | None = None
 ) -> SubmittedJob:
     """A submission, with what is known of its job."""
-    one, job = submission, submission.job
-    return SubmittedJob(
-        one.id,
-        one.number,
-        one.state,
-        one.reason,
-        one.cancelling,
-        one.starts,
-        one.submitted_at,
-        one.started_at,
-        one.ended_at,
-        job.name,
-        job.job_file,
-        job.user,
-        job_state,
-        cost_usd,
-        job.host,
-        one.installation,
-    )
+    return gathered(SubmittedJob, submission, submission.job, job_state=job_state, cost_usd=cost_usd)
 
 
 def submitted_jobs(store: Store, found: Sequence[Submission]) -> tuple[SubmittedJob, ...]:
@@ -82,20 +97,59 @@ def submitted_jobs(store: Store, found: Sequence[Submission]) -> tuple[Submitted
     return tuple(submitted(one, *states.get(one.id, (None, None))) for one in found)
 
 
-def submission_document(submission: SubmittedJob) -> dict[str, Any]:
-    """A submission as JSON values."""
-    document: dict[str, Any] = mask_values(plain(submission))
-    return document
+@call("get", "queue", tag="jobs", summary="Submitted jobs")
+def list_submissions(
+    at: Local,
+    state: Annotated[list[SubmissionState] | None, Field(max_length=10)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> SubmissionsPage:
+    """Submitted jobs, newest first, with why they wait."""
+    before = number_place(cursor)
+    found = at.store.submissions(limit + 1, states=state or (), user=at.only_of, before=before)
+    shown = found[:limit]
+    return SubmissionsPage(
+        submissions=submitted_jobs(at.store, shown),
+        servers=at.store.servers(),
+        next=encode(shown[-1].number) if len(found) > limit else None,
+    )
 
 
-def submission_answer(submission: SubmittedJob) -> dict[str, Any]:
-    """One submission."""
-    return {"schema_version": SCHEMA_VERSION, "submission": submission_document(submission)}
+def open_submissions_of(source: Local | Remote, user: str) -> Iterator[SubmittedJob]:
+    """The submissions of a user that wait or run, newest first."""
+    cursor: str | None = None
+    while True:
+        page = list_submissions(source, list(OPEN_SUBMISSIONS), PAGE_MAX, cursor)
+        yield from (one for one in page.submissions if one.user == user)
+        if (cursor := page.next) is None:
+            return
 
 
-def submissions_document(submissions: Iterable[SubmittedJob]) -> dict[str, Any]:
-    """A list of submissions."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "submissions": [submission_document(one) for one in submissions],
-    }
+def submission_of(source: Local | Remote, key: str) -> SubmittedJob | None:
+    """The latest submission of a key; None if there is none."""
+    if isinstance(source, Local):
+        found = source.store.submission(key)
+        return None if found is None else submitted_jobs(source.store, [found])[0]
+    try:
+        row = source.client.job(key)["submission"]
+    except NotFoundError:
+        return None
+    return None if row is None else read(row, SubmittedJob)
+
+
+@call(
+    "delete",
+    "queue/{job}",
+    tag="operations",
+    summary="Cancel a submitted job",
+    role="changer",
+    writes="store",
+)
+def cancel(at: Local, job: JobKey) -> SubmissionAnswer:
+    """Withdraw a submitted job that waits; stop one that runs, as its runner would be by Ctrl-C in a command."""
+    found = at.store.submission(job)
+    if found is None or at.only_of not in (None, found.job.user):
+        record = at.find_job(job)
+        raise ConfigurationError(not_submitted(record.id, record.name))
+    now = at.store.cancel(found.id, f"cancelled by {at.user}") or found
+    return SubmissionAnswer(submission=submitted_jobs(at.store, [now])[0])

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+from scavenger.masking import mask_values
 
 SCHEMA_VERSION = 1
 """Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
@@ -20,7 +22,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a call."""
+    """The answer to a call; `masked` tells whether its texts may have secrets, which no document has."""
+
+    masked: ClassVar[bool] = False
 
     schema_version: int = SCHEMA_VERSION
 
@@ -31,6 +35,12 @@ def gathered(kind: type[Value], *parts: object, **own: Any) -> Value:
         if name not in own and (part := next((one for one in parts if hasattr(one, name)), None)) is not None:
             own[name] = getattr(part, name)
     return kind(**own)
+
+
+def document(answer: Any) -> dict[str, Any]:
+    """An answer as JSON values."""
+    values: dict[str, Any] = plain(answer)
+    return mask_values(values) if isinstance(answer, Answer) and answer.masked else values
 
 
 def plain(value: Any) -> Any:

@@ -91,20 +91,6 @@ class Client(Connection):
         """A job with progress, processes, operations and events; `job` is null while only its `submission` exists."""
         return self.get(f"jobs/{_part(job)}")
 
-    def jobs(
-        self,
-        limit: int,
-        *,
-        states: Sequence[str] = (),
-        name: str | None = None,
-        progress: bool = False,
-        cursor: str | None = None,
-    ) -> Document:
-        """The latest jobs, newest first, with their progress if it is asked for."""
-        query = {"limit": limit, "state": list(states), "name": name, "progress": _word(progress)}
-        query["cursor"] = cursor
-        return self.get("jobs", query)
-
     def submissions(self, limit: int, *, states: Sequence[str] = (), cursor: str | None = None) -> Document:
         """Submitted jobs, newest first."""
         return self.get("queue", {"limit": limit, "state": list(states), "cursor": cursor})
@@ -116,10 +102,6 @@ class Client(Connection):
     def of_job(self, job: str, what: str, query: Mapping[str, Any] | None = None) -> Document:
         """What a route below a job tells: `plan`, `curve`, `cost`, `logs`, `events` or `operations`."""
         return self.get(f"jobs/{_part(job)}/{what}", query)
-
-    def events(self, job: str, limit: int = 100, cursor: str | None = None) -> Document:
-        """Events of a job, oldest first."""
-        return self.of_job(job, "events", {"limit": limit, "cursor": cursor})
 
     def logs(
         self,
@@ -201,18 +183,6 @@ class Client(Connection):
             case _:
                 raise NotSupportedError("the server takes no such operation; ask on its own machine")
         return self.post(f"jobs/{_part(job)}/{verb}", body, key=key or str(uuid.uuid4()))
-
-    def operation(self, job: str, number: int) -> Document:
-        """What became of an operation."""
-        return self.of_job(job, f"operations/{number}")
-
-    def withdraw(self, job: str, number: int) -> Document:
-        """Withdraw an operation that the job has not started; the answer tells whether it was."""
-        return self.delete(f"jobs/{_part(job)}/operations/{number}")
-
-    def cancel(self, job: str) -> Document:
-        """Withdraw a submitted job that waits, or stop one that runs."""
-        return self.delete(f"queue/{_part(job)}")
 
     def resume(
         self,

@@ -80,32 +80,6 @@ class Connection:
         with self._answer(session, "POST", path, json=body, headers=headers) as answer:
             return _document(answer, self.address.url)
 
-    def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a document to a path; returns the answer.
-
-        Raises:
-            ScavengerError: As of `get`.
-        """
-        with self._answer(self._plain, "PUT", path, json=body) as answer:
-            return _document(answer, self.address.url)
-
-    def delete(
-        self, path: str, query: Mapping[str, Any] | None = None, *, key: str | None = None
-    ) -> dict[str, Any]:
-        """Delete what is at a path; returns the answer.
-
-        Args:
-            path: Of the route.
-            query: Values of the query; those that are None are left out.
-            key: Under this `Idempotency-Key` a repetition has the first answer; None: it is told that nothing is there.
-
-        Raises:
-            ScavengerError: As of `get`.
-        """
-        headers = {} if key is None else {"Idempotency-Key": key}
-        with self._answer(self._plain, "DELETE", path, params=query, headers=headers) as answer:
-            return _document(answer, self.address.url)
-
     def ask(
         self, method: str, path: str, given: Mapping[str, Any], *, body: bool = False, key: str | None = None
     ) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scavenger.api.curves import report_with_curve
+from scavenger.api.jobs import job_of
 from scavenger.api.models import list_models, show_model
 from scavenger.api.of_server import ServerSource
 from scavenger.api.of_store import StoreSource
@@ -191,7 +192,7 @@ class Client(JobRunner):
             NotFoundError: If there is none.
             ConfigurationError: If it has no curve.
         """
-        return Plan(report_with_curve(self._source.job(job)))
+        return Plan(report_with_curve(job_of(self._source, job)))
 
     def model(self, model: str) -> ModelRecord:
         """A stored model with its content.

@@ -13,9 +13,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from scavenger.api import reading
+from scavenger.api.calls import read
+from scavenger.api.jobs import job_of, jobs_of
 from scavenger.api.of_server import ServerSource
 from scavenger.api.of_store import StoreSource
+from scavenger.api.operations import request
+from scavenger.api.submissions import SubmittedJob, cancel, submission_of
 from scavenger.client import SubmitOptions
 from scavenger.control.jobs.renewal import renewed
 from scavenger.control.jobs.variables import asked_variables
@@ -45,7 +48,6 @@ from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
     from scavenger.api.opening import Source
-    from scavenger.api.submissions import SubmittedJob
     from scavenger.control.jobs.job_run import JobRun
     from scavenger.control.provisioning.kept_vms import KeptVms
     from scavenger.domain.job import JobSpec
@@ -155,7 +157,7 @@ class JobRunner:
         usd = dollars(new_budget)
         output = None if new_output is None else os.path.abspath(new_output)
         renewal = Renewal(None if usd is None else f"{usd!r}", new_deadline, new_max_epochs, output)
-        record, given = self._source.job(job), dollars(budget)
+        record, given = job_of(self._source, job), dollars(budget)
         if (spec := renewed(record, renewal)) is not None:
             record = replace(record, spec=spec.written())
         before_usd = self.cost_of(record.id)
@@ -183,14 +185,14 @@ class JobRunner:
             options = replace(options, study_budget=self._of_study.get(threading.get_ident()))
             with job_file_of(job) as path:
                 document = self._source.client.submit(str(path), replace(options, environment=asked))
-            return reading.submission(document["submission"])
+            return read(document["submission"], SubmittedJob)
         from scavenger.control.jobs.platform import prepare_job
         from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
         prepared, own = prepare_job(job.spec, job.path), own_environment()
         new = new_submission(prepared, priority=options.priority, environment=own)
         handed = hand_over(self._store(), new)
-        one = self._source.submission(handed.id)
+        one = submission_of(self._source, handed.id)
         assert one is not None
         return one
 
@@ -205,12 +207,12 @@ class JobRunner:
             ConfigurationError: If there is no such job, or it ended before it began.
         """
         key = job.id if isinstance(job, Submission) else job
-        while (one := self._source.submission(key)) is not None and one.job_state is None:
+        while (one := submission_of(self._source, key)) is not None and one.job_state is None:
             if not one.is_open:
                 self._set_aside.settle(one.id, self._cost_if_known)
                 raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
             time.sleep(_LOOK_S)
-        job_id = self._source.job(key).id if one is None else one.id
+        job_id = job_of(self._source, key).id if one is None else one.id
         with shown_progress(self._progress, observer) as seen:
             for event in self._source.events(job_id, 0):
                 for seen_event in told(event):
@@ -237,7 +239,7 @@ class JobRunner:
             NotFoundError: If there is none.
             TransientError: If it has no report yet.
         """
-        record = self._source.job(job)
+        record = job_of(self._source, job)
         if record.report is None:
             raise TransientError(f"job {record.name} ({record.id[:8]}) has no report: it is {record.state}")
         try:
@@ -248,7 +250,7 @@ class JobRunner:
     def records(self, name: str) -> tuple[JobRecord, ...]:
         """The jobs of a name on record, newest first, without their reports; those whose process is gone have ended."""
         self._source.end_dead()
-        return tuple(one.job for one in self._source.jobs(_RECORDS_MAX, name=name))
+        return jobs_of(self._source, _RECORDS_MAX, name=name)
 
     def tracked(self, job: Job) -> Job:
         """The job with the client's trackers, if it has none of its own."""
@@ -379,7 +381,7 @@ class JobRunner:
             run.request_stop(reason, save=save)
         elif (job_id := self._there_by.get(thread)) is not None:
             try:
-                self._source.request(job_id, StopJob(save, reason))
+                request(self._source, job_id, StopJob(save, reason))
             except (
                 ScavengerError
             ) as error:  # it has ended, or does something else: the next evaluation asks again
@@ -465,7 +467,7 @@ class JobRunner:
         try:
             return self.wait(job_id, observer=observer)
         except KeyboardInterrupt:
-            self._source.cancel(job_id)
+            cancel(self._source, job_id)
             raise
         finally:
             del self._there_by[thread]

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 from scavenger.api.asking import Asking
+from scavenger.api.jobs import job_of
 from scavenger.api.of_server import ServerSource
 from scavenger.api.of_store import StoreSource
 from scavenger.api.opening import Source, open_source
@@ -104,7 +105,7 @@ class RunningJob:
         with self._opened() as source:
             if not isinstance(source, StoreSource):
                 raise NotSupportedError("a server takes no profile; ask on its own machine, with its store")
-            job = source.job(self._key)
+            job = job_of(source, self._key)
             before = set(source.store.measurements(job.id))
             self._carry_out(source, lambda: ProfileRange(fewest, most, steps))
             return tuple(m for m in source.store.measurements(job.id) if m not in before)

@@ -11,8 +11,9 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
-from scavenger.api import catalog, leftovers, models, pool, users
+from scavenger.api import catalog, leftovers, models, pool, submissions, users
 from scavenger.api import jobs as job_calls
+from scavenger.api import operations as operation_calls
 from scavenger.policy.admission import QueueLimits
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
@@ -109,7 +110,7 @@ def create_app(
     for part in (jobs, outputs, submitting, operations, streaming):
         app.include_router(part.router, responses=_REFUSALS)
     calls = APIRouter(prefix="/v1")
-    add_routes(calls, job_calls, models, catalog, pool, leftovers, users)
+    add_routes(calls, job_calls, submissions, operation_calls, models, catalog, pool, leftovers, users)
     app.include_router(calls, responses=_REFUSALS)
     app.include_router(health.router, responses=_REFUSALS)
     app.include_router(dashboard.router)

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from starlette.responses import Response
 
 from scavenger.api.calls import Call
-from scavenger.api.values import plain
+from scavenger.api.values import document
 from scavenger.domain.access import Caller
 from scavenger.server.access import Admin, CallerOf, Changer, Overseer
 from scavenger.server.context import Context, ContextOf, answer
@@ -55,8 +55,7 @@ def _endpoint(call: Call[..., Any]) -> Any:
             given |= {name: getattr(request, name) for name in type(request).model_fields}
 
         def answered() -> dict[str, Any]:
-            document: dict[str, Any] = plain(call.function(at, **given))
-            return document
+            return document(call.function(at, **given))
 
         if once is not None:
             return once.answer(answered, call.status)

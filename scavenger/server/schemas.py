@@ -5,27 +5,20 @@ Answers are made by `scavenger.api`, as for commands; these classes only describ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from scavenger.api.submissions import SubmittedJob
 from scavenger.control.provisioning.bill import JobCost
 from scavenger.domain.elastic import AGGREGATORS_MAX
 from scavenger.domain.environment import NAME
 from scavenger.domain.indicators import BATCH_VALUES_MAX, COLUMNS_MAX
 from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.operation import REASON_MAX, REASON_PATTERN
-from scavenger.domain.progress import Progress
 from scavenger.domain.ranges import WORKERS_MAX
-from scavenger.domain.submission import ServerRecord
 from scavenger.store.records import (
     EventRecord,
-    JobRecord,
-    OperationState,
-    ProcessRecord,
 )
 
 Anything = dict[str, Any]
@@ -55,56 +48,6 @@ class _Answer(BaseModel):
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDocument(JobRecord):
-    """A job; `alive` tells whether its process lives, `has_runner` whether a server runs it or will again."""
-
-    alive: bool
-    has_runner: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedJobDocument(JobDocument):
-    """A job in a list, with its progress."""
-
-    progress: Progress | None
-
-
-class OperationDocument(BaseModel):
-    """An operation that was requested of a running job."""
-
-    id: int
-    job_id: str
-    operation: Anything
-    requested_by: str
-    state: OperationState
-    message: str
-    requested_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-class JobsPage(_Answer):
-    store: str
-    jobs: list[ListedJobDocument]
-    next: str | None = Field(description="Cursor of the next page; null on the last.")
-
-
-class JobAnswer(_Answer):
-    store: str
-    job: JobDocument | None = Field(description="Null while the submission waits for its runner.")
-    submission: SubmittedJob | None = Field(description="Null for a job that a command runs itself.")
-    progress: Progress | None
-    processes: list[ProcessRecord]
-    operations: list[OperationDocument]
-    events: list[EventRecord]
-
-
-class EventsPage(_Answer):
-    events: list[EventRecord]
-    next: str | None
 
 
 class LogsAnswer(_Answer):
@@ -157,25 +100,6 @@ class CostAnswer(_Answer):
 class CostsPage(_Answer):
     jobs: list[JobCost]
     next: str | None
-
-
-class SubmissionAnswer(_Answer):
-    submission: SubmittedJob
-
-
-class SubmissionsPage(_Answer):
-    submissions: list[SubmittedJob]
-    servers: list[ServerRecord] = Field(description="Processes that run submitted jobs.")
-    next: str | None
-
-
-class OperationAnswer(_Answer):
-    job: Anything
-    operation: OperationDocument
-
-
-class OperationsAnswer(_Answer):
-    operations: list[OperationDocument]
 
 
 Variables = Annotated[

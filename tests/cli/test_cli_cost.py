@@ -188,7 +188,7 @@ def test_a_list_keeps_a_bill_only_as_long_as_nothing_that_it_depends_on_changes(
     assert not finished(store).startswith(job_id[:8])
 
     def shown() -> list[float | None]:
-        return [one.job.cost_usd for one in listed(store, store.jobs(5))]
+        return [one.cost_usd for one in listed(store, store.jobs(5))]
 
     def paid() -> list[float | None]:
         return [billed(store, job).cost_usd for job in store.jobs(5)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ from studies import put_on_record
 
 from scavenger import Client, Job
 from scavenger.api.of_server import ServerSource
-from scavenger.api.of_store import StoreSource
+from scavenger.client import Client as ServerClient
+from scavenger.client import ServerAddress
 from scavenger.control.jobs import resume
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.provisioning.bill import JobCost
 from scavenger.control.service import submitting
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.pipelines import job_runner
+from scavenger.server.serving import first_token, serving
+from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -210,20 +212,19 @@ def test_a_resumed_job_has_what_its_client_has_left(
         assert limits[0]["budget_usd"] == (None if expected is None else pytest.approx(expected))
 
 
+class _Watched(ServerClient):
+    """Asks a server, until a job is waited for."""
+
+    def job(self, key: str) -> Any:
+        raise _ResumedError
+
+
 class There(ServerSource):
-    """A server that has the records of a store, and resumes jobs without running them."""
+    """A server that resumes jobs without running them."""
 
-    def __init__(self, url: str) -> None:
-        self._here, self.resumed = StoreSource(url), list[str]()
-
-    def __exit__(self, *error: Any) -> None:
-        self._here.__exit__(*error)
-
-    def job(self, key: str) -> JobRecord:
-        return self._here.job(key)
-
-    def cost(self, key: str, at: datetime) -> JobCost:
-        return self._here.cost(key, at)
+    def __init__(self, address: ServerAddress) -> None:
+        super().__init__(_Watched(address))
+        self.resumed: list[str] = []
 
     def resume(
         self,
@@ -236,23 +237,29 @@ class There(ServerSource):
         self.resumed.append(job.id)
         return job
 
-    def submission(self, key: str) -> None:
-        raise _ResumedError
+
+@pytest.fixture
+def there(url: str) -> Iterator[There]:
+    with Store.open(url) as store:
+        token = first_token(store)
+        assert token is not None
+        with serving(store, ServerSettings(port=0)) as address:
+            yield There(ServerAddress(address, token))
 
 
 @pytest.mark.parametrize(
     ("budget", "own", "goes_on"), [(0.5, 0.7, True), (0.5, 1.0, False), (0.5, None, False)]
 )
 def test_a_job_that_a_server_resumes_is_paid_for_by_its_client(
-    url: str, budget: float, own: float | None, goes_on: bool
+    url: str, there: There, budget: float, own: float | None, goes_on: bool
 ) -> None:
     job = JOB if own is None else JOB.with_settings({"constraints.budget": own})
     begun = put_on_record(url, job, 0.5, state="interrupted", usd=0.25, code=130)
     with Client(store=url, budget=budget) as client:
-        client._source = server = There(url)
+        client._source = there
         with pytest.raises(_ResumedError if goes_on else LimitReachedError):
             client.resume(begun)
-        assert (server.resumed == [begun]) is goes_on
+        assert (there.resumed == [begun]) is goes_on
         assert client.left_usd == pytest.approx(0.5 - (0.7 - 0.25) if goes_on else 0.5)
 
 

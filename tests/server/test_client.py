@@ -15,6 +15,9 @@ import requests
 from server_world import World, end_runner, submission
 
 from scavenger import errors
+from scavenger.api.calls import Remote
+from scavenger.api.jobs import list_jobs
+from scavenger.api.operations import show_operation, withdraw
 from scavenger.client import Client, ServerAddress, SubmitOptions, server_address
 from scavenger.client import connection as connection_module
 from scavenger.client.address import keep_token, tokens_path
@@ -168,7 +171,7 @@ def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: Wor
 
     assert ann.job(first["id"])["submission"]["state"] == "queued"
     assert [one["id"] for one in ann.submissions(10, states=["queued"])["submissions"]] == [first["id"]]
-    assert [one["name"] for one in ann.jobs(10)["jobs"]] == ["ann-secret"]
+    assert [one.name for one in list_jobs(Remote(ann), limit=10).jobs] == ["ann-secret"]
     with pytest.raises(errors.NotFoundError, match="there is no job"):
         ann.job(world.jobs["bob"])
     with pytest.raises(errors.NotFoundError, match="there is no job"):
@@ -183,8 +186,8 @@ def test_operations_are_those_of_the_command(ann: Client, store: Store, world: W
     for operation in (*scalings, Migrate(), Migrate(("w0",)), StopJob(False)):
         number = ann.operate(job, operation)["operation"]["id"]
         assert store.operation(number).operation == operation
-        assert ann.operation(job, number)["operation"]["state"] == "pending"
-        assert ann.withdraw(job, number)["operation"]["state"] == "refused"
+        assert show_operation(Remote(ann), job, number).operation.state == "pending"
+        assert withdraw(Remote(ann), job, number).operation.state == "refused"
     with pytest.raises(errors.NotSupportedError):
         ann.operate(job, ProfileRange(1, 2))
     waiting = store.submit(submission("ann", world.job_file, "later"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scavenger.api.curves import report_with_curve
+from scavenger.api.jobs import job_of, jobs_of
 from scavenger.api.opening import open_source
 from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.errors import ConfigurationError
@@ -124,7 +125,7 @@ def curves(
     refuse_limits_of_a_job(limits)
     refuse_sizes_of_a_job(workers, batch_size)
     with open_source(store_url) as source:
-        found = _latest(source) if job is None else source.job(job)
+        found = _latest(source) if job is None else job_of(source, job)
         if why is not None:
             return _write_why(source.why(found.id, *why), wanted, out)
     return _write(
@@ -257,8 +258,8 @@ def refuse_sizes_of_a_job(*sizes: str | None) -> None:
 
 
 def _latest(source: Source) -> JobRecord:
-    for listed in source.jobs(RECENT):
-        job = source.job(listed.job.id)  # listings come without reports
+    for listed in jobs_of(source, RECENT):
+        job = job_of(source, listed.id)  # listings come without reports
         if job.report is not None and job.report.get("curve") is not None:
             return job
     raise ConfigurationError(f"{source.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")

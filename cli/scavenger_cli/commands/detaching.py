@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api.submissions import SubmittedJob, submission_answer, submitted
+from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, submitted
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.driving import drive
 from scavenger_cli.ui import console
@@ -95,7 +95,7 @@ def _planned(prepared: PreparedJob, invocation: Invocation) -> tuple[int, bool]:
 def show_submission(submission: SubmittedJob, *, as_json: bool) -> None:
     """Say that a job was submitted, and how to look after it."""
     if as_json:
-        console.emit_json(submission_answer(submission))
+        console.emit_answer(SubmissionAnswer(submission=submission))
         return
     key = submission.id[:8]
     console.emit(

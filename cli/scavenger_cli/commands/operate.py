@@ -9,7 +9,8 @@ import typer
 from rich.text import Text
 
 from scavenger.api.opening import open_source
-from scavenger.api.operations import migration, outcome_document, scaling
+from scavenger.api.operations import JobHead, OperationAnswer, OperationDocument, migration, scaling
+from scavenger.api.values import gathered, plain
 from scavenger.domain.operation import Operation, StopJob, describe
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
@@ -17,7 +18,7 @@ from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption,
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
-    from scavenger.store.records import JobRecord, OperationRecord
+    from scavenger.store.records import JobRecord
 
 
 TIMEOUT = "15m"
@@ -119,10 +120,10 @@ def _operate(key: str, operation: Operation, how: _Waiting) -> int:
     return {"refused": ConfigurationError.exit_code, "failed": TransientError.exit_code}.get(record.state, 0)
 
 
-def _show(job: JobRecord, record: OperationRecord, *, as_json: bool) -> None:
-    request = describe(record.operation)
+def _show(job: JobRecord, record: OperationDocument, *, as_json: bool) -> None:
+    request = describe(record.asked)
     if as_json:
-        console.emit_json(outcome_document(job, record))
+        console.emit_json(plain(OperationAnswer(job=gathered(JobHead, job), operation=record)))
     if record.state in ("refused", "failed"):
         console.error(f"{job.name} ({job.id[:8]}), asked to {request}: {record.state}: {record.message}")
     elif not as_json:

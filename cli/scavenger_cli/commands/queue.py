@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from scavenger.api import submissions as api
+from scavenger.api.jobs import job_of
 from scavenger.api.logs import Wanted
 from scavenger.api.opening import open_source
 from scavenger.api.submissions import (
+    SubmissionsPage,
     SubmittedJob,
-    submission_document,
-    submissions_document,
+    list_submissions,
+    open_submissions_of,
+    submission_of,
 )
-from scavenger.api.values import SCHEMA_VERSION, plain
 from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, money, plural, when
@@ -40,12 +43,11 @@ def queue(
 ) -> int:
     """Show submitted jobs that wait or run."""
     with open_source(store_url) as source:
-        found = source.submissions(SHOWN, states=() if everything else OPEN_SUBMISSIONS)
-        servers = source.servers()
+        page = list_submissions(source, None if everything else list(OPEN_SUBMISSIONS), SHOWN)
     if output.is_json:
-        document = submissions_document(found)
-        console.emit_json({**document, "servers": [plain(server) for server in servers]})
+        console.emit_answer(page)
         return 0
+    found, servers = page.submissions, page.servers
     if found:
         _emit(found)
     else:
@@ -119,7 +121,7 @@ def await_begin(source: Source, key: str) -> str:
         ConfigurationError: It ended before it began.
     """
     told: str | None = None
-    while (one := source.submission(key)) is not None and one.job_state is None:
+    while (one := submission_of(source, key)) is not None and one.job_state is None:
         key, begin = one.id, f"job {one.name} ({one.id[:8]})"
         if not one.is_open:
             raise ConfigurationError(f"{begin} did not begin: {one.reason}")
@@ -150,7 +152,7 @@ def cancel(
         raise ConfigurationError("name jobs, or give --all for all of yours")
     with open_source(store_url) as source:
         if everything:
-            found = list(source.submissions(10_000, states=OPEN_SUBMISSIONS, user=source.user))
+            found = list(open_submissions_of(source, source.user))
         else:
             found = [_submission(source, key) for key in jobs or ()]
         if not yes and not console.is_interactive():
@@ -159,10 +161,9 @@ def cancel(
         if found and not yes and not console.ask(f"Cancel {plural(len(found), 'job')} ({names})?"):
             console.note("nothing was cancelled")
             return 0
-        done = [source.cancel(one.id) for one in found]
+        done = [api.cancel(source, one.id).submission for one in found]
     if output.is_json:
-        rows = [submission_document(one) for one in done]
-        console.emit_json({"schema_version": SCHEMA_VERSION, "submissions": rows})
+        console.emit_answer(SubmissionsPage(submissions=tuple(done), servers=(), next=None), "servers")
         return 0
     for one in done:
         words = "is being stopped" if one.cancelling and one.is_open else f"is {one.state}"
@@ -171,8 +172,8 @@ def cancel(
 
 
 def _submission(source: Source, key: str) -> SubmittedJob:
-    found = source.submission(key)
+    found = submission_of(source, key)
     if found is None:
-        job = source.job(key)
+        job = job_of(source, key)
         raise ConfigurationError(not_submitted(job.id, job.name))
     return found

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scavenger.api import reading
+from scavenger.api.calls import read
+from scavenger.api.jobs import job_of
 from scavenger.api.logs import Wanted
+from scavenger.api.submissions import SubmittedJob
 from scavenger.domain.document import report_from_document
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger_cli.commands.detaching import Detach, show_submission
@@ -20,7 +23,6 @@ from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
     from scavenger.api.of_server import ServerSource
-    from scavenger.api.submissions import SubmittedJob
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.driving import Invocation
@@ -75,7 +77,7 @@ class RemoteRun:
                 return 0
         priority = 0 if detach is None else detach.priority
         options = replace(self._options, audit=audit, priority=priority)
-        made = reading.submission(self._source.client.submit(self._path, options)["submission"])
+        made = read(self._source.client.submit(self._path, options)["submission"], SubmittedJob)
         return _followed(self._source, made, detach, self._invocation)
 
 
@@ -126,7 +128,7 @@ def _followed(source: ServerSource, made: SubmittedJob, detach: Detach | None, i
         raise
     if detach is not None:
         return 0
-    job = source.job(made.id)
+    job = job_of(source, made.id)
     if job.report is None:
         raise TransientError(
             f"job {job.name} ({job.id[:8]}) has no report; `scavenger status {job.id[:8]}` shows it"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scavenger.api.jobs import job_of
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
@@ -65,7 +66,7 @@ def resume(
     renewal = Renewal(budget, deadline, max_epochs, folder)
     if (server := server_source(store_url)) is not None:
         with server as source:
-            found = source.job(job)
+            found = job_of(source, job)
             refuse_to_ask_nobody(yes=yes)
             if not yes and not console.ask(f"Resume {clean(found.name)} ({found.id[:8]})?"):
                 return 0

@@ -13,7 +13,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from scavenger.api.jobs import JobStatus, ListedJob, jobs_document, status_document
+from scavenger.api.jobs import JobAnswer, JobDocument, list_jobs, show_job
 from scavenger.api.leftovers import QuarantineAnswer, list_quarantine
 from scavenger.api.opening import open_source
 from scavenger.domain.operation import describe
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from scavenger.api.opening import Source
-    from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
+    from scavenger.api.operations import OperationDocument
+    from scavenger.store.records import JobRecord, ProcessRecord
 
 FACTS_WIDTH = len("checkpoint")
 """Width of the names in the list of a job's facts; `checkpoint` is the longest."""
@@ -76,9 +77,10 @@ def status(
         elif follow:
             _follow(source, job)
         else:
-            found = source.status(job)
+            found = show_job(source, job)
             if output.is_json:
-                console.emit_json(status_document(source.name, found))
+                assert found.begun
+                console.emit_answer(found, "submission")
             else:
                 console.emit(*_parts(found))
     return 0
@@ -93,18 +95,19 @@ def state_words(state: str, *, ended: bool, alive: bool, has_runner: bool) -> st
     return f"{waits} ({words} when last seen)"
 
 
-def _state(seen: ListedJob) -> str:
-    return state_words(seen.job.state, ended=seen.job.ended, alive=seen.alive, has_runner=seen.has_runner)
+def _state(seen: JobDocument) -> str:
+    return state_words(seen.state, ended=seen.ended, alive=seen.alive, has_runner=seen.has_runner)
 
 
 def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
     """Print the latest jobs; their owners are shown only if one is not the calling user's."""
     from scavenger.store.owner import this_process
 
-    found = source.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
+    page = list_jobs(source, list(filters.states) or None, filters.name, True, JOBS_SHOWN)  # type: ignore[arg-type]
     if as_json:
-        console.emit_json(jobs_document(source.name, found))
+        console.emit_answer(page)
         return
+    found = page.jobs
     if not found and filters != Filters():
         console.emit(Text("No such job."))
         return
@@ -112,7 +115,7 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
         return
     here = this_process()
-    shared = not all(seen.job.owner.is_same_account(here) for seen in found)
+    shared = not all(seen.owner.is_same_account(here) for seen in found)
     grid = render.table(
         ("id", "left"),
         ("name", "left"),
@@ -123,7 +126,7 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
         ("began", "left"),
     )
     for seen in found:
-        job = seen.job
+        job = seen
         now = job.chosen if seen.progress is None else seen.progress.configuration
         trains_on = "-" if now is None else f"{now.workers} x batch {now.global_batch_size}"
         spent = "-" if job.cost_usd is None else money(job.cost_usd)
@@ -158,36 +161,37 @@ def _follow(source: Source, key: str) -> None:
     """Show a job anew with each of its events, until it has ended; on no terminal, one line for each state."""
     from rich.live import Live
 
-    status = source.status(key)
+    status = show_job(source, key)
+    job_id = status.begun.id
     if not console.is_terminal(sys.stdout):
         told = ""
-        for _ in chain((None,), source.events(status.job.id, _last_event(status))):
-            status = source.status(status.job.id)
-            line = f"{_state(status)}: {status.progress or status.job.phase or '-'}"
+        for _ in chain((None,), source.events(job_id, _last_event(status))):
+            status = show_job(source, job_id)
+            line = f"{_state(status.begun)}: {status.progress or status.begun.phase or '-'}"
             if line != told and not console.write(sys.stdout, f"{clean(line)}\n"):
                 return
             told = line
     else:
         with Live(console=console.console(sys.stdout), auto_refresh=False, transient=True) as live:
             live.update(Group(*_parts(status)), refresh=True)
-            for _ in source.events(status.job.id, _last_event(status)):
-                status = source.status(status.job.id)
+            for _ in source.events(job_id, _last_event(status)):
+                status = show_job(source, job_id)
                 live.update(Group(*_parts(status)), refresh=True)
-    console.emit(*_parts(source.status(status.job.id)))
+    console.emit(*_parts(show_job(source, job_id)))
 
 
-def _last_event(status: JobStatus) -> int:
+def _last_event(status: JobAnswer) -> int:
     return status.events[-1].id if status.events else 0
 
 
-def _parts(status: JobStatus) -> Iterator[RenderableType]:
+def _parts(status: JobAnswer) -> Iterator[RenderableType]:
     """What is shown of one job."""
-    job, progress = status.job, status.progress
+    job, progress = status.begun, status.progress
     facts = render.table((f"{'Job':<{FACTS_WIDTH}}", "left"), (f"{clean(job.name)} ({job.id})", "left"))
     phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
     ended = job.ended_at or datetime.now(UTC)
     rows = (
-        ("state", _state(status)),
+        ("state", _state(job)),
         ("phase", "" if job.ended else phase),
         ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
         ("owner", clean(job.owner.account) + ("" if job.owner.uid is None else f" (uid {job.owner.uid})")),
@@ -268,11 +272,11 @@ def _processes(processes: list[ProcessRecord], here: str) -> Table:
     return grid
 
 
-def _operations(operations: tuple[OperationRecord, ...]) -> Table:
+def _operations(operations: tuple[OperationDocument, ...]) -> Table:
     grid = render.table(("asked", "left"), ("to", "left"), ("", "left"), ("", "left"))
     for operation in operations:
         answer = clean(operation.message) or f"asked by {clean(operation.requested_by)}"
         grid.add_row(
-            when(operation.requested_at)[5:], clean(describe(operation.operation)), operation.state, answer
+            when(operation.requested_at)[5:], clean(describe(operation.asked)), operation.state, answer
         )
     return grid

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scavenger.api.values import SCHEMA_VERSION, plain
+from scavenger.api.values import SCHEMA_VERSION, Answer, document, plain
 from scavenger.errors import ScavengerError
 from scavenger.masking import mask
 from scavenger.presentation.formatting import clean
@@ -158,9 +158,14 @@ def unbroken(text: Text, width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def emit_json(document: Mapping[str, Any]) -> None:
+def emit_json(values: Mapping[str, Any]) -> None:
     """Print one JSON document on stdout, in ASCII, so that no encoding or terminal can change it."""
-    write(sys.stdout, json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n")
+    write(sys.stdout, json.dumps(values, ensure_ascii=True, allow_nan=False, indent=1) + "\n")
+
+
+def emit_answer(answer: Answer, *without: str) -> None:
+    """Print an answer as JSON, without a place in a list, which commands do not take, and what else is named."""
+    emit_json({name: one for name, one in document(answer).items() if name not in ("next", *without)})
 
 
 def note(message: object) -> None:

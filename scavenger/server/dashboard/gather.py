@@ -74,4 +74,4 @@ def _is_resumable(store: Store, job: JobRecord) -> bool:
 
 def lines_of(store: Store, jobs: Sequence[JobRecord], now: datetime) -> list[JobLine]:
     """The jobs of a list, with their progress and bills."""
-    return [job_line(one.job, one.progress, alive=one.alive, now=now) for one in listed(store, jobs)]
+    return [job_line(one, one.progress, alive=one.alive, now=now) for one in listed(store, jobs)]

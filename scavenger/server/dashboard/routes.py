@@ -14,7 +14,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from scavenger.api.models import job_names
+from scavenger.api.operations import withdraw
 from scavenger.api.paging import encode, job_place
+from scavenger.api.submissions import cancel
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError, NotFoundError
@@ -34,8 +36,7 @@ from scavenger.server.dashboard.pages import asset
 from scavenger.server.dashboard.plots import figures_document
 from scavenger.server.problems import RefusedError
 from scavenger.server.routes.jobs import find_submission
-from scavenger.server.routes.operations import withdrawn
-from scavenger.server.routes.submitting import cancelled, resumed
+from scavenger.server.routes.submitting import resumed
 
 OPEN_PATHS = frozenset({"/static/{version}/{name}"})
 """Routes that need no token: the style sheet and the scripts, which tell nothing."""
@@ -175,7 +176,8 @@ def confirm(request: Request, context: ContextOf, caller: Changer, job: str) -> 
 def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Response:
     """Do what was confirmed, and go back to the job's page, which tells what became of it."""
     if form.get("what") == "cancel":
-        return RedirectResponse(f"/jobs/{cancelled(context, caller, job).id}", status_code=303)
+        gone = context.writer.call(lambda: cancel(context.local(caller), job))
+        return RedirectResponse(f"/jobs/{gone.submission.id}", status_code=303)
     found = find_job(context, caller, job)
     match form.get("what"):
         case "resume":
@@ -183,9 +185,8 @@ def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Respon
             context.writer.call(lambda: resumed(context.store, found, renewal=renewal))
         case "withdraw":
             number = form.get("operation", "")
-            withdrawn(
-                context, caller, found.id, int(number) if number.isdecimal() and len(number) < 19 else 0
-            )
+            at, asked = context.local(caller), int(number) if number.isdecimal() and len(number) < 19 else 0
+            context.writer.call(lambda: withdraw(at, found.id, asked))
         case _:
             operation, by = operation_of(form), f"{caller.user.name} (dashboard)"
             context.writer.call(lambda: context.store.submit_operation(found.id, operation, by))

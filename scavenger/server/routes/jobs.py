@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
-from scavenger.api.costs import billed, cost_document, cost_of
+from scavenger.api.costs import cost_document, cost_of
 from scavenger.api.curves import curve_document, plan_document, report_with_curve
 from scavenger.api.forms import PAGE_MAX
-from scavenger.api.jobs import jobs_document, listed, status_document, status_of
+from scavenger.api.jobs import next_jobs
 from scavenger.api.logs import JobLogs, Wanted, logs_document
-from scavenger.api.paging import encode, encode_logs, job_place, log_place, number_place
-from scavenger.api.submissions import (
-    submission_document,
-    submissions_document,
-    submitted,
-    submitted_jobs,
-)
-from scavenger.api.values import SCHEMA_VERSION, plain
+from scavenger.api.paging import encode_logs, job_place, log_place
+from scavenger.api.values import SCHEMA_VERSION
 from scavenger.api.why import why_of
-from scavenger.domain.access import Caller
-from scavenger.domain.report import JobState
-from scavenger.domain.submission import Submission, SubmissionState
-from scavenger.errors import NotFoundError
-from scavenger.masking import mask_values
+from scavenger.domain.submission import Submission
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, find_job, only_of
-from scavenger.server.context import Context, ContextOf, answer
+from scavenger.server.context import ContextOf, answer
 from scavenger.store import Store
-from scavenger.store.records import JobRecord
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -53,78 +41,10 @@ LOG_CURSOR_MAX = 30_000
 """Characters; a cursor has the places in the logs of all processes."""
 
 
-@router.get("/jobs", response_model=schemas.JobsPage, summary="The latest jobs")
-def list_jobs(
-    context: ContextOf,
-    caller: CallerOf,
-    state: Annotated[list[JobState] | None, Query(max_length=10)] = None,
-    name: Annotated[str | None, Query(max_length=200, description="A pattern such as `digits*`.")] = None,
-    progress: Annotated[bool, Query(description="Whether progress is told; else it is null.")] = False,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Response:
-    """Jobs that the caller may see, newest first."""
-    store = context.store
-    with store.at_one_moment():
-        jobs, following = _page(
-            store, limit, states=state or (), name=name, user=only_of(caller), cursor=cursor
-        )
-        found = listed(store, jobs, progress=progress)
-        document = jobs_document(store.name, found)
-    return answer({**document, "next": following})
-
-
-def _page(
-    store: Store,
-    limit: int,
-    *,
-    states: Collection[str],
-    name: str | None,
-    user: str | None,
-    cursor: str | None,
-) -> tuple[tuple[JobRecord, ...], str | None]:
-    found = store.jobs(limit + 1, states=states, name=name, user=user, after=job_place(cursor))
-    jobs = found[:limit]
-    last = jobs[-1] if len(found) > limit else None
-    return jobs, None if last is None else encode(last.created_at.isoformat(), last.id)
-
-
 def find_submission(store: Store, user: str | None, key: str) -> Submission | None:
     """A submission that the user may see; None if there is none."""
     found = store.submission(key)
     return found if found is not None and user in (None, found.job.user) else None
-
-
-@router.get("/jobs/{job}", response_model=schemas.JobAnswer, summary="One job")
-def show_job(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
-    """A job with its progress, processes, operations and latest events; or its submission, while that waits."""
-    with context.store.at_one_moment():
-        return answer(_job_document(context, caller, job))
-
-
-def _job_document(context: Context, caller: Caller, job: str) -> dict[str, Any]:
-    store = context.store
-    try:
-        record = billed(store, find_job(context, caller, job))
-    except NotFoundError:
-        waiting = find_submission(store, only_of(caller), job)
-        if waiting is None:
-            raise
-        empty: dict[str, Any] = {
-            "job": None,
-            "progress": None,
-            "processes": [],
-            "operations": [],
-            "events": [],
-        }
-        document = {"schema_version": SCHEMA_VERSION, "store": store.name, **empty}
-        return {**document, "submission": submission_document(submitted(waiting))}
-    document = status_document(store.name, status_of(store, record))
-    submission = store.submission(record.id)
-    told = None
-    if submission is not None:
-        told = submission_document(submitted(submission, record.state, record.cost_usd))
-    return {**document, "submission": told}
 
 
 @router.get("/jobs/{job}/plan", response_model=schemas.PlanAnswer, summary="What was predicted and chosen")
@@ -163,24 +83,12 @@ def show_cost(context: ContextOf, caller: CallerOf, job: JobKey) -> Response:
 def list_costs(context: ContextOf, caller: CallerOf, limit: Limit = 20, cursor: Cursor = None) -> Response:
     """Costs of the jobs that the caller may see, newest first."""
     store, now = context.store, datetime.now(UTC)
-    jobs, following = _page(store, limit, states=(), name=None, user=only_of(caller), cursor=cursor)
+    found = store.jobs(limit + 1, user=only_of(caller), after=job_place(cursor))
+    jobs, following = found[:limit], next_jobs(found, limit)
     rows = [
         cost_document(cost_of(store, store.job(job.id), now)) for job in jobs
     ]  # pages come without reports
     return answer({"schema_version": SCHEMA_VERSION, "jobs": rows, "next": following})
-
-
-@router.get("/jobs/{job}/events", response_model=schemas.EventsPage, summary="Events of a job")
-def list_events(
-    context: ContextOf, caller: CallerOf, job: JobKey, limit: Limit = 100, cursor: Cursor = None
-) -> Response:
-    """Events, oldest first."""
-    with context.store.at_one_moment():
-        record = find_job(context, caller, job)
-        found = context.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
-    events = found[:limit]
-    following = encode(events[-1].id) if len(found) > limit else None
-    return answer({"schema_version": SCHEMA_VERSION, "events": mask_values(plain(events)), "next": following})
 
 
 @router.get("/jobs/{job}/logs", response_model=schemas.LogsAnswer, summary="Logs of a job")
@@ -208,22 +116,3 @@ def show_logs(
     chunk = logs.begin(lines, whole=not follow) if cursor is None else logs.more()
     more = {"elsewhere": chunk.elsewhere, "over": chunk.over, "next": encode_logs(chunk.position)}
     return answer({**logs_document(chunk), **more})
-
-
-@router.get("/queue", response_model=schemas.SubmissionsPage, summary="Submitted jobs")
-def list_submissions(
-    context: ContextOf,
-    caller: CallerOf,
-    state: Annotated[list[SubmissionState] | None, Query(max_length=10)] = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Response:
-    """Submitted jobs, newest first, with why they wait."""
-    found = context.store.submissions(
-        limit + 1, states=state or (), user=only_of(caller), before=number_place(cursor)
-    )
-    shown = found[:limit]
-    following = encode(shown[-1].number) if len(found) > limit else None
-    document = submissions_document(submitted_jobs(context.store, shown))
-    servers = [plain(server) for server in context.store.servers()]
-    return answer({**document, "servers": servers, "next": following})

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from scavenger.api.operations import migration, operation_row, outcome_document, scaling
+from scavenger.api.operations import OperationAnswer, migration, outcome, scaling
 from scavenger.api.paging import encode, number_place
-from scavenger.api.submissions import submission_answer, submitted
-from scavenger.api.values import SCHEMA_VERSION, plain
+from scavenger.api.submissions import SubmissionAnswer, submitted
+from scavenger.api.values import SCHEMA_VERSION, document, plain
 from scavenger.domain.access import Caller
 from scavenger.domain.operation import Operation, StopJob
-from scavenger.errors import NotFoundError
 from scavenger.server import schemas
 from scavenger.server.access import CallerOf, Changer, find_job, only_of
 from scavenger.server.context import Context, ContextOf, answer
 from scavenger.server.repeating import OnceOf
 from scavenger.server.routes.jobs import Cursor, JobKey, Limit, find_submission
-from scavenger.store.records import OperationRecord
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
-OperationId = Annotated[int, Path(ge=1, lt=2**63)]
 
-
-@router.post(
-    "/jobs/{job}/scale", response_model=schemas.OperationAnswer, status_code=202, summary="Change the size"
-)
+@router.post("/jobs/{job}/scale", response_model=OperationAnswer, status_code=202, summary="Change the size")
 def scale(
     context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.ScaleRequest
 ) -> Response:
@@ -50,7 +44,7 @@ def scale(
 
 
 @router.post(
-    "/jobs/{job}/migrate", response_model=schemas.OperationAnswer, status_code=202, summary="Replace workers"
+    "/jobs/{job}/migrate", response_model=OperationAnswer, status_code=202, summary="Replace workers"
 )
 def migrate(
     context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.MigrateRequest
@@ -62,7 +56,7 @@ def migrate(
 
 @router.post(
     "/jobs/{job}/stop",
-    response_model=schemas.OperationAnswer | schemas.SubmissionAnswer,
+    response_model=OperationAnswer | SubmissionAnswer,
     status_code=202,
     summary="Stop a job",
 )
@@ -76,7 +70,7 @@ def stop(
         if waiting is not None and waiting.state == "queued":
             cancelled = context.store.cancel(waiting.id, f"withdrawn by {caller.user.name}")
             if cancelled is not None and cancelled.state == "cancelled":
-                return submission_answer(submitted(cancelled))
+                return document(SubmissionAnswer(submission=submitted(cancelled)))
         return _asked(context, caller, job, StopJob(request.save, request.reason))
 
     return once.answer(change)
@@ -85,52 +79,7 @@ def stop(
 def _asked(context: Context, caller: Caller, key: str, operation: Operation) -> dict[str, Any]:
     job = find_job(context, caller, key)
     record = context.store.submit_operation(job.id, operation, f"{caller.user.name} (server)")
-    return outcome_document(job, record)
-
-
-@router.get("/jobs/{job}/operations", response_model=schemas.OperationsAnswer, summary="Operations of a job")
-def list_operations(context: ContextOf, caller: CallerOf, job: JobKey, limit: Limit = 20) -> Response:
-    """The latest operations that were requested, oldest first."""
-    found = context.store.operations(find_job(context, caller, job).id, limit=limit)
-    return answer({"schema_version": SCHEMA_VERSION, "operations": [operation_row(one) for one in found]})
-
-
-@router.get(
-    "/jobs/{job}/operations/{operation}", response_model=schemas.OperationAnswer, summary="One operation"
-)
-def show_operation(context: ContextOf, caller: CallerOf, job: JobKey, operation: OperationId) -> Response:
-    """What became of an operation."""
-    record = find_job(context, caller, job)
-    return answer(outcome_document(record, _operation(context, record.id, operation)))
-
-
-@router.delete(
-    "/jobs/{job}/operations/{operation}",
-    response_model=schemas.OperationAnswer,
-    summary="Withdraw an operation",
-)
-def withdraw(context: ContextOf, caller: Changer, job: JobKey, operation: OperationId) -> Response:
-    """Withdraw an operation that the job has not started; one that it has is only shown."""
-    record = find_job(context, caller, job)
-    return answer(outcome_document(record, withdrawn(context, caller, record.id, operation)))
-
-
-def withdrawn(context: Context, caller: Caller, job_id: str, number: int) -> OperationRecord:
-    """Withdraw an operation of a job that the caller may change, unless it was started; returns it as it is then.
-
-    Raises:
-        NotFoundError: The job has no such operation.
-    """
-    found = _operation(context, job_id, number)
-    message = f"withdrawn by {caller.user.name} before the job started it"
-    return context.writer.call(lambda: context.store.withdraw_operation(found.id, message))
-
-
-def _operation(context: Context, job_id: str, number: int) -> OperationRecord:
-    found = context.store.operation(number)
-    if found.job_id != job_id:
-        raise NotFoundError(f"there is no operation {number} of job {job_id}")
-    return found
+    return document(outcome(job, record))
 
 
 @router.post(

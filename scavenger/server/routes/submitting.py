@@ -9,26 +9,21 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from scavenger.api.preview import preview_answer, preview_of
-from scavenger.api.submissions import (
-    SubmittedJob,
-    submission_answer,
-    submitted,
-    submitted_jobs,
-)
+from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, submitted
+from scavenger.api.values import document
 from scavenger.control.jobs.aggregator_vms import settled
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.jobs.renewal import renewed
 from scavenger.control.service.submitting import new_submission, resubmission
-from scavenger.domain.access import Caller
 from scavenger.domain.overrides import UNCHANGED, Overrides, Renewal
-from scavenger.domain.submission import GivenEnvironment, not_submitted
+from scavenger.domain.submission import GivenEnvironment
 from scavenger.errors import ConfigurationError
 from scavenger.server import schemas
-from scavenger.server.access import Changer, find_job, only_of
-from scavenger.server.context import Context, ContextOf, answer
+from scavenger.server.access import Changer, find_job
+from scavenger.server.context import ContextOf, answer
 from scavenger.server.preparing import job_file_path, prepared
 from scavenger.server.repeating import IdempotencyKey, OnceOf
-from scavenger.server.routes.jobs import JobKey, find_submission
+from scavenger.server.routes.jobs import JobKey
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -37,7 +32,7 @@ router = APIRouter(prefix="/v1", tags=["operations"])
 _OVERRIDES = set(Overrides.__dataclass_fields__)
 
 
-@router.post("/jobs", response_model=schemas.SubmissionAnswer, status_code=202, summary="Submit a job")
+@router.post("/jobs", response_model=SubmissionAnswer, status_code=202, summary="Submit a job")
 def submit(
     context: ContextOf,
     caller: Changer,
@@ -56,7 +51,7 @@ def submit(
         environment=_given_secrets(job.job.secrets, request.environment),
     )
     made = context.writer.call(lambda: context.store.submit(new, study_budget_usd=request.study_budget))
-    return answer(submission_answer(submitted(made)), 202)
+    return answer(document(SubmissionAnswer(submission=submitted(made))), 202)
 
 
 def _given_secrets(secrets: Collection[str], given: Mapping[str, str]) -> GivenEnvironment | None:
@@ -77,9 +72,7 @@ def preview(context: ContextOf, _: Changer, request: schemas.PreviewRequest) -> 
     return answer(preview_answer(preview_of(job, run=request.run, yes=request.yes)))
 
 
-@router.post(
-    "/jobs/{job}/resume", response_model=schemas.SubmissionAnswer, status_code=202, summary="Resume a job"
-)
+@router.post("/jobs/{job}/resume", response_model=SubmissionAnswer, status_code=202, summary="Resume a job")
 def resume(
     context: ContextOf, caller: Changer, once: OnceOf, job: JobKey, request: schemas.ResumeRequest
 ) -> Response:
@@ -104,7 +97,7 @@ def resume(
             study_budget_usd=request.study_budget,
             environment=_given_secrets(secrets, request.environment),
         )
-        return submission_answer(made)
+        return document(SubmissionAnswer(submission=made))
 
     return once.answer(change)
 
@@ -130,26 +123,3 @@ def resumed(
     earlier = store.submission(job.id)
     new = resubmission(job, earlier, spec, rents=rents, audit=audit, environment=environment)
     return submitted(store.submit_again(job.id, new, study_budget_usd=study_budget_usd))
-
-
-@router.delete("/queue/{job}", response_model=schemas.SubmissionAnswer, summary="Cancel a submitted job")
-def cancel(context: ContextOf, caller: Changer, job: JobKey) -> Response:
-    """Withdraw a submitted job that waits; stop one that runs, as its runner would be by Ctrl-C in a command."""
-    return answer(submission_answer(cancelled(context, caller, job)))
-
-
-def cancelled(context: Context, caller: Caller, job: str) -> SubmittedJob:
-    """Withdraw or stop a submitted job, and return it as it is then.
-
-    Raises:
-        NotFoundError: The caller sees no such job.
-        ConfigurationError: A command runs it itself.
-    """
-    store = context.store
-    found = find_submission(store, only_of(caller), job)
-    if found is None:
-        record = find_job(context, caller, job)
-        raise ConfigurationError(not_submitted(record.id, record.name))
-    reason = f"cancelled by {caller.user.name}"
-    now = context.writer.call(lambda: store.cancel(found.id, reason)) or found
-    return submitted_jobs(store, [now])[0]
