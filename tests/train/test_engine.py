@@ -15,7 +15,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, command, exits, said, text
+from engine_conformance import (
+    DAEMON,
+    SLEEP,
+    EngineConformance,
+    Start,
+    boot,
+    command,
+    exits,
+    running,
+    said,
+    text,
+)
 from processes import alive
 from waiting import eventually
 
@@ -159,13 +170,13 @@ time.sleep(600)
     def test_a_killed_server_ends_no_process_and_the_next_worker_has_another(self, start: Start) -> None:
         engine = start(SLEEP)
         assert said(engine) == "up"
-        first = psutil.Process(engine.pid("w0")).parent()
+        first = psutil.Process(running(engine, "w0")).parent()
 
         first.kill()
         engine.launch(boot("w1"))
         assert said(engine, "w1") == "up"
 
-        assert psutil.Process(engine.pid("w1")).parent() not in (None, first)
+        assert psutil.Process(running(engine, "w1")).parent() not in (None, first)
         engine.kill("w0")
         assert [(ended.name, ended.status) for ended in exits(engine)] == [("w0", -9)]
         assert engine.running == ("w1",)
@@ -183,7 +194,7 @@ time.sleep(600)
     def test_what_was_killed_before_it_was_forked_never_begins(self, start: Start) -> None:
         engine = start(SLEEP)
         assert said(engine) == "up"
-        server = psutil.Process(engine.pid("w0")).parent()
+        server = psutil.Process(running(engine, "w0")).parent()
         server.suspend()
         engine.launch(boot("w1"))
         engine.launch(boot("w2"))
@@ -197,7 +208,7 @@ time.sleep(600)
     def test_a_stopped_server_is_continued(self, start: Start) -> None:
         engine = start(SLEEP)
         assert said(engine) == "up"
-        psutil.Process(engine.pid("w0")).parent().suspend()
+        psutil.Process(running(engine, "w0")).parent().suspend()
 
         engine.launch(boot("w1"))
 
@@ -211,7 +222,7 @@ time.sleep(600)
         with contextlib.closing(ProcessEngine(tmp_path, -1, fork_target=f"{fault}:main")) as engine:
             engine.launch(boot("w0"))
             assert said(engine) == "up"
-            assert psutil.Process(engine.pid("w0")).parent() == psutil.Process()
+            assert psutil.Process(running(engine, "w0")).parent() == psutil.Process()
             engine.launch(boot("w1"))
             assert engine.pid("w1")
 
