@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 """The machine may be shared, and only a test that fails waits for so long."""
 _SOON_S = 5.0
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.1
