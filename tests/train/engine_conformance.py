@@ -26,7 +26,7 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 
 Start = Callable[[str], Engine]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Long enough for the slowest engine; what is promised sooner is asserted where it is promised."""
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
