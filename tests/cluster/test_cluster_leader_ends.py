@@ -17,11 +17,11 @@ from elastic_world import bound_claim
 from ruamel.yaml import YAML
 from test_cluster_leader import (  # noqa: F401 - fixtures
     _secrets,
-    _until,
     command,
     kubelet,
     namespace,
 )
+from waiting import wait_for
 
 from tests.cluster.control_plane import ControlPlane
 
@@ -75,7 +75,7 @@ def test_a_leader_that_is_lost_is_started_again_on_its_claim_and_its_job_goes_on
     begun = command("optimize", path, "--yes", "--detach")
     assert begun.returncode == 0, begun.stderr
     volume = tmp_path / "volumes" / f"claim-{namespace}-leaders"
-    _until(lambda: list(volume.glob("leaders/*/job/checkpoints/*/step-*")), WITHIN_S)
+    wait_for(lambda: list(volume.glob("leaders/*/job/checkpoints/*/step-*")), within_s=WITHIN_S)
     first = leader_of(plane, namespace)
     assert first is not None
     busy = command("resume", "kept", "--yes", "--detach")
@@ -88,7 +88,7 @@ def test_a_leader_that_is_lost_is_started_again_on_its_claim_and_its_job_goes_on
         (found,) = json.loads(command("leader", "list", "-o", "json").stdout)["leaders"]
         return str(found["state"])
 
-    _until(lambda: state() == "gone")
+    wait_for(lambda: state() == "gone")
     (database,) = volume.glob("leaders/*/store/scavenger.db")
 
     def counts() -> tuple[int, int]:
@@ -103,7 +103,7 @@ def test_a_leader_that_is_lost_is_started_again_on_its_claim_and_its_job_goes_on
     again = command("resume", "kept", "--yes", "--detach")
     assert again.returncode == 0, again.stderr
     began = time.monotonic()
-    _until(lambda: counts()[0] == 2, WITHIN_S)
+    wait_for(lambda: counts()[0] == 2, within_s=WITHIN_S)
     print(f"the job goes on {time.monotonic() - began:.1f} s after its pod has begun")
     assert counts() == (2, 2), "the first runner in the new pod knows that the one before is dead"
     second = leader_of(plane, namespace)
@@ -117,8 +117,8 @@ def test_a_leader_that_is_lost_is_started_again_on_its_claim_and_its_job_goes_on
     assert told["state"] == "target_missed"
     record = json.loads((Path(told["folder"]) / "record.json").read_text())
     assert record["job"]["attempts"] == 2
-    _until(lambda: not plane.core().list_namespaced_pod(namespace).items)
-    _until(lambda: not _secrets(plane, namespace))
+    wait_for(lambda: not plane.core().list_namespaced_pod(namespace).items)
+    wait_for(lambda: not _secrets(plane, namespace))
 
 
 def test_a_leader_that_nobody_fetches_the_result_of_ends_by_itself(
@@ -136,12 +136,12 @@ def test_a_leader_that_nobody_fetches_the_result_of_ends_by_itself(
         pod = leader_of(plane, namespace)
         return pod is not None and pod.status.phase == "Succeeded"
 
-    _until(ended, WITHIN_S)
+    wait_for(ended, within_s=WITHIN_S)
     workers = plane.core().list_namespaced_pod(namespace, label_selector="scavenger/role=worker").items
     assert [pod for pod in workers if pod.status.phase in ("Pending", "Running")] == []
     (listed,) = json.loads(command("leader", "list", "-o", "json").stdout)["leaders"]
     assert listed["state"] == "gone"
     left = command("leader", "end", "unfetched", "--yes")
     assert left.returncode == 0, left.stderr
-    _until(lambda: not plane.core().list_namespaced_pod(namespace).items)
-    _until(lambda: not _secrets(plane, namespace))
+    wait_for(lambda: not plane.core().list_namespaced_pod(namespace).items)
+    wait_for(lambda: not _secrets(plane, namespace))
