@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -83,7 +83,7 @@ def _stub(name: str, entry: str | Group) -> TyperCommand:
     return TyperCommand(name=name, help=ast.get_docstring(found))
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """The commands of a group; each is made, and its module imported, when it is first looked up."""
 
     def __init__(self, entries: Mapping[str, str | Group]) -> None:
@@ -102,12 +102,6 @@ class _Commands(MutableMapping[str, Any]):
             self._made[name] = command
         return self._made[name]
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("commands are not removed")
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -121,7 +115,7 @@ def _lazy(group: Group) -> type[TyperGroup]:
     class LazyGroup(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            self.commands = _Commands(group.commands)
+            self.commands: Any = _Commands(group.commands)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             self._listing().format_commands(ctx, formatter)

@@ -233,10 +233,15 @@ def read(document: Any, kind: type[A]) -> A:
     try:
         return msgspec.convert(document, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise NotSupportedError(
-            f"the server's answer cannot be read ({type(error).__name__}: {error}); use the version of the server, "
-            "which `scavenger --version` on its machine prints"
-        ) from error
+        raise unreadable(error) from error
+
+
+def unreadable(error: Exception) -> NotSupportedError:
+    """The error of a server's answer that another version has made."""
+    return NotSupportedError(
+        f"the server's answer cannot be read ({type(error).__name__}: {error}); use the version of the server, "
+        "which `scavenger --version` on its machine prints"
+    )
 
 
 def _part(text: str) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
+from scavenger.api.calls import unreadable
 from scavenger.api.logs import LogChunk, LogPosition
 from scavenger.api.preview import Preview
-from scavenger.errors import NotSupportedError
 from scavenger.store.records import (
     EventRecord,
 )
@@ -30,10 +30,7 @@ def _of_this_version(read: Callable[Args, Value]) -> Callable[Args, Value]:
         try:
             return read(*args, **kwargs)
         except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
-            raise NotSupportedError(
-                f"the server's answer cannot be read ({type(error).__name__}: {error}); use the version of the server, "
-                "which `scavenger --version` on its machine prints"
-            ) from error
+            raise unreadable(error) from error
 
     return reading
 
