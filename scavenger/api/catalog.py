@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from scavenger.cloud.catalog.catalog import Catalog
     from scavenger.cloud.catalog.types import Listing, Wanted
     from scavenger.domain.cost import Price
+
+
+ANY_REGION = "any"
+"""In place of a region: all regions of a cloud."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,10 @@ def show_catalog(
     cpus: Annotated[str | None, Field(max_length=16, description="As `4` or `4+`.")] = None,
     memory: Annotated[str | None, Field(max_length=16, description="GiB, as `16` or `16+`.")] = None,
 ) -> CatalogAnswer:
-    """Machine types with their prices and the age and source of each price, cheapest first."""
+    """Machine types with their prices and the age and source of each price, cheapest first, by GPU if one is named.
+
+    The region `any` stands for all regions.
+    """
     wanted, today = wanted_of(vm, gpu, cpus, memory), datetime.now(UTC).date()
     catalog = open_catalog(today=today)
     places = _places(catalog, provider, region, wanted)
@@ -114,7 +122,9 @@ def show_catalog(
     return CatalogAnswer(
         today=today,
         regions=tuple(RegionDocument(provider=cloud, region=at) for cloud, at in places),
-        machines=tuple(_machine(listing, today) for listing in sorted(found, key=_by_price)),
+        machines=tuple(
+            _machine(listing, today) for listing in sorted(found, key=partial(_by_price, each_gpu=bool(gpu)))
+        ),
     )
 
 
@@ -160,6 +170,8 @@ def _places(
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
 
     providers = (provider,) if provider else PROVIDERS
+    if region == ANY_REGION:
+        return [(name, at) for name in providers for at in catalog.regions(name)]
     if region is None:
         places = [(provider, DEFAULT_REGIONS[provider]) for provider in providers]
         if len(places) > 1 and wanted.vms:  # the name of a type shows its cloud
@@ -176,9 +188,10 @@ def _places(
     return places
 
 
-def _by_price(listing: Listing) -> tuple[float, str]:
-    price = listing.on_demand or listing.spot
-    return (price.usd_per_hour if price else float("inf"), listing.machine.name)
+def _by_price(listing: Listing, *, each_gpu: bool) -> tuple[float, str, str]:
+    price, machine = listing.on_demand or listing.spot, listing.machine
+    usd_per_hour = price.usd_per_hour if price else float("inf")
+    return usd_per_hour / (machine.accelerators if each_gpu else 1), machine.name, listing.region
 
 
 def _machine(listing: Listing, today: date) -> MachineDocument:

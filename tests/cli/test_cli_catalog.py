@@ -40,7 +40,7 @@ def _days(later: str, earlier: str) -> int:
 
 
 def test_the_catalogue_is_one_screen_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--all"], ["--cpus", "64+"], ["--provider", "aws", "--gpu", "A100"]):
+    for words in ([], ["--all"], ["--cpus", "64+"], ["--region", "any", "--gpu", "A100"]):
         out, _ = told(capsys, *words)
         lines = out.splitlines()
         assert len(lines) <= 24
@@ -65,6 +65,21 @@ def test_types_are_sorted_by_price_and_say_all_of_each_price(capsys: pytest.Capt
     assert price["source"].startswith("libcloud 3.")
     assert price["age_days"] == _days(found["today"], price["dated"]) > 0
     assert all((m["cpus"], m["memory_gib"]) == (4, 16.0) for m in machines)
+
+
+def test_any_region_is_all_of_them_and_gpus_are_sorted_by_the_price_of_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = document(capsys, "--gpu", "T4", "--region", "any", "--provider", "aws")["machines"]
+    each = [one["on_demand"]["usd_per_hour"] / one["accelerators"] for one in found if one["on_demand"]]
+    assert each == sorted(each)
+    assert len({one["region"] for one in found}) > 10
+
+    out, _ = told(capsys, "--gpu", "T4", "--region", "any")
+    rows = [line.split() for line in out.splitlines() if line.startswith("g4dn.")]
+    assert rows[0][0] == found[0]["vm"]
+    assert found[0]["region"] in rows[0]
+    assert len(rows) == len({row[0] for row in rows}), "each type stands once, where it is cheapest"
 
 
 def test_gpus_are_found_by_name_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,8 @@ def catalog(
     context: typer.Context,
     provider: ProviderOption = None,
     region: Annotated[
-        str | None, typer.Option(metavar="R", help="Region. Default: us-central1 for gcp, us-east-1 for aws.")
+        str | None,
+        typer.Option(metavar="R", help="Region, or any. Default: us-central1 for gcp, us-east-1 for aws."),
     ] = None,
     vm: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this type. Repeat for several.")
@@ -60,11 +61,11 @@ def catalog(
     if output.is_json:
         console.emit_json(plain(found))
     elif not found.machines:
-        where = " and ".join(f"{one.provider}/{one.region}" for one in found.regions)
+        where = " and ".join(_where(found))
         wanted = wanted_of(vm, gpu, cpus, memory)
         console.emit(Text(f"No machine type with {clean(wanted)} in {where} is in the catalogue."))
     else:
-        _table(found, every=every or bool(vm))
+        _table(found, every=every or bool(vm), each_gpu=gpu is not None)
     oldest = max((price.age_days for one in found.machines for price in one.prices), default=0)
     if oldest > OLD_DAYS:
         console.note(
@@ -127,22 +128,44 @@ def refresh(
     return 0
 
 
-def _table(answer: CatalogAnswer, *, every: bool) -> None:
+def _where(answer: CatalogAnswer) -> list[str]:
+    """The regions in words; where a cloud has several of them, their number."""
+    of: dict[str, list[str]] = {}
+    for one in answer.regions:
+        of.setdefault(one.provider, []).append(one.region)
+    return [
+        f"{name}/{regions[0]}" if len(regions) == 1 else f"{plural(len(regions), 'region')} of {name}"
+        for name, regions in of.items()
+    ]
+
+
+def _once(machines: Sequence[MachineDocument]) -> list[MachineDocument]:
+    """Each type once: in the region that comes first."""
+    first: dict[tuple[str, str], MachineDocument] = {}
+    for one in machines:
+        first.setdefault((one.provider, one.vm), one)
+    return list(first.values())
+
+
+def _table(answer: CatalogAnswer, *, every: bool, each_gpu: bool) -> None:
     from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX
 
-    found = answer.machines
+    anywhere = len(answer.regions) > len({one.provider for one in answer.regions})
+    found: Sequence[MachineDocument] = _once(answer.machines) if anywhere else answer.machines
     special = sorted({one.caveat.partition(":")[0] for one in found if one.caveat})
     usual = [one for one in found if every or not one.caveat]
     rows = usual[:ROWS_MAX]
     sources = list(dict.fromkeys(str(price) for row in rows for price in row.prices))
-    several = len(answer.regions) > 1
+    several = len({one.provider for one in answer.regions}) > 1
     columns: list[tuple[tuple[str, str], list[str]]] = [
         (("VM", "left"), [clean(r.vm) + ("*" if r.caveat else "") for r in rows]),
         (("cloud", "left"), [r.provider if several else "" for r in rows]),
+        (("region", "left"), [r.region if anywhere else "" for r in rows]),
         (("vCPU", "right"), [str(r.cpus) for r in rows]),
         (("GiB", "right"), [quantity(r.memory_gib, 4) for r in rows]),
         (("GPUs", "left"), [_gpus(r) for r in rows]),
         (("per hour", "right"), [_money(r.on_demand) for r in rows]),
+        (("a GPU", "right"), [_each_gpu(r) if each_gpu else "" for r in rows]),
         (("spot", "right"), [_money(r.spot) for r in rows] if any(r.spot for r in rows) else []),
         (("taken", "right"), [r.interruption or "" for r in rows]),
         (("prices", "left"), [_references(r, sources) for r in rows]),
@@ -152,7 +175,11 @@ def _table(answer: CatalogAnswer, *, every: bool) -> None:
     for index in range(len(rows)):
         grid.add_row(*(cells[index] for _, cells in kept))
     console.emit(
-        Text(", ".join(f"{one.provider}/{one.region}" for one in answer.regions) + ":", no_wrap=True), grid
+        Text(
+            ", ".join(_where(answer)) + (", each type where it is cheapest:" if anywhere else ":"),
+            no_wrap=True,
+        ),
+        grid,
     )
     ages = {str(price): price.age_days for row in rows for price in row.prices}
     lines = [
@@ -177,6 +204,11 @@ def _table(answer: CatalogAnswer, *, every: bool) -> None:
 
 def _money(price: PriceDocument | None) -> str:
     return "unknown" if price is None else money(price.usd_per_hour)
+
+
+def _each_gpu(one: MachineDocument) -> str:
+    price = one.on_demand or one.spot
+    return "unknown" if price is None else money(price.usd_per_hour / one.accelerators)
 
 
 def _gpus(one: MachineDocument) -> str:
