@@ -86,10 +86,12 @@ class Connections:
         class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 super().connection_made(transport)
-                connections._made(cast(asyncio.Transport, transport))
+                # kept, as a connection by TLS knows no peer any more when it is lost
+                self._seen_from = _peer(transport)
+                connections._made(self._seen_from, cast(asyncio.Transport, transport))
 
             def connection_lost(self, exc: Exception | None) -> None:
-                connections._lost(self.transport)
+                connections._lost(self._seen_from, self.transport)
                 super().connection_lost(exc)
 
         return Bounded
@@ -120,20 +122,20 @@ class Connections:
 
         return seen
 
-    def _made(self, transport: asyncio.Transport) -> None:
+    def _made(self, peer: Peer, transport: asyncio.Transport) -> None:
         unproven = [one for one in self._open.values() if not one.proven]
-        one = self._open[_peer(transport)] = _Connection(transport)
+        one = self._open[peer] = _Connection(transport)
         one.close_in(self._head_s)
         if len(unproven) >= self._unproven_max or (unproven and len(self._open) > self._most):
             next((other for other in unproven if not other.busy), unproven[0]).transport.abort()
         elif len(self._open) > self._most:
             transport.abort()
 
-    def _lost(self, transport: asyncio.Transport) -> None:
-        one = self._open.get(_peer(transport))
+    def _lost(self, peer: Peer, transport: asyncio.Transport) -> None:
+        one = self._open.get(peer)
         if one is not None and one.transport is transport:
             one.close_in(None)
-            del self._open[_peer(transport)]
+            del self._open[peer]
 
 
 def _peer(transport: asyncio.BaseTransport) -> Peer:

@@ -109,3 +109,12 @@ def test_a_handshake_that_does_not_come_to_its_end_is_ended(
     settings = ServerSettings(port=0, certificate=public, key=private)
     with serving(store, settings) as url, connected(url, 1, b"\x16\x03\x01") as (one,):
         assert closed(one)
+
+
+def test_connections_by_tls_that_have_ended_count_no_more(store: Store, world: World, tmp_path: Path) -> None:
+    public, private = certificate(tmp_path)
+    settings = ServerSettings(port=0, certificate=public, key=private)
+    with serving(store, settings, connections=Connections(unproven_max=2, most=2)) as url:
+        for _ in range(6):
+            answer = requests.get(f"{url}/v1/jobs", headers=world.headers("ann"), verify=public, timeout=60)
+            assert answer.status_code == 200
