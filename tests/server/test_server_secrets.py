@@ -31,6 +31,7 @@ def job_of_ann(store: Store, folder: Path) -> str:
     (outputs / "logs").mkdir(parents=True)
     (outputs / "logs" / "w0.log").write_bytes(f"key {TOKEN}\nstep 1\n\xff".encode("latin-1"))
     (outputs / RECORD_FILE).write_text(json.dumps(SPEC))
+    (outputs / "model").symlink_to("logs/w0.log")  # as a command's leads to its checkpoint
     return job.id
 
 
@@ -74,8 +75,10 @@ def test_outputs_are_for_the_jobs_user_and_admins_and_their_logs_have_none(
                 job,
                 f"{job}/logs",
                 f"{job}/logs/w0.log",
+                f"{job}/model",
                 f"{job}/{RECORD_FILE}",
             ]
+            assert tar.getmember(f"{job}/model").linkname == "logs/w0.log"
     assert statuses == {"ann": 200, "bob": 404, "eve": 403, "root": 200}
 
 

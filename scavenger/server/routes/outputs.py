@@ -71,8 +71,10 @@ def _add_logs(tar: tarfile.TarFile, folder: Path, name: str) -> None:
 
 
 def _plain(member: tarfile.TarInfo, without: str) -> tarfile.TarInfo | None:
-    """Files and folders, without their owners; files of one folder are left out."""
-    if not (member.isfile() or member.isdir()) or (member.isfile() and member.name.startswith(without)):
+    """Files, folders and links (a command's model is one), without their owners; files of one folder are left out."""
+    if not (member.isfile() or member.isdir() or member.issym()):
+        return None
+    if member.isfile() and member.name.startswith(without):
         return None
     return _anonymous(member)
 
