@@ -8,21 +8,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 from scavenger.control.notifying.settings import tell
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover, abandoned_regions
-from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import CloudError, ConfigurationError, ScavengerError
 from scavenger.policy.notifying import leftover_notification
 from scavenger.store import Store
-
-if TYPE_CHECKING:
-    from scavenger.cloud.base import AdmittingProvider
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +70,7 @@ def find_leftovers(store: Store, regions: Iterable[str] = (), *, inform: Inform 
     Raises:
         ConfigurationError: A region is not written as CLOUD/REGION.
     """
-    with ExitStack() as opened:
-        return _look(store, regions, opened, inform)[0]
+    return _look(store, regions, inform)[0]
 
 
 def end_leftovers(
@@ -98,27 +93,25 @@ def end_leftovers(
     Returns:
         A line for each resource that may be left behind; empty if everything was removed.
     """
-    left: list[str] = []
-    with ExitStack() as opened:
-        found, clearings = _look(store, regions, opened, inform, told=True)
-        left += found.left
-        for clearing, leftovers in clearings:
-            left += clearing.end([one for one in leftovers if one.key in keys], limit_s=limit_s)
+    found, clearings = _look(store, regions, inform, told=True)
+    left = list(found.left)
+    for clear, leftovers in clearings:
+        left += clear([one for one in leftovers if one.key in keys], limit_s=limit_s)
     return tuple(left)
 
 
-class Clearing(Protocol):
+class Clear(Protocol):
     """Ends leftovers of one place; see `CleanUp.end`."""
 
-    def end(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
+    def __call__(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
         """End them."""
 
 
-Clearings = list[tuple[Clearing, tuple[Leftover, ...]]]
+Clearings = list[tuple[Clear, tuple[Leftover, ...]]]
 
 
 def _look(
-    store: Store, regions: Iterable[str], opened: ExitStack, inform: Inform, *, told: bool = False
+    store: Store, regions: Iterable[str], inform: Inform, *, told: bool = False
 ) -> tuple[Sweep, Clearings]:
     wanted = sorted({*store.vm_regions(), *map(region_of, regions)})
     clearings: Clearings = []
@@ -126,17 +119,17 @@ def _look(
     left: list[str] = []
     for provider, region in wanted:
         try:
-            clearing = CleanUp(store, providers.open_provider(provider, region))
-            clearings.append((clearing, clearing.find()))
+            clean_up = CleanUp(store, providers.open_provider(provider, region))
+            clearings.append((clean_up.end, clean_up.find()))
         except (CloudError, ConfigurationError) as error:
             left.append(f"{provider}/{region} cannot be checked: {error}")
             continue
         checked.append(f"{provider}/{region}")
     names = [f"{provider}/{region}" for provider, region in wanted]
-    for place, clearing_of in _of_leaders(store, opened, left, inform):
+    for place, clearing in _of_leaders(store, left, inform):
         names += [] if place in names else [place]
         checked += [] if place in checked else [place]
-        clearings += clearing_of
+        clearings += clearing
     found = tuple(one for _, leftovers in clearings for one in leftovers)
     if found and not told:
         tell(store, leftover_notification([_told(one) for one in found], datetime.now(UTC)))
@@ -153,35 +146,22 @@ def _told(one: Leftover) -> dict[str, str]:
     }
 
 
-def _of_leaders(
-    store: Store, opened: ExitStack, left: list[str], inform: Inform
-) -> Iterator[tuple[str, Clearings]]:
-    """What leaders' VMs have left that lead no job any more, or never did: where, and at most one clean-up."""
-    from scavenger.control.leading.pod_leader import LeaderOfPods
+def _of_leaders(store: Store, left: list[str], inform: Inform) -> Iterator[tuple[str, Clearings]]:
+    """What leaders have left that lead no job any more, or never did: where, and at most one clean-up."""
+    from scavenger.control.leading.following import LeaderSession
     from scavenger.control.leading.record import Leaders
-    from scavenger.control.leading.renting import LeaderVm
-    from scavenger.control.leading.spent import book_leader
-    from scavenger.control.leading.starting import cluster_of
+    from scavenger.control.leading.seats import seat_of
 
     leaders = Leaders.beside(store)
     for record in leaders.all():
+        seat = seat_of(leaders, record, inform=inform)
         try:
-            records, used = opened.enter_context(leaders.open_store(record)), bool(record.job_id)
-            found: tuple[Clearing, tuple[Leftover, ...]] | None
-            if capabilities_of(record.provider).pods:
-                pod = LeaderOfPods(cluster_of(record), record)
-                found = pod.leftovers(records, used=used, ending=record.ending)
-            else:
-                provider = cast("AdmittingProvider", providers.open_provider(record.provider, record.region))
-                vm = LeaderVm(records, provider, inform=inform)
-                found = vm.leftovers(record.id, used=used, ending=record.ending)
-                living = vm.living()
-                seen = None if living is None else vm.seen(living)
-                there = seen is not None and seen.state in ("pending", "running")
-                book_leader(store, leaders, record, datetime.now(UTC), there=there)
-            yield f"{record.provider}/{record.region}", [] if found is None else [found]
+            found = seat.leftovers()
         except (CloudError, ConfigurationError) as error:
             left.append(f"the VMs of the leader of job {record.name} cannot be checked: {error}")
+            continue
+        LeaderSession(seat).book(store, there=seat.state() == "there")
+        yield f"{record.provider}/{record.region}", [] if found is None else [(seat.clear, found)]
 
 
 def sweep_once(store: Store) -> Sweep:

@@ -128,6 +128,8 @@ def test_a_leader_is_installed_from_an_index_in_the_tested_versions_and_serves(t
         machine = booted(machines, 600.0, url)
         configuration = LeaderConfiguration("scavenger-0123456789ab", 8765, 600.0, {})
         put(machine, "leader.json", msgspec.json.encode(configuration))
+        put(machine, "token", b"of-the-command")
+        put(machine, "job/job.yaml", b"{}")
 
         done = machine.run("sh", f"{FOLDER}/set_up.sh", timeout_s=300.0)
 
@@ -137,7 +139,8 @@ def test_a_leader_is_installed_from_an_index_in_the_tested_versions_and_serves(t
         assert [path for path in asked if path.endswith(".whl")] == [
             f"/simple/{FETCHED}/{FETCHED}-{version}-py3-none-any.whl"
         ]
-        assert wait_for(lambda: machine.run("test", "-s", f"{FOLDER}/token").returncode == 0)
+        serves = f"exec 3<> /dev/tcp/127.0.0.1/{configuration.port}"
+        assert wait_for(lambda: machine.run("bash", "-c", serves).returncode == 0)
 
 
 @needs_machines

@@ -36,7 +36,7 @@ def test_the_wheel_has_what_an_agent_runs_and_the_projects_versions() -> None:
     assert not [name for name in names if "__pycache__" in name or "scavenger_cli" in name or "/." in name]
     assert f"Version: {__version__}+" in metadata
     assert "scavenger-vm = scavenger.control.provisioning.on_vm:main" in scripts
-    assert "scavenger-leader = scavenger.server.on_leader_vm:main" in scripts
+    assert "scavenger-leader = scavenger.server.on_leader:main" in scripts
 
 
 def test_every_requirement_of_a_vm_has_a_tested_version() -> None:

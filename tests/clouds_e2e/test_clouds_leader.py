@@ -32,7 +32,7 @@ from scavenger.control.leading.caller import CALLER_VARIABLE
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 
-LEADER = AGENT.replace("scavenger.control.provisioning.on_vm", "scavenger.server.on_leader_vm")
+LEADER = AGENT.replace("scavenger.control.provisioning.on_vm", "scavenger.server.on_leader")
 IDENTITIES = {
     "aws": '\ninstance_profile = "scavenger-vms"\nleader_profile = "scavenger-leader"\n',
     "gcp": f'\nleader_service_account = "leader@{PROJECT}.iam.gserviceaccount.com"\n',
@@ -149,7 +149,7 @@ def test_a_job_reaches_its_target_while_command_server_and_network_are_lost(
     os.killpg(submitting.process.pid, signal.SIGKILL)
     laptop.net.cut()
     leader = leader_of(cloud)
-    (server,) = leader.run("pgrep", "-f", "on_leader_vm").stdout.split()
+    (server,) = leader.run("pgrep", "-f", "server.on_leader").stdout.split()
     told = leader.run("cat", f"/proc/{server}/environ").stdout
     assert not [name for name in KEYS if name in told]
     leader.run("kill", "-9", server)

@@ -17,7 +17,7 @@ from scavenger_cli.options import Output
 
 from scavenger.cloud.kubernetes.leader import LeaderPod, leader_pod
 from scavenger.cloud.kubernetes.pods import leader_labels
-from scavenger.control.leading.pod_leader import pod_name
+from scavenger.control.leading.pod_seat import pod_name
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.domain.elastic_job import JOB_LABEL, LEADER, ROLE_LABEL
 from scavenger.errors import ConfigurationError

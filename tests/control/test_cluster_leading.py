@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scavenger.control.cluster.leading import Key, Leader, prepare_folder
+from scavenger.control.cluster.leading import Key, Leader, job_of
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.operation import ScaleIn, ScaleTo
 from scavenger.domain.progress import PROGRESS, Progress
@@ -201,10 +201,10 @@ def test_a_folder_is_laid_out_once(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text("first")
-    job = prepare_folder(tmp_path / "work", document="{}", code=str(code))
+    job = job_of(tmp_path / "work", document="{}", code=str(code))
     (code / "train.py").write_text("second")
     (tmp_path / "work" / "job.new").mkdir()
-    again = prepare_folder(tmp_path / "work", document="{'other': 1}", code=str(code))
+    again = job_of(tmp_path / "work", document="{'other': 1}", code=str(code))
 
     assert again == job
     assert ((job / "train.py").read_text(), (job / "job.yaml").read_text()) == ("first", "{}")

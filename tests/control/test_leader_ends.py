@@ -24,7 +24,8 @@ from scavenger_cli.options import Output
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders
-from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
+from scavenger.control.leading.seats import seat_of
+from scavenger.control.leading.vm_seat import LeaderVmSpec, VmSeat
 from scavenger.control.provisioning.providers import open_provider
 from scavenger.domain.intent import PlacementOption
 from scavenger.domain.vm import LaunchTemplate, VmSettings
@@ -81,26 +82,24 @@ def rented(leaders: Leaders, environment: dict[str, str]) -> LeaderRecord:
     option = PlacementOption("e2-standard-2", "us-central1-a", False, 0.07)
     with leaders.open_store(record) as store:
         store.create_job("digits", spec={}, job_file="job.yaml", job_id=record.id)
-        vm = LeaderVm(
-            store,
-            provider,
-            inform=lambda line: None,
-            config=ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05)),
-            sleep=lambda seconds: None,
-        )
-        spec = LeaderVmSpec(
-            (option,), LaunchTemplate(3600.0, settings=settings), "#!/bin/sh\ntrue", wait_max_s=60.0
-        )
-        vm.rent(record.id, spec, lambda seen: True)
+    seat = VmSeat(
+        leaders,
+        record,
+        inform=lambda line: None,
+        provider=provider,
+        config=ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05)),
+        sleep=lambda seconds: None,
+    )
+    template = LaunchTemplate(3600.0, settings=settings)
+    seat.rent(LeaderVmSpec((option,), template, "#!/bin/sh\ntrue", wait_max_s=60.0), lambda seen: True)
     return leaders.change(record, job_id="ffff-1")
 
 
 def session(
     leaders: Leaders, record: LeaderRecord, environment: dict[str, str], said: list[str]
 ) -> LeaderSession:
-    return LeaderSession(
-        leaders, record, inform=said.append, environment=environment, sleep=lambda seconds: None
-    )
+    options = {"environment": environment, "sleep": lambda seconds: None}
+    return LeaderSession(seat_of(leaders, record, inform=said.append, **options))
 
 
 def test_a_vm_that_the_cloud_does_not_end_is_said_and_remembered_until_a_sweep_ends_it(

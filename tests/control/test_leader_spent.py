@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scavenger.client import Client
 from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders
+from scavenger.control.leading.seats import seat_of
 from scavenger.control.leading.spent import book_leader, leader_usd
 from scavenger.control.provisioning.bill import job_cost
 from scavenger.domain.cost import Item
@@ -263,7 +264,7 @@ class Led:
 def test_what_the_job_has_counted_of_its_leader_and_of_its_vms_is_what_the_leader_tells_last(
     rented: Rented,
 ) -> None:
-    session = LeaderSession(rented.leaders, rented.record, inform=lambda line: None)
+    session = LeaderSession(seat_of(rented.leaders, rented.record, inform=lambda line: None))
     vm = {"instance_id": "i-1", "vm": "c5.large", "zone": "us-east-1a", "billed_s": 1800.0}
     led = {"name": "leader, on demand", "usd": 0.05}
     told = {"items": [{"name": "disks", "usd": 0.1}, led], "vms": [vm]}

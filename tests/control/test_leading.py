@@ -1,4 +1,4 @@
-"""Renting a leader's VM and speaking to it: keys, command lines, records, the boot, the job file there."""
+"""Speaking to a leader: keys, command lines, records, the boot, the job file there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from fake import FakeProvider
 
 from scavenger.cloud.boot.leader import LeaderAccess, leader_boot_script, leader_set_up_script
 from scavenger.cloud.boot.package import own_package
-from scavenger.control import sweep
 from scavenger.control.leading.caller import CALLER_VARIABLE, caller_networks
 from scavenger.control.leading.configuration import environment_there, job_there
 from scavenger.control.leading.following import LeaderSession
-from scavenger.control.leading.keys import login_key, new_host_key
+from scavenger.control.leading.keys import login_key, new_key
 from scavenger.control.leading.record import LeaderRecord, Leaders
-from scavenger.control.leading.renting import LeaderVm, LeaderVmSpec
+from scavenger.control.leading.seats import seat_of
 from scavenger.control.leading.ssh import SshTarget, forwarded, ssh_command
 from scavenger.control.provisioning.leader_meter import (
     LEADER_VARIABLE,
@@ -32,16 +31,15 @@ from scavenger.control.provisioning.leader_meter import (
     leader_zone,
 )
 from scavenger.control.training.item_meter import ItemMeter
-from scavenger.domain.intent import PlacementOption
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmSettings, VmTags
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
 from scavenger.domain.vm_settings import AwsSettings
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, TransientError
 from scavenger.policy.provisioning.actions import Listing, Sweep
-from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
+from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.decider import decide
 from scavenger.policy.provisioning.memory import Memory
-from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
+from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk"
@@ -53,19 +51,19 @@ RECORD = LeaderRecord(
 # Keys and the command line
 
 
-def test_an_installation_has_one_key_that_nobody_else_reads(tmp_path: Path) -> None:
-    key = login_key(tmp_path / "leaders")
+def test_an_installation_has_one_key_that_nobody_else_reads_and_openssh_takes(tmp_path: Path) -> None:
+    public = login_key(tmp_path / "leaders")
 
-    assert login_key(tmp_path / "leaders") == key
+    assert login_key(tmp_path / "leaders") == public
+    (key,) = (tmp_path / "leaders").iterdir()
     assert key.stat().st_mode & 0o777 == 0o600
-    assert key.with_suffix(".pub").read_text().startswith("ssh-ed25519 ")
-    assert sorted(path.name for path in key.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
+    told = subprocess.run(["ssh-keygen", "-y", "-f", str(key)], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == public
 
 
-def test_a_vms_key_is_kept_nowhere_but_in_its_user_data(tmp_path: Path) -> None:
-    first, second = new_host_key(tmp_path / "leaders"), new_host_key(tmp_path / "leaders")
+def test_a_vms_key_is_kept_nowhere_but_in_its_user_data() -> None:
+    first, second = new_key(), new_key()
 
-    assert list((tmp_path / "leaders").iterdir()) == []
     assert first.public != second.public
     access = LeaderAccess(PUBLIC, first.secret, 8765)
     assert first.secret in leader_boot_script(access)
@@ -93,8 +91,8 @@ def test_a_host_is_known_by_the_pinned_key_alone(tmp_path: Path) -> None:
     assert options["localforward"] == "[127.0.0.1]:40000 [127.0.0.1]:8765"
 
 
-def test_the_boot_lets_one_key_in_and_forwards_one_port(tmp_path: Path) -> None:
-    script = leader_boot_script(LeaderAccess(PUBLIC, new_host_key(tmp_path).secret, 8765))
+def test_the_boot_lets_one_key_in_and_forwards_one_port() -> None:
+    script = leader_boot_script(LeaderAccess(PUBLIC, new_key().secret, 8765))
 
     assert f'restrict,port-forwarding,permitopen="127.0.0.1:8765" {PUBLIC}\n' in script
     assert "PasswordAuthentication no" in script
@@ -256,128 +254,14 @@ def test_leaders_are_found_by_job_and_name_in_private_files(tmp_path: Path) -> N
 # Its VM
 
 
-class Admitting(FakeProvider):
-    """A cloud that keeps what it was told of logins."""
-
-    def __init__(self) -> None:
-        super().__init__(name="aws", region="us-east-1")
-        self.requests: list[VmRequest] = []
-        self.let: list[tuple[str, ...]] = []
-
-    def launch(self, request: VmRequest) -> VmSeen:
-        self.requests.append(request)
-        return super().launch(request)
-
-    def let_in(self, request: VmRequest) -> None:
-        self.let.append(request.template.settings.logins_from)
-
-
-def spec_of(provider: FakeProvider, wait_max_s: float = 60.0) -> LeaderVmSpec:
-    kind = "small"
-    options = tuple(PlacementOption(kind, zone, False, 0.1) for zone in provider.zones(kind))
-    settings = VmSettings(logins_from=("203.0.113.7/32",), identity="scavenger-leader")
-    return LeaderVmSpec(options, LaunchTemplate(3600.0, settings=settings), "#!/bin/sh\nsecret", wait_max_s)
-
-
 @pytest.fixture
 def leader_store(tmp_path: Path) -> Any:
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         yield store
 
 
-def test_a_leaders_vm_is_on_record_before_it_is_launched_and_its_secret_is_not(leader_store: Store) -> None:
-    provider, said = Admitting(), list[str]()
-    job_id = leader_store.create_job("digits", spec={}, job_file="job.yaml").id
-    config = ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05))
-    vm = LeaderVm(
-        leader_store, provider, inform=said.append, config=config, sleep=lambda s: provider.advance(s)
-    )
-
-    intent, seen = vm.rent(job_id, spec_of(provider), lambda one: True)
-
-    (request,) = provider.requests
-    assert request.tags.token == intent.id
-    assert request.tags.slot == LEADER_SLOT
-    assert not is_for_aggregators(LEADER_SLOT)
-    assert request.template.user_data == "#!/bin/sh\nsecret"
-    assert intent.request.template.user_data == ""
-    assert seen.state == "running"
-    vm.let_in(intent, ("198.51.100.1/32",))
-    assert provider.let == [("198.51.100.1/32",)]
-    found = vm.living()
-    assert found is not None
-    assert found.acks == 1
-
-    assert vm.leftovers(job_id, used=True, ending=False) is None
-    assert vm.leftovers(job_id, used=False, ending=False) is None, "its command still starts it"
-
-    assert vm.end(job_id) == ()
-    assert vm.living() is None
-    assert {one.state for one in leader_store.intents()} == {"GONE"}
-
-
-def test_a_vm_that_never_lets_its_command_in_is_replaced_and_the_wait_has_an_end(leader_store: Store) -> None:
-    provider = Admitting()
-    job_id = leader_store.create_job("digits", spec={}, job_file="job.yaml").id
-    clock = iter(range(10_000))
-    vm = LeaderVm(
-        leader_store,
-        provider,
-        inform=lambda line: None,
-        config=ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05)),
-        clock=lambda: float(next(clock)),
-        sleep=lambda seconds: provider.advance(seconds),
-    )
-
-    with pytest.raises(TransientError, match="no leader's VM"):
-        vm.rent(job_id, spec_of(provider, wait_max_s=20.0), lambda one: False)
-    assert vm.end(job_id) == ()
-
-
-def test_vms_of_a_leader_that_is_gone_are_left_over(leader_store: Store) -> None:
-    provider = Admitting()
-    job_id = leader_store.create_job("digits", spec={}, job_file="job.yaml").id
-    config = ProvisioningConfig(provider.visibility_s, look=LookLimits(interval_s=0.05))
-    vm = LeaderVm(leader_store, provider, inform=lambda line: None, config=config, sleep=provider.advance)
-    intent, seen = vm.rent(job_id, spec_of(provider), lambda one: True)
-    worker = replace(
-        intent.request, tags=replace(intent.request.tags, token=str(uuid.uuid4()), job_id="there", slot=1)
-    )
-    rented = provider.launch(worker)
-    leader_store.finish_job(job_id, state="stopped", report=None, exit_code=None)
-    assert vm.leftovers(job_id, used=True, ending=False) is None
-
-    provider.terminate(seen.instance_id, seen.zone)
-    provider.advance(60.0)
-    found = vm.leftovers(job_id, used=True, ending=False)
-
-    assert found is not None
-    clean_up, leftovers = found
-    assert [one.vm.instance_id for one in leftovers] == [rented.instance_id]
-    assert clean_up.end(leftovers) == ()
-
-
-def test_where_a_leaders_vm_was_is_looked_at_and_cleaned_up_though_no_vm_is_left(
-    leader_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    provider, removed = Admitting(), list[str]()
-    monkeypatch.setattr(sweep.providers, "open_provider", lambda name, region: provider)
-    monkeypatch.setattr(provider, "remove_leftovers", lambda owner: removed.append(owner) or ())
-    leaders = Leaders.beside(leader_store)
-    record = replace(RECORD, provider="aws", region="us-east-1", job_id="ffff-1")
-    leaders.put(record)
-    with leaders.open_store(record) as of_leader:
-        owner = of_leader.installation()
-
-    found = sweep.find_leftovers(leader_store)
-    assert sweep.end_leftovers(leader_store, (), ()) == ()
-
-    assert (found.regions, found.checked, found.leftovers) == (("aws/us-east-1",), ("aws/us-east-1",), ())
-    assert removed == [owner]
-
-
 def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(leader_store: Store) -> None:
-    provider = Admitting()
+    provider = FakeProvider(name="aws", region="us-east-1")
     owner = leader_store.installation()
     zone = provider.zones("small")[0]
     template = LaunchTemplate(3600.0)
@@ -426,13 +310,14 @@ def test_a_connection_is_made_again_at_the_same_port_until_its_vm_is_gone(
     leaders, said, ports, looks = Leaders(tmp_path / "leaders"), list[str](), list[int](), iter(range(4))
     record = replace(RECORD, address="192.0.2.1")
     leaders.put(record)
-    session = LeaderSession(leaders, record, inform=said.append, sleep=lambda seconds: None)
+    seat = seat_of(leaders, record, inform=said.append, sleep=lambda seconds: None)
+    session = LeaderSession(seat)
 
     def look() -> None:
         if next(looks) == 3:
             raise GoneError("the leader's VM of job digits is gone")
 
-    monkeypatch.setattr(session, "readmit", look)
+    monkeypatch.setattr(seat, "let_in", look)
 
     with pytest.raises(GoneError, match="is gone"):
         session.connect(ports.append)

@@ -17,6 +17,7 @@ from scavenger.cloud.boot.leader import FOLDER
 from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of
 from scavenger.control.leading.unpacking import unpack_outputs
+from scavenger.control.leading.vm_seat import VmSeat
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 from scavenger.store.record_file import RECORD_FILE, RecordFile
@@ -157,16 +158,16 @@ def test_a_folder_in_the_way_of_a_file_is_said(home: Path) -> None:
 # What a leader says of its job
 
 
-class Fetching(LeaderSession):
+class Sending(VmSeat):
     """Of a leader that sends this archive."""
 
-    sent: IO[bytes]
+    sent: IO[bytes] = io.BytesIO()
 
-    def _pack(self, job_id: str, file: IO[bytes]) -> None:
+    def fetch(self, job_id: str, file: IO[bytes]) -> None:
         file.write(self.sent.read())
 
 
-def session(home: Path, job_id: str) -> Fetching:
+def seat(home: Path, job_id: str) -> Sending:
     record = LeaderRecord(
         str(uuid.uuid4()),
         "digits",
@@ -177,8 +178,7 @@ def session(home: Path, job_id: str) -> Fetching:
         str(home / "out"),
         job_id=job_id,
     )
-    leaders = Leaders(home / "leaders")
-    return Fetching(leaders, record, inform=lambda line: None)
+    return Sending(Leaders(home / "leaders"), record, inform=lambda line: None)
 
 
 def document(job_id: str) -> Mapping[str, object]:
@@ -196,11 +196,11 @@ def test_a_leader_names_no_file_of_this_machine(tmp_path: Path) -> None:
             checkpoint="s3://theirs/checkpoints/step-1",
         )
     RecordFile(tmp_path / RECORD_FILE, record)
-    there = session(tmp_path, job_id)
+    there = seat(tmp_path, job_id)
     there.sent = packed([(f"{job_id}/{RECORD_FILE}", (tmp_path / RECORD_FILE).read_bytes())])
 
     with Store.open(f"sqlite:///{tmp_path}/mine.db") as store:
-        there.outcome(document(job_id), store)
+        LeaderSession(there).outcome(document(job_id), store)
         found = store.job(job_id)
 
     assert found.model_path is None
@@ -211,13 +211,13 @@ def test_a_leader_names_no_file_of_this_machine(tmp_path: Path) -> None:
 def test_a_leader_takes_no_other_jobs_place(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/mine.db") as store:
         other = store.create_job("mnist", spec={}, job_file="/jobs/mnist.yaml").id
-        there = session(tmp_path, other)
+        there = seat(tmp_path, other)
         there.sent = packed([(f"{other}/model.keras", b"theirs")])
         with pytest.raises(ConfigurationError, match="another job's id"):
-            there.outcome(document(other), store)
-        there = session(tmp_path, str(uuid.uuid4()))
+            LeaderSession(there).outcome(document(other), store)
+        there = seat(tmp_path, str(uuid.uuid4()))
         with pytest.raises(ConfigurationError, match="another job's id"):
-            there.outcome(document("../../elsewhere"), store)
+            LeaderSession(there).outcome(document("../../elsewhere"), store)
 
     assert not (tmp_path / "out").exists()
 

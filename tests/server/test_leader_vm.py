@@ -15,7 +15,7 @@ from waiting import wait_for
 pytest.importorskip("fastapi")
 
 from scavenger.control.service.server import Server, run
-from scavenger.server.on_leader_vm import kept_alive
+from scavenger.server.on_leader import kept_alive
 from scavenger.store import Store
 
 EVERY_S, SERVED_S = 0.05, 1.5

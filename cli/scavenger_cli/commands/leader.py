@@ -147,6 +147,7 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
     """
     from scavenger.control.jobs.platform import prepare_job
     from scavenger.control.leading.start import Start
+    from scavenger.control.leading.starting import restart_leader
     from scavenger.domain.job import JobSpec
 
     with _opened(invocation.store_url) as (leaders, store):
@@ -159,7 +160,8 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
             spec = own.job(record.id).spec
         prepared = prepare_job(JobSpec.model_validate(spec), Path(record.job_file))
         if record.claim and record.job_id:
-            return _led_again(prepared, leaders, record, store, follow=follow, as_json=invocation.as_json)
+            restart_leader(Start(prepared), leaders, record, inform=console.note)
+            return _followed(leaders, record, store, as_json=invocation.as_json) if follow else 0
         if "://" not in record.checkpoints or not record.job_id:
             raise ConfigurationError(
                 f"job {record.name} has left no checkpoints: name an object store as checkpoint.path, and run it again "
@@ -178,23 +180,6 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
     url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
     start = Start(prepared, audit=audit, recover=url, job_id=record.job_id, led_usd=led_usd)
     return _led(start, invocation, follow=follow, lost=record)
-
-
-def _led_again(
-    prepared: PreparedJob,
-    leaders: Leaders,
-    record: LeaderRecord,
-    store: Store,
-    *,
-    follow: bool,
-    as_json: bool,
-) -> int:
-    """Start a leader's pod again, whose folder was kept."""
-    from scavenger.control.leading.start import Start
-    from scavenger.control.leading.starting import restart_pod
-
-    restart_pod(Start(prepared), leaders, record, inform=console.note)
-    return _followed(leaders, record, store, as_json=as_json) if follow else 0
 
 
 def _followed(leaders: Leaders, record: LeaderRecord, store: Store, *, as_json: bool) -> int:
@@ -234,9 +219,10 @@ def _note(event: Mapping[str, Any]) -> None:
 
 
 def _session(leaders: Leaders, record: LeaderRecord) -> LeaderSession:
-    from scavenger.control.leading.following import session_of
+    from scavenger.control.leading.following import LeaderSession
+    from scavenger.control.leading.seats import seat_of
 
-    return session_of(leaders, record, inform=console.note)
+    return LeaderSession(seat_of(leaders, record, inform=console.note))
 
 
 def _leaders(store: Store) -> Leaders:

@@ -125,7 +125,7 @@ def own_wheel() -> Wheel:
     files[f"{info}/WHEEL"] = _lines("Wheel-Version: 1.0", "Root-Is-Purelib: true", "Tag: py3-none-any")
     files[f"{info}/entry_points.txt"] = _lines(
         "[console_scripts]",
-        "scavenger-leader = scavenger.server.on_leader_vm:main",
+        "scavenger-leader = scavenger.server.on_leader:main",
         "scavenger-vm = scavenger.control.provisioning.on_vm:main",
     )
     files[f"{info}/RECORD"] = _lines(

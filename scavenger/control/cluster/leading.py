@@ -1,4 +1,4 @@
-"""Leads one ElasticJob from within its cluster: `python -m scavenger.control.cluster.leading`, in the leader's pod.
+"""Leads one ElasticJob from within its cluster, in the leader's pod.
 
 It serves a store whose only job is this one, and watches the ElasticJob itself: what others change in `spec` reaches
 the job without the operator, and what the job comes to is in `status`. All that it must remember is in the store, in
@@ -11,19 +11,18 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scavenger import logs
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, api_client
 from scavenger.control.cluster.reporting import report_of_job
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.platform import prepare_job
-from scavenger.control.service.place import sole_in
+from scavenger.control.leading.configuration import DOCUMENT
+from scavenger.control.service.place import job_folder, led_store
 from scavenger.control.service.server import Server, run
 from scavenger.control.service.submitting import new_submission, resubmission
 from scavenger.control.training.operations import NOT_YET, knock
@@ -43,11 +42,11 @@ from scavenger.domain.progress import Progress
 from scavenger.domain.submission import Submission
 from scavenger.errors import CloudError, ConfigurationError, ScavengerError, TransientError
 from scavenger.policy.elastic_jobs import ENDED, SUSPENDED, Training, next_operation
-from scavenger.private_files import make_private_folder, private_opener
+from scavenger.private_files import private_opener
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, OperationRecord
 
-log = logging.getLogger("scavenger.control.cluster.leading")  # this module may be `__main__`
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 PODS_S = 1.0
@@ -169,7 +168,7 @@ class Leader:
         found = self._store.submissions(1)
         if found or spec.suspend or self.leaving:
             return found[0] if found else None
-        path = self._folder / "job.yaml"
+        path = self._folder / DOCUMENT
         prepared = prepare_job(load_job(path), path)
         return self._store.submit(new_submission(prepared, idempotency_key=self._key.uid))
 
@@ -183,9 +182,7 @@ class Leader:
         if wait or one.is_open or ended:
             return one
         if record is None:  # it was withdrawn before it began
-            again = new_submission(
-                prepare_job(load_job(self._folder / "job.yaml"), self._folder / "job.yaml")
-            )
+            again = new_submission(prepare_job(load_job(self._folder / DOCUMENT), self._folder / DOCUMENT))
             return self._store.submit_again(one.id, again)
         return self._store.submit_again(one.id, resubmission(record, one, rents=True, audit=one.job.audit))
 
@@ -329,39 +326,39 @@ def _refused(last: OperationRecord | None) -> int | None:
 # ---- the program -----------------------------------------------------------------------------------------------
 
 
-def prepare_folder(folder: Path, *, document: str, code: str) -> Path:
-    """Lay out the leader's folder, unless that was done; returns the job's, with the job file and the code.
+def job_of(folder: Path, *, document: str, code: str) -> Path:
+    """The job's folder, with the job file and the code of an ElasticJob.
 
-    A job keeps what it was begun with, so nothing of it is written a second time.
+    Args:
+        folder: The leader's.
+        document: Content of the job file.
+        code: Folder of the code; empty for none.
     """
-    job, fresh = folder / "job", folder / "job.new"
-    if (job / "job.yaml").is_file():
-        return job
-    shutil.rmtree(fresh, ignore_errors=True)
-    if code:
-        shutil.copytree(code, fresh, ignore=shutil.ignore_patterns("..*"), symlinks=False)
-    else:
-        fresh.mkdir(parents=True)
-    with open(fresh / "job.yaml", "w", opener=private_opener) as file:
-        file.write(document)
-    os.replace(fresh, job)
-    return job
+
+    def fill(fresh: Path) -> None:
+        if code:
+            left_out = shutil.ignore_patterns("..*")
+            shutil.copytree(code, fresh, ignore=left_out, symlinks=False, dirs_exist_ok=True)
+        with open(fresh / DOCUMENT, "w", opener=private_opener) as file:
+            file.write(document)
+
+    return job_folder(folder, fill)
 
 
-def lead(environment: Mapping[str, str], folder: Path, leaving: threading.Event) -> None:
-    """Lead until the job has ended, or the pod is ended.
+def lead_elastic_job() -> None:
+    """Lead the ElasticJob that the environment names until it has ended, or the pod is ended.
 
     Raises:
         ScavengerError: It cannot be led.
     """
+    leaving, environment, folder = threading.Event(), os.environ, Path.cwd()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: leaving.set())
     key = Key.read(environment.get(JOB_VARIABLE, ""))
     cluster = Cluster(api_client(environment), key.namespace)
-    job = prepare_folder(
-        folder, document=environment.get(DOCUMENT_VARIABLE, "{}"), code=environment.get(CODE_VARIABLE, "")
-    )
-    make_private_folder(folder / "store")
-    url = environment.get(STORE_VARIABLE) or f"sqlite:///{folder / 'store' / 'scavenger.db'}"
-    with sole_in(folder) as held, Store.open(url) as store:
+    document, code = environment.get(DOCUMENT_VARIABLE, "{}"), environment.get(CODE_VARIABLE, "")
+    job = job_of(folder, document=document, code=code)
+    with led_store(folder, alone=True, url=environment.get(STORE_VARIABLE, "")) as (store, held):
         leader, wake, over = Leader(store, cluster, key, job), threading.Event(), threading.Event()
         server = threading.Thread(target=run, args=(Server(store, held=held), over), name="server")
 
@@ -403,21 +400,3 @@ def _follow(
             log.warning("%s", error)
         wake.wait(LOOK_S)
         wake.clear()
-
-
-def main() -> int:
-    """Lead the ElasticJob that the environment names; returns the exit status."""
-    leaving = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: leaving.set())
-    logs.set_up("leader", logs.read_settings())
-    try:
-        lead(os.environ, Path.cwd(), leaving)
-    except ScavengerError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 LEADER_ACCOUNT = "scavenger-leader"
 """Service account of leaders that name none."""
-LEADER_COMMAND = ("python3", "-P", "-m", "scavenger.control.cluster.leading")
+LEADER_COMMAND = ("python3", "-P", "-m", "scavenger.server.on_leader")
 COMPONENT = "scavenger-operator"
 _CODE_FOLDER = "/run/scavenger-code"
 _FIRST_S, _LAST_S = 1.0, 30.0

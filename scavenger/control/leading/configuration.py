@@ -1,17 +1,19 @@
-"""What a leader's VM is told by its command: `leader.json`, the job file for that machine, and its environment."""
+"""What a leader is sent by its command: `leader.json`, the job file for that machine, and its environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
+from scavenger.control.leading.start import Start
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
+from scavenger.control.provisioning.prices import PRICES_VARIABLE
 from scavenger.control.provisioning.providers import GCP_PROJECT
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm_settings import CloudSettings
@@ -25,8 +27,10 @@ PASSED_ON = (
     *(f"AWS_ENDPOINT_URL{service}" for service in ("", "_EC2", "_SSM", "_SERVICE_QUOTAS", "_S3")),
 )
 """Environment variables that a leader has from its command; none of them is a secret."""
-PRICES = "prices.yaml"
-"""The user's prices, beside `leader.json`."""
+CONFIGURATION, DOCUMENT, TOKEN, PRICES = "leader.json", "job.yaml", "token", "prices.yaml"
+"""Files that a leader is sent: what it is told, the job file, its API's token, and the user's prices."""
+PACKED_JOB, CERTIFICATE, KEY = "job.tar.gz.base64", "certificate.pem", "key.pem"
+"""Those of a pod alone: the job's folder, and what its API speaks TLS with."""
 _IDENTITY_FILES = {
     "identity_certificate": "identity_certificate.pem",
     "identity_certificates": "identity_certificates.json",
@@ -39,55 +43,66 @@ class LeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     Attributes:
         owner: Tag of the VMs that it rents, which its own VM has, too.
-        port: Of the API, on the loopback.
+        port: Of the API: on the loopback of a VM; of a pod, where it speaks TLS.
         idle_s: Ends after so long without anything to do.
         environment: Variables of itself and its jobs.
         recover: URL of the checkpoints of a job that goes on; empty for none.
+        folder: For the job, the store and the outputs; empty for that of `leader.json`.
+        hosts: Names under which the API server addresses a pod; empty on a VM.
     """
 
     owner: str
     port: int
-    idle_s: float
-    environment: dict[str, str]
+    idle_s: float = 0.0
+    environment: dict[str, str] = {}
     recover: str = ""
+    folder: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def in_pod(self) -> bool:
+        """Whether a pod leads, whose processes all end with the first, and which ends with its secret."""
+        return bool(self.hosts)
 
 
-class _PodFiles(NamedTuple):
-    configuration: str = "leader.json"
-    job: str = "job.tar.gz.base64"
-    document: str = "job.yaml"
-    environment: str = "environment.json"
-    token: str = "token"  # noqa: S105 - a file's name
-    certificate: str = "certificate.pem"
-    key: str = "key.pem"
+def sent_files(
+    start: Start,
+    told: LeaderConfiguration,
+    environment: Mapping[str, str],
+    *,
+    address: str,
+    leader: str,
+    folder: str,
+    token: str,
+) -> dict[str, bytes]:
+    """What a leader is sent beside the job's folder, by the names of files.
 
-
-POD_FILES = _PodFiles()
-"""Keys of the secret of a leader's pod, and files where it is mounted."""
-POD_VARIABLE = "SCAVENGER_LEADER_FILES"
-"""Environment variable of a leader's pod: the folder where its secret is mounted."""
-
-
-class PodLeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a leader's pod is told.
-
-    Attributes:
-        id: Of its record; also the key by which its job is submitted once.
-        owner, port, idle_s, recover: See `LeaderConfiguration`; the port is of the pod, and speaks TLS.
-        hosts: Names under which the API server is addressed, which it passes on.
-        job_id: The job that goes on from `recover`; empty for a new one.
-        audit, priority: See `new_submission`.
+    Args:
+        start: The job.
+        told: Whose it is and where it serves; the rest is filled in from the job.
+        environment: The command's.
+        address, leader: See `environment_there`.
+        folder: Where the files are there.
+        token: Of its API.
     """
-
-    id: str
-    owner: str
-    port: int
-    idle_s: float
-    hosts: tuple[str, ...]
-    recover: str = ""
-    job_id: str = ""
-    audit: bool = False
-    priority: int = 0
+    job, settings = start.prepared.job, start.resources.settings
+    prices = environment.get(PRICES_VARIABLE)
+    configuration = msgspec.structs.replace(
+        told,
+        idle_s=job.limits.leader,
+        environment=environment_there(
+            environment, address=address, leader=leader, folder=folder, prices=bool(prices)
+        ),
+        recover=start.recover,
+    )
+    document = job_there(job, settings, folder=folder, aside_usd=start.aside_usd)
+    return {
+        CONFIGURATION: msgspec.json.encode(configuration),
+        DOCUMENT: msgspec.json.encode(document),
+        TOKEN: token.encode(),
+        **({PRICES: Path(prices).read_bytes()} if prices else {}),
+        **{name: path.read_bytes() for name, path in identity_files(settings).items()},
+    }
 
 
 def environment_there(
@@ -97,14 +112,14 @@ def environment_there(
 
     Args:
         environment: The command's.
-        address: Of the leader's VM among VMs.
+        address: At which VMs reach the leader; empty for one that its pod says.
         leader: Its type, price and time of launch, see `leader_text`.
         folder: Where its files are.
         prices: Whether the user's prices are among them.
     """
     passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
-    own = {ADDRESS_VARIABLE: address, LEADER_VARIABLE: leader}
-    return {**passed, **own, **({"SCAVENGER_PRICES": f"{folder}/{PRICES}"} if prices else {})}
+    own = {**({ADDRESS_VARIABLE: address} if address else {}), LEADER_VARIABLE: leader}
+    return {**passed, **own, **({PRICES_VARIABLE: f"{folder}/{PRICES}"} if prices else {})}
 
 
 def identity_files(settings: CloudSettings) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Follows a job that a VM leads, over whatever networks this machine is in; fetches its result, and ends the VM."""
+"""Follows a led job, over whatever networks this machine is in; fetches its result, and ends the leader."""
 
 from __future__ import annotations
 
@@ -6,38 +6,25 @@ import math
 import os
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn, cast
+from typing import Any, NoReturn
 
 from scavenger.client import Client
-from scavenger.cloud.base import AdmittingProvider
-from scavenger.cloud.boot.leader import FOLDER
-from scavenger.control.leading.caller import caller_networks
-from scavenger.control.leading.pod_leader import LeaderOfPods
-from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of, not_ended
-from scavenger.control.leading.renting import LeaderVm
+from scavenger.control.leading.record import LeaderRecord, job_id_of, not_ended
+from scavenger.control.leading.seat import Presence, Seat
 from scavenger.control.leading.spent import book_leader
-from scavenger.control.leading.ssh import run_there
-from scavenger.control.leading.starting import api_of, cluster_of, tunnel_to
 from scavenger.control.leading.unpacking import unpack_outputs
 from scavenger.control.provisioning.bill import LEADER_ITEM
-from scavenger.control.provisioning.providers import open_provider
-from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
-from scavenger.policy.leaders import what_is_lost
 from scavenger.presentation.formatting import plural
 from scavenger.private_files import make_private_folder
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
-from scavenger.store.records import JobRecord
 
-_OUTPUTS = f"{FOLDER}/job/.scavenger"
-_FETCH_S = 3600.0
 _AGAIN_S, _AGAIN_MAX_S = 1.0, 30.0
 _BREAK_S = 5.0
 """How long events may stay away before the port is forwarded anew."""
@@ -108,24 +95,16 @@ class LeaderSession:
     """What a command has to do with one leader.
 
     Args:
-        leaders: Records of leaders.
-        inform: Shows progress to the user.
-        environment: Environment variables of the command.
-        sleep: How to wait, seconds.
+        seat: Its machine.
     """
 
-    def __init__(
-        self,
-        leaders: Leaders,
-        record: LeaderRecord,
-        *,
-        inform: Callable[[str], None],
-        environment: Mapping[str, str] = os.environ,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._leaders, self.record, self._inform = leaders, record, inform
-        self._environment, self._sleep = environment, sleep
-        self._told, self._bill = 0, _Bill()
+    def __init__(self, seat: Seat) -> None:
+        self._seat, self._told, self._bill = seat, 0, _Bill()
+
+    @property
+    def record(self) -> LeaderRecord:
+        """Of the leader, as it was written last."""
+        return self._seat.record
 
     # ---- while the job runs --------------------------------------------------------------------------------
 
@@ -136,13 +115,13 @@ class LeaderSession:
             show: Receives the events.
 
         Raises:
-            GoneError: The leader's VM is gone.
+            GoneError: The leader's machine is gone.
             ConfigurationError: The leader refuses.
         """
         times = 0
         while True:
             try:
-                with api_of(self._leaders, self.record) as client:
+                with self._seat.api() as client:
                     document = self._followed(client, show)
                     if document is not None:
                         return document
@@ -150,9 +129,9 @@ class LeaderSession:
             except TransientError as error:
                 times += 1
                 if times == 1:
-                    self._inform(f"the leader is not reached, and its job goes on: {error}")
+                    self._seat.inform(f"the leader is not reached, and its job goes on: {error}")
                 self.readmit()
-            self._sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
+            self._seat.sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
 
     def _followed(self, client: Client, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
         document = client.job(self.record.job_id)
@@ -177,16 +156,16 @@ class LeaderSession:
             ready: Receives the port, once.
 
         Raises:
-            GoneError: The leader's VM is gone.
+            GoneError: The leader's machine is gone.
             TransientError: It cannot be reached at first.
         """
         here, times = 0, 0
         self.readmit()
         while True:
             try:
-                with tunnel_to(self._leaders, self.record, here=here) as tunnel:
+                with self._seat.tunnel(here=here) as tunnel:
                     if here:
-                        self._inform("connected again")
+                        self._seat.inform("connected again")
                     else:
                         ready(tunnel.port)
                     here, times = tunnel.port, 0
@@ -196,38 +175,23 @@ class LeaderSession:
                     raise
                 times += 1
                 if times == 1:
-                    self._inform(f"the job goes on, and the connection is made again: {error}")
+                    self._seat.inform(f"the job goes on, and the connection is made again: {error}")
                 self.readmit()
-            self._sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
+            self._seat.sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
 
     def readmit(self) -> None:
-        """Let this machine in from its present address, if the VM is there.
+        """Let this machine in from its present address, if the leader's is there.
 
         Raises:
-            GoneError: The leader's VM is gone.
+            GoneError: The leader's machine is gone.
         """
         try:
-            with self._leaders.open_store(self.record) as store:
-                vm = self._vm(store)
-                intent = vm.living()
-                seen = None if intent is None else vm.seen(intent)
-                if intent is None or (seen is not None and seen.state in ("stopping", "gone")):
-                    raise GoneError(self._lost())
-                vm.let_in(intent, caller_networks(self._environment))
+            self._seat.let_in()
         except GoneError:
             raise
         except ScavengerError as error:
             # without a network, the cloud is not reached either: the next attempt asks again
-            self._inform(f"the leader's VM cannot be looked at now: {error}")
-
-    def _lost(self) -> str:
-        """Say what a lost leader means."""
-        record = self.record
-        return (
-            f"the leader's VM of job {record.name} is gone, and with it "
-            f"{what_is_lost(record.checkpoints, record.checkpoint_every_s)}; "
-            f"`scavenger resume {record.name}` lets it go on under a new one"
-        )
+            self._seat.inform(f"the leader's {self._seat.kind} cannot be looked at now: {error}")
 
     # ---- afterwards ----------------------------------------------------------------------------------------
 
@@ -248,8 +212,8 @@ class LeaderSession:
         self._check_job(str(job["id"]), store)
         folder = self._fetched(self.record.job_id)
         record = read_record(folder)
-        there = f"{self._outputs(record)}/{record.id}"
-        self.record = self._leaders.change(self.record, counted_usd=self._bill.leader_usd)
+        there = f"{self._seat.folder}/job/.scavenger/{record.id}"
+        self._seat.change(counted_usd=self._bill.leader_usd)
         recovered = store.recover_job(
             replace(
                 record,
@@ -288,74 +252,49 @@ class LeaderSession:
         output = Path(self.record.output)
         make_private_folder(output)
         with tempfile.TemporaryFile(prefix="scavenger-") as file:
-            self._pack(job_id, file)
+            self._seat.fetch(job_id, file)
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 unpack_outputs(tar, job_id, output)
         return output / job_id
 
-    def _outputs(self, record: JobRecord) -> str:
-        """Where a job's outputs are there."""
-        return _OUTPUTS
-
-    def _pack(self, job_id: str, file: IO[bytes]) -> None:
-        """Write an archive of a job's outputs, as they are there."""
-        command = f"tar -c -C {_OUTPUTS} -f - {job_id}"
-        run_there(self._leaders.target(self.record), command, sink=file, timeout_s=_FETCH_S)
-
-    def _end_all(self) -> tuple[str, ...]:
-        """End the leader, and what it rented."""
-        with self._leaders.open_store(self.record) as store:
-            return self._vm(store).end(self.record.id)
-
-    def end(self, store: Store) -> tuple[str, ...]:
-        """End the leader's VM and what it rented; returns a line for each that may be left.
+    def end(self, store: Store, *, there: bool | None = None) -> tuple[str, ...]:
+        """End the leader's machine and what it rented; returns a line for each that may be left.
 
         What could not be ended stays on record, for `scavenger gc`.
 
         Args:
-            store: This machine's, whose ledger gets what the VM has cost.
+            store: This machine's, whose ledger gets what the machine has cost.
+            there: Whether the machine is there; None: as the cloud tells.
         """
-        self.book(store, there=self.state() == "there")
-        record = self.record
+        if there is None:
+            there = self._seat.state() == "there"
         try:
-            self.record = self._leaders.change(record, ending=True)
-        except OSError as error:  # the VM is ended all the same
-            self._inform(f"the record of the leader of job {record.name} cannot be written: {error}")
+            self._seat.change(ending=True)
+        except OSError as error:  # it is ended all the same
+            name = self.record.name
+            self._seat.inform(f"the record of the leader of job {name} cannot be written: {error}")
+        self.book(store, there=there)
         try:
-            left = self._end_all()
+            left = self._seat.end()
         except ScavengerError as error:
-            left = (not_ended(record, error),)
+            left = (not_ended(self.record, error),)
         self.book(store, there=False)
         if not left:
-            self._leaders.remove(self.record)
+            self._seat.leaders.remove(self.record)
         return left
 
     def book(self, store: Store, *, there: bool) -> None:
-        """Book what the leader's VM has cost until now; where that fails, a line says so."""
+        """Book what the leader's machine has cost until now; where that fails, a line says so."""
+        seat, now = self._seat, datetime.now(UTC)
         try:
-            self.record = book_leader(store, self._leaders, self.record, datetime.now(UTC), there=there)
+            seat.record = book_leader(store, seat.leaders, seat.record, now, there=there)
         except (ScavengerError, OSError) as error:
-            self._inform(f"what the leader's VM of job {self.record.name} costs cannot be booked: {error}")
+            seat.inform(f"what the leader's VM of job {seat.record.name} costs cannot be booked: {error}")
 
-    def state(self) -> Literal["there", "gone", "unknown"]:
-        """Whether the leader's VM is there, as far as the cloud tells."""
-        try:
-            with self._leaders.open_store(self.record) as store:
-                vm = self._vm(store)
-                intent = vm.living()
-                seen = None if intent is None else vm.seen(intent)
-        except ScavengerError:
-            return "unknown"
-        if intent is None:
-            return "gone"
-        if seen is None:
-            return "unknown"
-        return "gone" if seen.state in ("stopping", "gone") else "there"
-
-    def _vm(self, store: Store) -> LeaderVm:
-        provider = open_provider(self.record.provider, self.record.region, self._environment)
-        return LeaderVm(store, cast(AdmittingProvider, provider), inform=self._inform, sleep=self._sleep)
+    def state(self) -> Presence:
+        """Whether the leader's machine is there, as far as the cloud tells."""
+        return self._seat.state()
 
 
 def _here(path: str | None, there: str, folder: Path, *, stored: str = "") -> str | None:
@@ -376,48 +315,3 @@ def _here(path: str | None, there: str, folder: Path, *, stored: str = "") -> st
         return path
     inside = os.path.relpath(path, there) if path.startswith(f"{there}/") else ".."
     return None if inside.split("/")[0] == ".." else str(folder / inside)
-
-
-class _PodSession(LeaderSession):
-    """With the leader as a pod, which is reached through the API server."""
-
-    @property
-    def _pod(self) -> LeaderOfPods:
-        return LeaderOfPods(cluster_of(self.record, self._environment), self.record, sleep=self._sleep)
-
-    def readmit(self) -> None:
-        """See `LeaderSession.readmit`: nothing keeps this machine out, but the pod may be gone."""
-        if self.state() == "gone":
-            raise GoneError(self._lost())
-
-    def _lost(self) -> str:
-        kept = f"its folder is kept on the claim {self.record.claim}" if self.record.claim else ""
-        lost = kept or what_is_lost(self.record.checkpoints, self.record.checkpoint_every_s)
-        words = kept or f"and with it {lost}"
-        return (
-            f"the leader's pod of job {self.record.name} is gone, {words}; "
-            f"`scavenger resume {self.record.name}` lets it go on under a new one"
-        )
-
-    def _outputs(self, record: JobRecord) -> str:
-        return f"{Path(record.job_file).parent}/.scavenger"
-
-    def _pack(self, job_id: str, file: IO[bytes]) -> None:
-        with api_of(self._leaders, self.record) as client:
-            client.fetch_outputs(job_id, file)
-
-    def _end_all(self) -> tuple[str, ...]:
-        with self._leaders.open_store(self.record) as store:
-            return self._pod.end(store.installation())
-
-    def state(self) -> Literal["there", "gone", "unknown"]:
-        try:
-            return self._pod.state()
-        except ScavengerError:
-            return "unknown"
-
-
-def session_of(leaders: Leaders, record: LeaderRecord, *, inform: Callable[[str], None]) -> LeaderSession:
-    """What a command has to do with a leader, as a VM or as a pod."""
-    kind = _PodSession if capabilities_of(record.provider).pods else LeaderSession
-    return kind(leaders, record, inform=inform)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scavenger.errors import ConfigurationError
-from scavenger.private_files import make_private_folder
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
 
-_KEYGEN = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "scavenger")
+from scavenger.private_files import make_private_folder, private_opener
+
+LOGIN_KEY = "id_ed25519"
+"""File name of the secret key of an installation."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostKey:
-    """The key by which a VM proves which one it is.
+class SshKey:
+    """A pair of keys (Ed25519), in OpenSSH's formats.
 
     Attributes:
-        secret: In OpenSSH's format, for the VM.
         public: As in a `known_hosts` file, without a comment.
     """
 
@@ -26,61 +34,27 @@ class HostKey:
     public: str
 
 
-def login_key(folder: Path) -> Path:
-    """The secret key of this installation, made when it is first needed; its public part lies beside it, as `.pub`.
+def new_key() -> SshKey:
+    """Make a pair of keys, such as that by which one VM proves which one it is."""
+    made = Ed25519PrivateKey.generate()
+    secret = made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = made.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return SshKey(secret.decode(), public.decode())
+
+
+def login_key(folder: Path) -> str:
+    """The public key of this installation; the secret one, made when it is first needed, lies in the folder.
 
     Args:
         folder: A private folder.
-
-    Raises:
-        ConfigurationError: OpenSSH is not installed, or the key cannot be made.
     """
     make_private_folder(folder)
-    key = folder / "id_ed25519"
+    key, fresh = folder / LOGIN_KEY, folder / f"new-{os.getpid()}"
     if not key.is_file():
-        made = _made(folder, f"new-{os.getpid()}")
-        os.replace(made.with_suffix(".pub"), key.with_suffix(".pub"))
-        try:
-            os.link(made, key)  # of two commands at once, one makes the key
-        except FileExistsError:
-            public = _keygen("-y", "-f", str(key))
-            key.with_suffix(".pub").write_text(public)
-        made.unlink()
-    return key
-
-
-def new_host_key(folder: Path) -> HostKey:
-    """Make the key of one VM; nothing of it stays in the folder.
-
-    Raises:
-        ConfigurationError: As `login_key`.
-    """
-    make_private_folder(folder)
-    made = _made(folder, f"host-{os.getpid()}")
-    public = made.with_suffix(".pub")
-    try:
-        kind, text = public.read_text().split()[:2]
-        return HostKey(made.read_text(), f"{kind} {text}")
-    finally:
-        made.unlink()
-        public.unlink()
-
-
-def _made(folder: Path, name: str) -> Path:
-    path = folder / name
-    path.unlink(missing_ok=True)
-    _run([*_KEYGEN, "-f", str(path)])
-    return path
-
-
-def _keygen(*arguments: str) -> str:
-    return _run(["ssh-keygen", *arguments])
-
-
-def _run(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    except FileNotFoundError:
-        raise ConfigurationError("a leader's VM is reached by OpenSSH: install its client (ssh)") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigurationError(f"{command[0]} cannot make a key: {error}") from error
+        with open(fresh, "w", opener=private_opener) as file:
+            file.write(new_key().secret)
+        with suppress(FileExistsError):  # of two commands at once, one makes the key
+            os.link(fresh, key)
+        fresh.unlink()
+    public = load_ssh_private_key(key.read_bytes(), None).public_key()
+    return public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

@@ -17,6 +17,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
+from scavenger.control.leading.keys import LOGIN_KEY
 from scavenger.control.leading.ssh import SshTarget, known_host
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.private_files import make_private_folder, private_opener
@@ -147,7 +148,7 @@ class Leaders:
     def target(self, record: LeaderRecord) -> SshTarget:
         """Its VM as SSH sees it."""
         folder = self.folder / record.id
-        return SshTarget(record.address, record.id, self.folder / "id_ed25519", folder / "known_hosts")
+        return SshTarget(record.address, record.id, self.folder / LOGIN_KEY, folder / "known_hosts")
 
     def put_token(self, record: LeaderRecord, token: str) -> None:
         """Keep the token of its API, in a private file."""

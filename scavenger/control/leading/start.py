@@ -60,7 +60,7 @@ def check_start(start: Start) -> None:
         )
     if start.prepared.job.infra.capabilities.pods:
         return
-    if shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
+    if shutil.which("ssh") is None:
         raise ConfigurationError(
             "a leader's VM is reached by OpenSSH: install its client (ssh)", key="leader"
         )
