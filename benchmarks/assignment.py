@@ -13,10 +13,10 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.figures import Benchmark, Result
+from benchmarks.pools.clusters import Manager
+from benchmarks.pools.exact import cheapest, least_loss
 from scavenger.scheduler.assignment import Placement, Refused, assign_by_bucket
-from scavenger.scheduler.clusters import Manager
 from scavenger.scheduler.events import JobArrived, JobLeft
-from scavenger.scheduler.exact import cheapest, least_loss
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.packing import moved_buckets, repack
 from scavenger.scheduler.pool import Bucket, JobLoad, NodeType, Pool, Rules

@@ -15,14 +15,14 @@ import numpy as np
 from benchmarks import aggregation, philly_jobs
 from benchmarks.figures import Benchmark, Result
 from benchmarks.philly_jobs import NODE, Arrival, Rate
+from benchmarks.pools.clusters import Manager
+from benchmarks.pools.nodes import Delays, JobSpeed, run_nodes
+from benchmarks.pools.trace import History, PoolManager, replay
 from scavenger.scheduler.assignment import Placement, assign_by_bucket
-from scavenger.scheduler.clusters import Manager
 from scavenger.scheduler.events import Action, Event, JobArrived, JobLeft, MoveBucket
 from scavenger.scheduler.packing import moved_buckets, recycle
 from scavenger.scheduler.pool import Pool, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
-from scavenger.sim.nodes import Delays, JobSpeed, run_nodes
-from scavenger.sim.trace import History, PoolManager, replay
 
 _AIM = 0.6
 _MOVE_S = 0.0438

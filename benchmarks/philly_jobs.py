@@ -30,10 +30,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from benchmarks.pools.nodes import Steps, step_time_alone
+from benchmarks.pools.trace import TracedJob
 from benchmarks.public_steps import DATA, read_step_times
 from scavenger.scheduler.pool import Bucket, JobLoad, NodeType
-from scavenger.sim.nodes import Steps, step_time_alone
-from scavenger.sim.trace import TracedJob
 
 _TRACE = DATA / "philly" / "philly_compact.csv.gz"
 _GPUS_PER_WORKER = 4

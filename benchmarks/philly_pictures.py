@@ -14,7 +14,7 @@ from benchmarks.backtest_pictures import GUESS, INK, KNOWN, PICTURES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from scavenger.sim.trace import History
+    from benchmarks.pools.trace import History
 
 _DAY_S = 86_400.0
 

@@ -64,7 +64,7 @@ def _tier(item: pytest.Item) -> str:
 
 
 # Folders of packages that decide and compute, whose unit tests are held to what that tier says.
-_PURE = {"elastic", "scheduler", "search", "sim", "test_tiers.py"}
+_PURE = {"elastic", "scheduler", "search", "test_tiers.py"}
 _OUTSIDE = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
 _pure: list[str] = []
 

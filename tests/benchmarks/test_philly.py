@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.philly import OURS, ByBucket, Workload, ours, study
 from benchmarks.philly_jobs import NODE, Arrival, Mapping, ModelShape, Rate, bert_base, busiest, read_philly
+from benchmarks.pools.trace import PoolManager
 from benchmarks.public_steps import DATA
-from scavenger.sim.trace import PoolManager
 
 RATE = Rate(5e-10, 6e-11)
 RESNET = ModelShape("ResNet50", (9_408, 2_048_000, 23_526_184), (118e6, 2e6, 3_738e6))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import SMALL, check_pool, job
 
-from scavenger.scheduler.clusters import ClusterRules, Manager
+from benchmarks.pools.clusters import ClusterRules, Manager
 from scavenger.scheduler.events import (
     DrainNode,
     Event,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import LARGE, SMALL, check_pool, job, job_lists
 
+from benchmarks.pools.exact import cheapest, least_loss
 from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
-from scavenger.scheduler.exact import cheapest, least_loss
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.packing import repack
 from scavenger.scheduler.pool import JobLoad, NodeType, Pool, Rules

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.pools.serving import CyclicExecution, Execute, Request
+from benchmarks.pools.timetable import CyclicJob, Timetable, plan_timetable
 from scavenger.scheduler.cycles import execution_cycle, steps_in_cycle
-from scavenger.scheduler.serving import CyclicExecution, Execute, Request
-from scavenger.scheduler.timetable import CyclicJob, Timetable, plan_timetable
 
 _ROUNDING = 1e-6
 

@@ -1,8 +1,8 @@
 """The jobs of a trace on a shared pool, in virtual time.
 
-Jobs arrive, run until they have done the work that they have in the trace, and leave. A manager, the code that
-manages real pools, is told of each arrival and each end, and decides. Beside it stands the cost of a static set of
-servers for each job.
+Jobs arrive, run until they have done the work that they have in the trace, and leave. A manager, which asks the
+scheduler of real pools, is told of each arrival and each end, and decides. Beside it stands the cost of a static set
+of servers for each job.
 
 A job does `1 - loss` seconds of its work in a second, where the loss is the one that the pool predicts by its
 execution cycles. So a job that is slowed down stays longer, and costs more, in the shared pool alone. `nodes` runs
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
+from benchmarks.pools.timetable import CyclicJob, plan_timetable
 from scavenger.scheduler.events import (
     Action,
     Event,
@@ -31,7 +32,6 @@ from scavenger.scheduler.events import (
 )
 from scavenger.scheduler.pool import JobLoad, NodeLoad, Pool
 from scavenger.scheduler.scaling import SharedPool
-from scavenger.scheduler.timetable import CyclicJob, plan_timetable
 
 _UNPROMISED_LOSS = 0.5
 """Loss that is reported for a job without slots: in the worst case each request waits for a whole step."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.pools.nodes import Delays, JobSpeed, Steps, run_nodes, step_time_alone
 from scavenger.scheduler.pool import Bucket, JobLoad, Node, NodeType, Pool, Rules
-from scavenger.sim.nodes import Delays, JobSpeed, Steps, run_nodes, step_time_alone
 
 _TYPE = NodeType("node", 2, 1000, 1e9)
 _READY_S = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

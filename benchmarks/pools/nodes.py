@@ -13,9 +13,9 @@ from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
+from benchmarks.pools.serving import CyclicExecution, Execute, Request
+from benchmarks.pools.timetable import CyclicJob, Timetable, plan_timetable
 from scavenger.scheduler.pool import Bucket, Pool
-from scavenger.scheduler.serving import CyclicExecution, Execute, Request
-from scavenger.scheduler.timetable import CyclicJob, Timetable, plan_timetable
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from scavenger.scheduler.timetable import Timetable
+from benchmarks.pools.timetable import Timetable
 
 _ROUNDING = 1e-9
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scavenger.scheduler.clusters import ClusterRules, Manager
+from benchmarks.pools.clusters import ClusterRules, Manager
+from benchmarks.pools.trace import TracedJob, replay
 from scavenger.scheduler.pool import Bucket, JobLoad, NodeType, Pool, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
-from scavenger.sim.trace import TracedJob, replay
 
 _TYPE = NodeType("node", 2, 1000, 1e9)
 
