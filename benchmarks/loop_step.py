@@ -12,7 +12,7 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters
 from scavenger import run_loop
-from scavenger.train.custom_loop.report import LoopEvent, StepDone
+from scavenger.train.custom_loop.report import LoopEvent, LoopStepDone
 from scavenger.train.custom_loop.run import LoopRun
 
 _WORKERS = 2
@@ -27,7 +27,7 @@ def _ours(network: str, work_dir: Path) -> float:
     seen: list[float] = []
 
     def on_event(run: LoopRun, event: LoopEvent) -> None:
-        if isinstance(event, StepDone):
+        if isinstance(event, LoopStepDone):
             seen.append(event.step_time_s)
 
     local = _BATCHES[network] // _WORKERS

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from scavenger import run_loop
-from scavenger.train.custom_loop.report import EpochDone, LoopEvent, StepDone
+from scavenger.train.custom_loop.report import EpochDone, LoopEvent, LoopStepDone
 from scavenger.train.custom_loop.run import LoopRun
 from scavenger.train.supervisor.events import Lost, Started
 
@@ -40,14 +40,14 @@ class Story:
                 self.say(
                     f"epoch {event.epoch} ended with step {event.step}, workers: {', '.join(run.members)}"
                 )
-            case StepDone() if self.once("out"):
+            case LoopStepDone() if self.once("out"):
                 self.say(f"step {event.step}: one more worker is started")
                 run.scale_out(1)
-            case StepDone() if len(event.parts) == 3 and self.once("kill"):
+            case LoopStepDone() if len(event.parts) == 3 and self.once("kill"):
                 victim = event.parts[-1][0]
                 self.say(f"step {event.step}: kill -9 to {victim}; another is started in its place")
                 os.kill(run.supervisor.engine.pid(victim), signal.SIGKILL)
-            case StepDone() if "kill" in self.done and len(run.members) == 3 and self.once("in"):
+            case LoopStepDone() if "kill" in self.done and len(run.members) == 3 and self.once("in"):
                 self.say(f"step {event.step}: {run.members[0]} is to leave")
                 run.scale_in([run.members[0]])
 

@@ -4,7 +4,7 @@ A job's first aggregator sequences its steps for all of them. Events in, instruc
 a gradient. Table of phases (rows) and events (columns); an entry gives the transition, `-` that the event is
 refused or ignored::
 
-    phase      Announce            Contribution        Applied            Evaluated        Summed    Verdict
+    phase      Announce            Contribution        Applied            PieceEvaluated   Summed    EpochDecision
     IDLE       -> STEP             refused             -                  refused          -         -
     STEP       lost: reassign      last piece: APPLY   -                  refused          -         -
                else: pending
@@ -60,7 +60,7 @@ from enum import Enum
 
 from scavenger.elastic import quarantine as q
 from scavenger.elastic.inquiry import Inquiry
-from scavenger.elastic.migration import BucketMap, Copied, Migrate, Migration, Taken
+from scavenger.elastic.migration import BucketMap, Copied, Migration, RequestMigration, Taken
 from scavenger.elastic.pieces import Pieces
 from scavenger.elastic.steps import (
     Announce,
@@ -69,7 +69,7 @@ from scavenger.elastic.steps import (
     Contribution,
     Death,
     Despair,
-    Evaluated,
+    EpochDecision,
     Event,
     Expect,
     Formed,
@@ -78,14 +78,14 @@ from scavenger.elastic.steps import (
     Installed,
     Instruction,
     Lead,
+    PieceEvaluated,
     Proceed,
-    Quarantine,
+    QuarantineSamples,
     Refuse,
-    Report,
+    ReportMetrics,
     Sum,
     Summed,
     Tick,
-    Verdict,
 )
 from scavenger.elastic.view import (
     Member,
@@ -103,10 +103,11 @@ __all__ = [
     "Applied",
     "Apply",
     "Barrier",
+    "BarrierPhase",
     "Contribution",
     "Death",
     "Despair",
-    "Evaluated",
+    "EpochDecision",
     "Event",
     "Expect",
     "Formed",
@@ -115,19 +116,18 @@ __all__ = [
     "Installed",
     "Instruction",
     "Lead",
-    "Phase",
+    "PieceEvaluated",
     "Proceed",
-    "Quarantine",
+    "QuarantineSamples",
     "Refuse",
-    "Report",
+    "ReportMetrics",
     "Sum",
     "Summed",
     "Tick",
-    "Verdict",
 ]
 
 
-class Phase(Enum):
+class BarrierPhase(Enum):
     IDLE = "idle"
     STEP = "step"
     APPLY = "apply"
@@ -179,7 +179,7 @@ class Barrier:
         self.dataset_size, self.validation_size = dataset_size, validation_size
         every = BucketMap(0, 0, tuple(range(aggregators)))
         self.migration = migration or Migration(every, aggregators=aggregators)
-        self.phase = Phase.IDLE
+        self.phase = BarrierPhase.IDLE
         self.step = step
         self.position = position or Position()
         self.view: View | None = None
@@ -206,18 +206,18 @@ class Barrier:
         """The map of buckets of the step in progress."""
         return self.migration.map
 
-    def awaits(self, verdict: Verdict) -> bool:
+    def awaits(self, verdict: EpochDecision) -> bool:
         """Whether this is the verdict that is awaited."""
-        if self.phase is not Phase.VERDICT or self._plan is None or verdict.epoch != self._plan.epoch:
+        if self.phase is not BarrierPhase.VERDICT or self._plan is None or verdict.epoch != self._plan.epoch:
             return False
         return verdict.step == (None if self._plan.ends_epoch else self._plan.step)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The workers that the current phase waits for."""
-        if self.phase in (Phase.STEP, Phase.EVALUATE):
+        if self.phase in (BarrierPhase.STEP, BarrierPhase.EVALUATE):
             return tuple(dict.fromkeys(piece.worker for piece in self._pieces.awaited))
-        if self.phase is Phase.SUMMARISE and self._summariser is not None:
+        if self.phase is BarrierPhase.SUMMARISE and self._summariser is not None:
             return (self._summariser,)
         return ()
 
@@ -234,13 +234,13 @@ class Barrier:
                 return self._formed(event)
             case Applied():
                 return self._applied(event)
-            case Evaluated():
+            case PieceEvaluated():
                 return self._evaluated(event)
             case Summed():
                 return self._summed(event)
-            case Verdict():
+            case EpochDecision():
                 return self._verdict(event)
-            case Migrate() | Copied() | Taken():
+            case RequestMigration() | Copied() | Taken():
                 return self._migrate(event)
             case Halt():
                 return self._stop()
@@ -259,7 +259,7 @@ class Barrier:
         if event.token < self.token:
             return [Refuse("coordinator", f"token {event.token} is older than {self.token}")]
         self.token = event.token
-        if event.number <= self.number or self.phase is Phase.STOPPED:
+        if event.number <= self.number or self.phase is BarrierPhase.STOPPED:
             # a repeated announcement; the answer is repeated too
             return [Installed(self.view)] if self.view else []
         self.number = event.number
@@ -268,22 +268,22 @@ class Barrier:
         self._lost.update(event.lost)
         self._deaths |= {death.worker: death for death in event.deaths}
         self._pending = event
-        if self.phase is Phase.IDLE:
+        if self.phase is BarrierPhase.IDLE:
             if self.position.consumed == 0 and self.step > 0:
                 return self._evaluate_again()
             if self.step > 0:
                 return self._ask_again() if self._asks_each else self._begin_step()
             return self._ask_first() if self._asks_first else self._begin_step()
-        if self.phase is Phase.APPLY and not self.in_place and self._pieces.loses(self._is_gone):
-            self.phase = Phase.STEP
-        if self.phase in (Phase.STEP, Phase.EVALUATE):
+        if self.phase is BarrierPhase.APPLY and not self.in_place and self._pieces.loses(self._is_gone):
+            self.phase = BarrierPhase.STEP
+        if self.phase in (BarrierPhase.STEP, BarrierPhase.EVALUATE):
             return self._reassign()
-        if self.phase is Phase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
+        if self.phase is BarrierPhase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
             return self._summarise()
         return []
 
     def _contribution(self, event: Contribution) -> list[Instruction]:
-        if refusal := self._refusal(event, Phase.STEP, self.step + 1):
+        if refusal := self._refusal(event, BarrierPhase.STEP, self.step + 1):
             return [refusal]
         piece = self._pieces.of(event.worker, event.piece)
         assert piece is not None
@@ -295,22 +295,22 @@ class Barrier:
         return self._begin_apply() if self._complete else self._order()
 
     def _formed(self, event: Formed) -> list[Instruction]:
-        if self.phase is not Phase.STEP or self.view is None:
+        if self.phase is not BarrierPhase.STEP or self.view is None:
             return []
         if (event.view, event.step, event.number) != (self.view.number, self.step + 1, self._pieces.number):
             return []  # of another list
         self._pieces.form(event.aggregator)
         return self._begin_apply() if self._complete else []
 
-    def _migrate(self, event: Migrate | Copied | Taken) -> list[Instruction]:
-        if self.phase is Phase.STOPPED:
+    def _migrate(self, event: RequestMigration | Copied | Taken) -> list[Instruction]:
+        if self.phase is BarrierPhase.STOPPED:
             return []
         map_before, waited = self.map, bool(self.migration.releasing)
         follows: list[Instruction] = [*self.migration.handle(event)]
         if self.map != map_before:
             # sums under the map before are void; the new list is told once no old holder writes to its own
             self._pieces.share_out(self.map.participants)
-        if waited and not self.migration.releasing and self.phase is Phase.STEP:
+        if waited and not self.migration.releasing and self.phase is BarrierPhase.STEP:
             follows += self._begin_apply() if self._complete else self._expect()
         return follows
 
@@ -323,13 +323,13 @@ class Barrier:
         """Start to apply the step, now that no piece is missing."""
         assert self.view is not None
         self.migration.results_complete()
-        self.phase = Phase.APPLY
+        self.phase = BarrierPhase.APPLY
         self._plan = plan_step(self.view, self.step + 1, self.dataset_size)
         self._unapplied = set(self.map.participants)
         return [self._apply()]
 
     def _applied(self, event: Applied) -> list[Instruction]:
-        if self.phase is not Phase.APPLY or event.step != self.step + 1 or self._plan is None:
+        if self.phase is not BarrierPhase.APPLY or event.step != self.step + 1 or self._plan is None:
             return []  # a repetition
         self._unapplied.discard(event.aggregator)
         if self._unapplied:
@@ -341,15 +341,15 @@ class Barrier:
             return migrated + self._begin_evaluation()
         return migrated + (self._ask() if self._asks_each else self._begin_step())
 
-    def _evaluated(self, event: Evaluated) -> list[Instruction]:
-        if refusal := self._refusal(event, Phase.EVALUATE, self.step):
+    def _evaluated(self, event: PieceEvaluated) -> list[Instruction]:
+        if refusal := self._refusal(event, BarrierPhase.EVALUATE, self.step):
             return [refusal]
         self._pieces.finish(event.piece)
         return self._summarise() if self._pieces.complete else []
 
     def _summed(self, event: Summed) -> list[Instruction]:
         if (
-            self.phase is not Phase.SUMMARISE
+            self.phase is not BarrierPhase.SUMMARISE
             or event.worker != self._summariser
             or event.step != self.step
             or self.view is None
@@ -358,7 +358,7 @@ class Barrier:
             return [Refuse(event.worker, f"metrics of step {event.step} are not awaited")]
         return self._ask()
 
-    def _verdict(self, event: Verdict) -> list[Instruction]:
+    def _verdict(self, event: EpochDecision) -> list[Instruction]:
         if not self.awaits(event):
             return []
         if not event.stop:
@@ -372,28 +372,28 @@ class Barrier:
 
     def _repeat(self) -> list[Instruction]:
         match self.phase:
-            case Phase.STEP:
+            case BarrierPhase.STEP:
                 follows: list[Instruction] = [*self.migration.repeat()]
                 if self._complete:  # a copy that was waited for was given up
                     return follows + self._begin_apply()
                 return follows + self._expect() + self._orders(self._pieces.outstanding)
-            case Phase.EVALUATE:
+            case BarrierPhase.EVALUATE:
                 return self._orders(self._pieces.outstanding)
-            case Phase.APPLY:
+            case BarrierPhase.APPLY:
                 return [replace(self._apply(), aggregators=tuple(sorted(self._unapplied)))]
-            case Phase.SUMMARISE if self._summariser is not None:
+            case BarrierPhase.SUMMARISE if self._summariser is not None:
                 return self._summarise()
-            case Phase.VERDICT:
+            case BarrierPhase.VERDICT:
                 assert self._plan is not None
-                return [Report(self._plan)]
+                return [ReportMetrics(self._plan)]
             case _:
                 return []
 
     # ---- what several events lead to -----------------------------------------------------------------------
 
     def _stop(self) -> list[Instruction]:
-        stopped = self.phase is Phase.STOPPED
-        self.phase = Phase.STOPPED
+        stopped = self.phase is BarrierPhase.STOPPED
+        self.phase = BarrierPhase.STOPPED
         if self.view is None or stopped:
             return []
         return [Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
@@ -401,14 +401,14 @@ class Barrier:
     def _begin_step(self) -> list[Instruction]:
         instructions = self._install()
         assert self.view is not None
-        self.phase = Phase.STEP
+        self.phase = BarrierPhase.STEP
         # no member of a new view is known to be lost
         self._pieces.cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
         return [*instructions, *self.migration.begin(self.step), *self._expect(), *self._order()]
 
     def _begin_evaluation(self) -> list[Instruction]:
         assert self.view is not None
-        self.phase = Phase.EVALUATE
+        self.phase = BarrierPhase.EVALUATE
         able = self._able()
         self._pieces.cut(split(0, self.validation_size, max(1, len(able))), able)
         if self._pieces.complete:
@@ -425,8 +425,8 @@ class Barrier:
     def _ask(self) -> list[Instruction]:
         """Report the epoch, or the step, and wait for the verdict."""
         assert self._plan is not None
-        self.phase = Phase.VERDICT
-        return [Report(self._plan)]
+        self.phase = BarrierPhase.VERDICT
+        return [ReportMetrics(self._plan)]
 
     def _ask_first(self) -> list[Instruction]:
         """Report epoch -1, so that training begins with its verdict."""
@@ -468,14 +468,16 @@ class Barrier:
 
     def _order(self) -> list[Instruction]:
         """Order the pieces that are due: in a suspicious step, a worker's next one only when it has no other."""
-        return self._orders(self._pieces.order(one_by_one=self.suspicious and self.phase is Phase.STEP))
+        return self._orders(
+            self._pieces.order(one_by_one=self.suspicious and self.phase is BarrierPhase.STEP)
+        )
 
     def _orders(self, pieces: Sequence[Piece]) -> list[Instruction]:
         """One order for each worker, with all of its pieces."""
         if not pieces:
             return []
         assert self.view is not None
-        action = "train" if self.phase is Phase.STEP else "evaluate"
+        action = "train" if self.phase is BarrierPhase.STEP else "evaluate"
         by_worker: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_worker.setdefault(piece.worker, []).append(piece)
@@ -491,7 +493,7 @@ class Barrier:
         orphaned = self._pieces.withdraw(self._is_gone)
         for worker, outstanding in orphaned.items():
             death = self._deaths.pop(worker, None)
-            if death is not None and self.phase is Phase.STEP:  # no weights depend on evaluations
+            if death is not None and self.phase is BarrierPhase.STEP:  # no weights depend on evaluations
                 found += self._inquiry.into(self.view, self.step + 1, death, outstanding)
         able = self._able()
         if not self._pieces.orphans or not able:
@@ -504,7 +506,7 @@ class Barrier:
             self._pieces.cut((), ())
             parts = self._parted([Share(low, high)])
         self._pieces.divide(parts, able)
-        if self._complete and self.phase is Phase.STEP:
+        if self._complete and self.phase is BarrierPhase.STEP:
             return found + self._begin_apply()  # all remaining samples are left out
         # a list that has not changed is told by repetition
         return found + (self._expect() if self._pieces.number != before else []) + self._order()
@@ -520,7 +522,7 @@ class Barrier:
     def _expect(self) -> list[Instruction]:
         """Tell the aggregators the list of pieces; an incomplete one is not told, nor one under an unconfirmed map."""
         waits = self._pieces.orphans or self.migration.releasing
-        if not self._sums or self.phase is not Phase.STEP or waits:
+        if not self._sums or self.phase is not BarrierPhase.STEP or waits:
             return []
         assert self.view is not None
         plan = plan_step(self.view, self.step + 1, self.dataset_size)
@@ -533,7 +535,7 @@ class Barrier:
 
     def _parted(self, shares: list[Share]) -> list[tuple[Share, bool]]:
         """The parts of some shares that are to be computed, and whether each has to be computed alone."""
-        if self.phase is not Phase.STEP:
+        if self.phase is not BarrierPhase.STEP:
             return [(share, False) for share in shares]
         assert self.view is not None
         return self._inquiry.apart(self.view, self.step + 1, shares)
@@ -555,14 +557,14 @@ class Barrier:
     def _summarise(self) -> list[Instruction]:
         assert self.view is not None
         assert self._plan is not None
-        self.phase = Phase.SUMMARISE
+        self.phase = BarrierPhase.SUMMARISE
         able = self._able()
         self._summariser = able[0].worker if able else None
         if self._summariser is None:
             return []
         return [Sum(self._plan, self.view, self._sorted_pieces(), self._summariser)]
 
-    def _refusal(self, event: Contribution | Evaluated, phase: Phase, step: int) -> Refuse | None:
+    def _refusal(self, event: Contribution | PieceEvaluated, phase: BarrierPhase, step: int) -> Refuse | None:
         if self.view is None or self.phase is not phase:
             return Refuse(event.worker, f"not awaited in phase {self.phase.value}")
         if event.view != self.view.number or event.step != step:

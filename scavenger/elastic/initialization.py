@@ -7,7 +7,8 @@ is done again where a part of the model is lost together with its memory: all pa
 Table of phases (rows) and events (columns); an entry gives the transition, `-` that the event changes no phase. After
 each event, every action that has become possible is returned::
 
-    phase         TakeOver     Greeted       Seeded      PartReady         Lost                   Rewound
+    phase         TakeOver     Greeted       Weights-    PartReady         WorkerLeft             Rewound
+                                             Seeded
     ABSENT        PRESENT, if  first: ASKED  -> PRESENT  -                 -                      -
                   weights
                   exist
@@ -21,8 +22,8 @@ each event, every action that has become possible is returned::
                                                                                                   checkpoint,
                                                                                                   else ABSENT
 
-`Present` is the answer of a worker to a coordinator that takes over: in ABSENT, one that was the source leads to
-PRESENT. `PartHeld`, `Informed` and `Spared` change no phase. A coordinator that takes over asks no worker for weights
+`WorkerPresent` is the answer of a worker to a coordinator that takes over: in ABSENT, one that was the source leads to
+PRESENT. `PartLoaded`, `Informed` and `Spared` change no phase. A coordinator that takes over asks no worker for weights
 before each worker that it knows has answered or is gone: one of them may be the source. If it finds none, although some
 part has been taken up, it rolls back, since a part of one source and a part of another are no model.
 
@@ -41,7 +42,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Phase(Enum):
+class WeightsPhase(Enum):
     """State of the weights that the job begins with."""
 
     ABSENT = "absent"
@@ -71,7 +72,7 @@ class TakeOver:
         restoring: Whether the job begins with a checkpoint.
         held: Indices of the parts that have been taken up.
         rewinding: Indices of the parts that must begin again, whatever their memory holds.
-        workers: Workers that an earlier coordinator led; each answers (`Present`, `Greeted`) or is lost.
+        workers: Workers that an earlier coordinator led; each answers (`WorkerPresent`, `Greeted`) or is lost.
         informed: Whether the job's progress is known; otherwise `Informed` follows.
         spare: Indices of the parts that consist of nothing.
     """
@@ -106,7 +107,7 @@ class PartReady:
 
 
 @dataclass(frozen=True, slots=True)
-class PartHeld:
+class PartLoaded:
     """An aggregator has loaded its part."""
 
     index: int
@@ -120,7 +121,7 @@ class Greeted:
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class WorkerPresent:
     """A worker answers a coordinator that takes over.
 
     Attributes:
@@ -135,7 +136,7 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeded:
+class WeightsSeeded:
     """The worker that was asked has put its initial weights into its memory."""
 
     worker: str
@@ -143,7 +144,7 @@ class Seeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class WorkerLeft:
     """A worker is gone, or was released."""
 
     worker: str
@@ -151,7 +152,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """All aggregators have been ended, as `RollBack` asked; those that follow begin again.
+    """All aggregators have been ended, as `RestartAggregators` asked; those that follow begin again.
 
     Attributes:
         restoring: Whether they begin from a checkpoint.
@@ -167,7 +168,18 @@ class Spared:
     parts: Collection[int]
 
 
-Event = TakeOver | Informed | PartReady | PartHeld | Greeted | Present | Seeded | Lost | Rewound | Spared
+Event = (
+    TakeOver
+    | Informed
+    | PartReady
+    | PartLoaded
+    | Greeted
+    | WorkerPresent
+    | WeightsSeeded
+    | WorkerLeft
+    | Rewound
+    | Spared
+)
 
 
 # ---- actions -----------------------------------------------------------------------------------------------
@@ -183,7 +195,7 @@ class PrepareWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconnect:
+class ReconnectAll:
     """Have every process connect to the aggregators again: one of them is another process now."""
 
     endpoints: tuple[Endpoint, ...]
@@ -214,13 +226,13 @@ class RenewView:
 
 
 @dataclass(frozen=True, slots=True)
-class RollBack:
+class RestartAggregators:
     """Have all aggregators ended and started again; `Rewound` answers."""
 
     cause: str
 
 
-Action = PrepareWorker | Reconnect | InitializePart | RenewView | RollBack
+Action = PrepareWorker | ReconnectAll | InitializePart | RenewView | RestartAggregators
 
 
 # ---- the machine -------------------------------------------------------------------------------------------
@@ -286,7 +298,7 @@ class Initialization:
     """
 
     def __init__(self) -> None:
-        self.phase = Phase.ABSENT
+        self.phase = WeightsPhase.ABSENT
         self.informed = True
         self._parts: list[_Part] = []
         self._workers = _Workers()
@@ -312,23 +324,23 @@ class Initialization:
             case PartReady():
                 if (cause := self._part_ready(event)) is not None:
                     return self._roll_back(cause)
-            case PartHeld():
+            case PartLoaded():
                 if (cause := self._part_held(self._parts[event.index])) is not None:
                     return self._roll_back(cause)
             case Greeted():
                 self._greeted(event.worker)
-            case Present():
+            case WorkerPresent():
                 self._present(event)
-            case Seeded():
-                if self.phase in (Phase.ABSENT, Phase.ASKED):
+            case WeightsSeeded():
+                if self.phase in (WeightsPhase.ABSENT, WeightsPhase.ASKED):
                     self._found(_Source(event.worker, event.memory))
-            case Lost():
+            case WorkerLeft():
                 if (cause := self._lost(event.worker)) is not None:
                     return self._roll_back(cause)
             case Rewound():
-                if self.phase is Phase.ROLLING_BACK:
+                if self.phase is WeightsPhase.ROLLING_BACK:
                     self._restoring = event.restoring
-                    self.phase = Phase.PRESENT if event.restoring else Phase.ABSENT
+                    self.phase = WeightsPhase.PRESENT if event.restoring else WeightsPhase.ABSENT
             case Spared():
                 if (cause := self._spared(event)) is not None:
                     return self._roll_back(cause)
@@ -351,14 +363,14 @@ class Initialization:
         # processes that an earlier coordinator led may have the address of a process that is gone by now
         self._reconnect = self._took_over = not event.informed
         if event.restoring or all(part.held for part in self._parts):
-            self.phase = Phase.PRESENT
+            self.phase = WeightsPhase.PRESENT
 
     def _part_ready(self, event: PartReady) -> str | None:
         """Returns why all parts must begin again; None where this one alone does, or holds its part."""
         part = self._parts[event.index]
         # messages of a process that was ended for the roll-back may still arrive
         late = event.holds and part.rewinding and self._rolled_back and part.asked is None
-        if self.phase is Phase.ROLLING_BACK or late:
+        if self.phase is WeightsPhase.ROLLING_BACK or late:
             return None
         self._reconnect = self._reconnect or (not event.holds and part.endpoint not in (None, event.endpoint))
         part.endpoint, part.holds, part.own_memory = event.endpoint, event.holds, event.own_memory
@@ -381,7 +393,7 @@ class Initialization:
         gained, self._spare = self._spare.difference(event.parts), frozenset(event.parts)
         for part in (self._parts[index] for index in sorted(gained)):
             loading = part.held and part.endpoint is not None and not (part.holds or part.rewinding)
-            if loading and part.own_memory and self.phase is not Phase.ROLLING_BACK:
+            if loading and part.own_memory and self.phase is not WeightsPhase.ROLLING_BACK:
                 return _lost_with_memory(part)
         return None
 
@@ -390,7 +402,7 @@ class Initialization:
         self._workers.greeted.append(worker)
         self._model_known = True
 
-    def _present(self, event: Present) -> None:
+    def _present(self, event: WorkerPresent) -> None:
         if not event.prepared:
             self._greeted(event.worker)
             return
@@ -406,24 +418,28 @@ class Initialization:
         self._workers.remove(worker)
         if worker != self._source.worker:
             return None
-        if self.phase is Phase.ASKED:
-            self.phase, self._source = Phase.ABSENT, _Source()
-        elif self.phase is Phase.PRESENT:
+        if self.phase is WeightsPhase.ASKED:
+            self.phase, self._source = WeightsPhase.ABSENT, _Source()
+        elif self.phase is WeightsPhase.PRESENT:
             lacking = any(self._needs_worker(part) for part in self._parts)
             self._source = _Source("", self._source.memory)
             if lacking and any(part.asked is not None or part.held for part in self._parts):
                 return "the worker with the initial weights was lost"
             if lacking:
-                self.phase, self._source = Phase.ABSENT, _Source()
+                self.phase, self._source = WeightsPhase.ABSENT, _Source()
         return None
 
     # ---- what follows --------------------------------------------------------------------------------------
 
     def _due(self) -> list[Action]:
         """Every action that has become possible."""
-        if not self.informed or self.phase is Phase.ROLLING_BACK:
+        if not self.informed or self.phase is WeightsPhase.ROLLING_BACK:
             return []
-        if self.phase is Phase.ABSENT and not self._workers.unanswered and (undone := self._choose_source()):
+        if (
+            self.phase is WeightsPhase.ABSENT
+            and not self._workers.unanswered
+            and (undone := self._choose_source())
+        ):
             return undone
         if not self.complete or not self._model_known:
             return []
@@ -432,7 +448,7 @@ class Initialization:
     def _choose_source(self) -> list[Action]:
         """Choose the source of the weights if they are absent and no worker was asked for them."""
         if all(part.held for part in self._parts) and self._parts:
-            self.phase = Phase.PRESENT
+            self.phase = WeightsPhase.PRESENT
         elif any(part.held for part in self._parts):
             if self.complete:  # otherwise, all may turn out to be held
                 return self._roll_back("it is unknown whose initial weights the job began with")
@@ -441,13 +457,13 @@ class Initialization:
         return []
 
     def _found(self, source: _Source) -> None:
-        self.phase, self._source = Phase.PRESENT, source
+        self.phase, self._source = WeightsPhase.PRESENT, source
 
     def _roll_back(self, cause: str) -> list[Action]:
         self._parts = [_Part(part.name, rewinding=True) for part in self._parts]
-        self.phase, self._source = Phase.ROLLING_BACK, _Source()
+        self.phase, self._source = WeightsPhase.ROLLING_BACK, _Source()
         self._reconnect = self._rolled_back = True
-        return [RollBack(cause)]
+        return [RestartAggregators(cause)]
 
     def _needs_worker(self, part: _Part) -> bool:
         """Whether only a worker has the part's weights: neither a checkpoint nor its memory has them."""
@@ -462,12 +478,12 @@ class Initialization:
     def _initialize(self) -> list[Action]:
         """Have new and restarted aggregators load their parts."""
         due = [i for i, part in enumerate(self._parts) if not part.holds and part.asked != part.endpoint]
-        if self.phase is not Phase.PRESENT or not due:
+        if self.phase is not WeightsPhase.PRESENT or not due:
             return []
         actions: list[Action] = []
         if self._reconnect:
             self._reconnect = False
-            actions.append(Reconnect(self._endpoints))
+            actions.append(ReconnectAll(self._endpoints))
         for index in due:
             part = self._parts[index]
             part.asked = part.endpoint
@@ -484,16 +500,20 @@ class Initialization:
     def _prepare(self) -> list[Action]:
         """Prepare the waiting workers; if no weights are present, only the first one."""
         workers = self._workers
-        if self.phase is Phase.ABSENT and not workers.unanswered and (workers.greeted or workers.prepared):
+        if (
+            self.phase is WeightsPhase.ABSENT
+            and not workers.unanswered
+            and (workers.greeted or workers.prepared)
+        ):
             # one that was prepared after a source that is gone is asked again, if there is no other
             first = (workers.greeted or workers.prepared)[0]
             workers.remove(first)
             workers.prepared.append(first)
-            self.phase, self._source = Phase.ASKED, _Source(first)
+            self.phase, self._source = WeightsPhase.ASKED, _Source(first)
             for part in self._parts if self._took_over else ():
                 part.rewinding = True  # what its memory may hold came from another source
             return [PrepareWorker(first, self._endpoints, initial=True)]
-        if self.phase is not Phase.PRESENT:
+        if self.phase is not WeightsPhase.PRESENT:
             return []
         waiting, workers.greeted = workers.greeted, []
         workers.prepared += waiting

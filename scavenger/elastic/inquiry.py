@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scavenger.elastic import quarantine as q
-from scavenger.elastic.steps import Death, Despair, Instruction, Quarantine
+from scavenger.elastic.steps import Death, Despair, Instruction, QuarantineSamples
 from scavenger.elastic.view import Piece, Share, View, step_range
 
 
@@ -46,7 +46,7 @@ class Inquiry:
         )
         match finding:
             case q.Quarantined():
-                return [Quarantine(finding.piece, finding.reason)]
+                return [QuarantineSamples(finding.piece, finding.reason)]
             case q.NotTheData():
                 return [Despair(finding.reason)]
             case _:
@@ -59,7 +59,7 @@ class Inquiry:
         cut = [part for share in shares for part in self._suspects.cut(self._suspect(view, step, share))]
         return [(Share(part.start, part.stop), self._suspects.watches(part)) for part in cut]
 
-    def _suspect(self, view: View, step: int, share: Share) -> q.Piece:
+    def _suspect(self, view: View, step: int, share: Share) -> q.SampleRange:
         """A share of a step as a piece of the data."""
         epoch = step_range(view, step, self._dataset_size).epoch
-        return q.Piece(epoch, share.start, share.stop)
+        return q.SampleRange(epoch, share.start, share.stop)

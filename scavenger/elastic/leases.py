@@ -8,18 +8,18 @@ from typing import NamedTuple
 from scavenger.elastic.quarantine import Cause, Finding, Quarantined
 
 
-class Attempt(NamedTuple):
+class LeaseAttempt(NamedTuple):
     """Identifier of one lease of one shard, unique even across restarts of the ledger's process."""
 
     incarnation: int
     number: int
 
 
-class Part(NamedTuple):
+class LeasedSamples(NamedTuple):
     """Samples `start` to `stop` (exclusive) of a shard, read under an attempt, whose gradient is in a step."""
 
     shard: int
-    attempt: Attempt
+    attempt: LeaseAttempt
     start: int
     stop: int
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestSamples:
     """A worker requests samples. A lease ends with its worker, whose heartbeats are monitored.
 
     `holds` are the attempts it knows of: a grant that was lost on the way is given again, and one that it holds
@@ -37,7 +37,7 @@ class Ask:
 
     worker: str
     host: str
-    holds: tuple[Attempt, ...] = ()
+    holds: tuple[LeaseAttempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Proposed:
     """The contributions to a step are complete, and are to be checked before they are applied."""
 
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[LeasedSamples, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Committed:
     """The step was applied, with exactly these parts."""
 
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[LeasedSamples, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class HolderLost:
     """A worker is gone, for any reason; its name is never reused."""
 
     worker: str
@@ -65,13 +65,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginEpoch:
     """The previous epoch is evaluated; begin this one."""
 
     epoch: int
 
 
-Event = Ask | Proposed | Committed | Lost | Begin
+Event = RequestSamples | Proposed | Committed | HolderLost | BeginEpoch
 
 
 # ---- instructions ------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Grant:
 
     worker: str
     shard: int
-    attempt: Attempt
+    attempt: LeaseAttempt
     start: int
     stop: int
 
@@ -101,22 +101,22 @@ class Revoke:
     """Tell a worker to drop an attempt: what it reads under it will be refused."""
 
     worker: str
-    attempt: Attempt
+    attempt: LeaseAttempt
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyParts:
     """Apply the step with these parts, then send `Committed`."""
 
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[LeasedSamples, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseParts:
     """Do not apply this. Nothing has changed; without the part, the step may be proposed again."""
 
-    part: Part | None
+    part: LeasedSamples | None
     reason: str
 
 
@@ -125,7 +125,7 @@ class Requeued:
     """A shard is free again from `offset` on."""
 
     shard: int
-    attempt: Attempt
+    attempt: LeaseAttempt
     offset: int
 
 
@@ -137,7 +137,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochEnded:
+class EpochCommitted:
     """Every sample of the epoch has been applied once, except those in quarantine."""
 
     epoch: int
@@ -150,4 +150,4 @@ class EpochEnded:
         return not self.quarantined
 
 
-Instruction = Grant | Wait | Revoke | Apply | Refuse | Requeued | Found | EpochEnded
+Instruction = Grant | Wait | Revoke | ApplyParts | RefuseParts | Requeued | Found | EpochCommitted

@@ -6,21 +6,21 @@ committed, and only that; whatever happens to the worker, the next one begins wh
 off (Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 4.3). Events in, instructions out.
 A shard's states (rows) and events (columns)::
 
-    state        Ask            Proposed         Committed                       Lost
+    state        RequestSamples Proposed         Committed                       HolderLost
     FREE         -> LEASED      refused          -                               -
     LEASED       its holder:    all parts hold:  -                               -> FREE at the committed
                  granted again  -> SEALED                                        offset, or QUARANTINED
     SEALED       as LEASED      its own again:   offset moves; then LEASED,      kept until Committed,
-                                Apply; another:  FREE (end of the piece) or      then as LEASED
+                                ApplyParts; else FREE (end of the piece) or      then as LEASED
                                 refused          COMMITTED
     COMMITTED,   -              refused          -                               -
     QUARANTINED
 
-An epoch is over when every shard is COMMITTED or QUARANTINED; `Begin` opens the next.
+An epoch is over when every shard is COMMITTED or QUARANTINED; `BeginEpoch` opens the next.
 
 *Exactly once* rests on three things. A part of a step names the attempt (the lease) and the offset from which it
 was read, so one that is late, repeated, or read beyond a part that was never applied is refused *before* the step
-is applied. Between `Apply` and `Committed` the step is sealed: no lease in it can end. And the ledger of step
+is applied. Between `ApplyParts` and `Committed` the step is sealed: no lease in it can end. And the ledger of step
 s is saved in the checkpoint of the weights of step s, so both are undone together.
 """
 
@@ -33,26 +33,26 @@ from enum import Enum
 from typing import Any
 
 from scavenger.elastic.leases import (
-    Apply,
-    Ask,
-    Attempt,
-    Begin,
+    ApplyParts,
+    BeginEpoch,
     Committed,
-    EpochEnded,
+    EpochCommitted,
     Event,
     Found,
     Grant,
+    HolderLost,
     Instruction,
-    Lost,
-    Part,
+    LeaseAttempt,
+    LeasedSamples,
     Proposed,
-    Refuse,
+    RefuseParts,
+    RequestSamples,
     Requeued,
     Revoke,
     Wait,
 )
 from scavenger.elastic.order import epoch_order
-from scavenger.elastic.quarantine import Piece, Quarantined, Suspects
+from scavenger.elastic.quarantine import Quarantined, SampleRange, Suspects
 
 _QUARANTINED_FRACTION_MAX = 0.01
 """Largest share of the samples that may be quarantined."""
@@ -60,7 +60,7 @@ _QUARANTINED_ALWAYS = 1
 """Samples that may be quarantined however small the data set is."""
 
 
-class ShardState(Enum):
+class ShardStatus(Enum):
     FREE = "free"
     LEASED = "leased"
     SEALED = "sealed"
@@ -71,11 +71,11 @@ class ShardState(Enum):
 @dataclass(slots=True)
 class _Lease:
     worker: str
-    attempt: Attempt
+    attempt: LeaseAttempt
     stop: int
 
 
-class Ledger:
+class ShardLedger:
     """The ledger of one job. Not thread-safe; feed it one event at a time.
 
     Args:
@@ -102,7 +102,7 @@ class Ledger:
         self._gone: set[str] = set()
         self._leases: dict[int, _Lease] = {}
         self._sealed: Proposed | None = None
-        self._deferred: list[Lost] = []
+        self._deferred: list[HolderLost] = []
         self._open(0)
 
     # ---- what is -------------------------------------------------------------------------------------------
@@ -118,24 +118,24 @@ class Ledger:
         return self._unfinished == 0
 
     @property
-    def ended(self) -> EpochEnded | None:
+    def ended(self) -> EpochCommitted | None:
         """The instruction sent at the epoch's end, for a new process that cannot know whether it was received."""
-        return EpochEnded(self.epoch, self.step, self.quarantined) if self.over else None
+        return EpochCommitted(self.epoch, self.step, self.quarantined) if self.over else None
 
     def offset(self, shard: int) -> int:
         """Where the committed part of a shard ends."""
         return self._offsets[shard]
 
-    def state(self, shard: int) -> ShardState:
+    def state(self, shard: int) -> ShardStatus:
         if self._sealed is not None and any(part.shard == shard for part in self._sealed.parts):
-            return ShardState.SEALED
+            return ShardStatus.SEALED
         if shard in self._leases:
-            return ShardState.LEASED
+            return ShardStatus.LEASED
         if self._offsets[shard] < self.sizes[shard]:
-            return ShardState.FREE
+            return ShardStatus.FREE
         left_out = sum(entry.piece.samples for entry in self.quarantined if entry.piece.scope == shard)
         whole = left_out == self.sizes[shard] > 0
-        return ShardState.QUARANTINED if whole else ShardState.COMMITTED
+        return ShardStatus.QUARANTINED if whole else ShardStatus.COMMITTED
 
     # ---- what happens --------------------------------------------------------------------------------------
 
@@ -146,21 +146,21 @@ class Ledger:
             ValueError: If a step was applied without permission, or an epoch begun out of turn.
         """
         match event:
-            case Ask():
+            case RequestSamples():
                 return self._ask(event)
             case Proposed():
                 return self._proposed(event)
             case Committed():
                 return self._committed(event)
-            case Lost():
+            case HolderLost():
                 if self._sealed is not None:
                     self._deferred.append(event)
                     return []
                 return self._lost(event)
-            case Begin():
+            case BeginEpoch():
                 return self._begin(event)
 
-    def _ask(self, event: Ask) -> list[Instruction]:
+    def _ask(self, event: RequestSamples) -> list[Instruction]:
         worker = event.worker
         if worker in self._gone:
             return [Revoke(worker, attempt) for attempt in event.holds] or [Wait(worker, "taken for lost")]
@@ -174,7 +174,7 @@ class Ledger:
             return instructions + [self._grant(shard) for shard in again]
         return [*instructions, self._lease(event)]
 
-    def _lease(self, event: Ask) -> Instruction:
+    def _lease(self, event: RequestSamples) -> Instruction:
         """Lease the first free shard in the epoch's order that this host may read."""
         mine = self._leased(event.worker)
         if any(self._suspects.watches(self._rest(shard)) for shard in mine):
@@ -191,7 +191,7 @@ class Ledger:
             if (alone and mine) or event.host in self._suspects.avoid(piece, self._hosts.values()):
                 passed_over.append(rank)
                 continue
-            attempt = Attempt(self.incarnation, self._attempts)
+            attempt = LeaseAttempt(self.incarnation, self._attempts)
             self._attempts += 1
             self._leases[shard] = _Lease(event.worker, attempt, piece.stop)
             granted = self._grant(shard)
@@ -202,12 +202,14 @@ class Ledger:
 
     def _proposed(self, event: Proposed) -> list[Instruction]:
         if event == self._sealed:
-            return [Apply(event.step, event.parts)]
+            return [ApplyParts(event.step, event.parts)]
         if self._sealed is not None:
-            return [Refuse(None, f"step {self._sealed.step} is being applied")]
+            return [RefuseParts(None, f"step {self._sealed.step} is being applied")]
         if event.step != self.step + 1 or not event.parts:
             return [
-                Refuse(None, f"step {event.step} of {len(event.parts)} parts does not follow {self.step}")
+                RefuseParts(
+                    None, f"step {event.step} of {len(event.parts)} parts does not follow {self.step}"
+                )
             ]
         offsets: dict[int, int] = {}
         refusals: list[Instruction] = []
@@ -216,13 +218,13 @@ class Ledger:
             if reason is None:
                 offsets[part.shard] = part.stop
             else:
-                refusals.append(Refuse(part, reason))
+                refusals.append(RefuseParts(part, reason))
         if refusals:
             return refusals
         self._sealed = event
-        return [Apply(event.step, event.parts)]
+        return [ApplyParts(event.step, event.parts)]
 
-    def _refusal(self, part: Part, offsets: dict[int, int]) -> str | None:
+    def _refusal(self, part: LeasedSamples, offsets: dict[int, int]) -> str | None:
         """Why a part cannot be in the next step, whose parts before it end at `offsets`."""
         lease = self._leases.get(part.shard)
         if lease is None or lease.attempt != part.attempt:
@@ -248,7 +250,7 @@ class Ledger:
         self.step = event.step
         for part in event.parts:
             shard, lease = part.shard, self._leases.get(part.shard)
-            self._suspects.passed(Piece(shard, part.start, part.stop))
+            self._suspects.passed(SampleRange(shard, part.start, part.stop))
             self._move(shard, part.stop)
             if lease is not None and part.stop == lease.stop:
                 del self._leases[shard]
@@ -262,7 +264,7 @@ class Ledger:
             instructions += self.handle(event)
         return instructions
 
-    def _lost(self, event: Lost) -> list[Instruction]:
+    def _lost(self, event: HolderLost) -> list[Instruction]:
         worker = event.worker
         if worker in self._gone:
             return []
@@ -286,7 +288,7 @@ class Ledger:
             instructions += self._requeue(shard)
         return instructions if over else [*instructions, *self._if_over()]
 
-    def _begin(self, event: Begin) -> list[Instruction]:
+    def _begin(self, event: BeginEpoch) -> list[Instruction]:
         if event.epoch <= self.epoch:
             return []
         if event.epoch != self.epoch + 1 or not self.over:
@@ -308,15 +310,15 @@ class Ledger:
         for shard in range(len(self.sizes)):
             self._queue(shard)
 
-    def _ahead(self, shard: int) -> Piece | None:
+    def _ahead(self, shard: int) -> SampleRange | None:
         """The next piece of a shard to compute, separate from suspected pieces."""
         offset, size = self._offsets[shard], self.sizes[shard]
-        pieces = self._suspects.cut(Piece(shard, offset, size)) if offset < size else ()
+        pieces = self._suspects.cut(SampleRange(shard, offset, size)) if offset < size else ()
         return pieces[0] if pieces else None
 
-    def _rest(self, shard: int) -> Piece:
+    def _rest(self, shard: int) -> SampleRange:
         """The part of a shard that is leased and not yet committed."""
-        return Piece(shard, self._offsets[shard], self._leases[shard].stop)
+        return SampleRange(shard, self._offsets[shard], self._leases[shard].stop)
 
     def _move(self, shard: int, offset: int) -> None:
         """Commit a shard up to an offset, and skip quarantined samples after it."""
@@ -375,8 +377,8 @@ class Ledger:
         snapshot: dict[str, Any],
         *,
         incarnation: int,
-        log: Iterable[Committed | Begin | Quarantined] = (),
-    ) -> Ledger:
+        log: Iterable[Committed | BeginEpoch | Quarantined] = (),
+    ) -> ShardLedger:
         """Restore the ledger in a new process.
 
         Args:
@@ -407,9 +409,9 @@ class Ledger:
             ledger._queue(shard)
         return ledger
 
-    def _replay(self, entry: Committed | Begin | Quarantined) -> None:
+    def _replay(self, entry: Committed | BeginEpoch | Quarantined) -> None:
         match entry:
-            case Begin():
+            case BeginEpoch():
                 self._begin(entry)
             case Quarantined():
                 self._suspects.quarantine(entry)

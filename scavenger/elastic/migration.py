@@ -12,7 +12,7 @@ aggregator, is moved at a time::
     RELEASING   -                   -                   the last source:  the step waits
                                                         -> RESTING
 
-**Decision.** With `Adopt` the new map is decided, and recorded before anybody hears of it: from then on it holds for
+**Decision.** With `AdoptMap` the new map is decided, and recorded before anybody hears of it: from then on it holds for
 the step in progress, whoever dies. If the copy is not whole when the workers are done, there is no decision: the old
 holder applies the step, what was copied counts for nothing, and the next batch is smaller. A single bucket that was
 late is waited for the next time (*patient*), so that every migration makes progress. Nothing else waits for a copy.
@@ -67,7 +67,7 @@ class BucketMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Migrate:
+class RequestMigration:
     """Buckets are wanted elsewhere; replaces an earlier request.
 
     Attributes:
@@ -115,7 +115,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class AdoptMap:
     """Record a map, and the one before it, before anything else is done: it holds from now on."""
 
     map: BucketMap
@@ -131,7 +131,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
+class MigrationEnded:
     """Report that a migration has ended; `reason` is why it was abandoned, and empty if it is done."""
 
     request: int
@@ -139,11 +139,11 @@ class Migrated:
     reason: str = ""
 
 
-MigrationEvent = Migrate | Copied | Taken
-MigrationInstruction = Copy | Adopt | Take | Migrated
+MigrationEvent = RequestMigration | Copied | Taken
+MigrationInstruction = Copy | AdoptMap | Take | MigrationEnded
 
 
-class Phase(Enum):
+class MigrationPhase(Enum):
     RESTING = "resting"
     COPYING = "copying"
     RELEASING = "releasing"
@@ -173,7 +173,7 @@ class Migration:
         before: BucketMap | None = None,
         refusal: str = "",
     ) -> None:
-        self.map, self.phase = current, Phase.RESTING
+        self.map, self.phase = current, MigrationPhase.RESTING
         self._sizes = tuple(sizes) if sizes is not None else (1,) * len(current.holders)
         if len(self._sizes) != len(current.holders):
             raise ValueError(f"{len(self._sizes)} sizes for {len(current.holders)} buckets")
@@ -181,8 +181,8 @@ class Migration:
         self._number = current.number
         self._before = current if before is None else before
         self._undone = before is not None
-        self._goal: Migrate | None = None
-        self._ended: Migrated | None = None
+        self._goal: RequestMigration | None = None
+        self._ended: MigrationEnded | None = None
         self._newest = 0
         self._copy: Copy | None = None
         self._patient = False
@@ -190,12 +190,14 @@ class Migration:
         self._waiting: set[int] = set()
         self._room, self._ceiling = _ROOM_BYTES, max(_ROOM_BYTES, sum(self._sizes))
         if before is not None and (sources := before.sources(current)):
-            self.phase, self._waiting = Phase.RELEASING, set(sources)
+            self.phase, self._waiting = MigrationPhase.RELEASING, set(sources)
 
     @property
     def holds_up(self) -> bool:
         """Whether the step cannot be applied yet, whatever the workers have done."""
-        return self.phase is Phase.RELEASING or (self.phase is Phase.COPYING and self._patient)
+        return self.phase is MigrationPhase.RELEASING or (
+            self.phase is MigrationPhase.COPYING and self._patient
+        )
 
     @property
     def settled(self) -> BucketMap:
@@ -212,22 +214,22 @@ class Migration:
         self._number = max(self._number, number * _NUMBERS_PER_VIEW)
 
     def handle(self, event: MigrationEvent) -> list[MigrationInstruction]:
-        """Process one event; returns the resulting instructions, in order. After `Adopt`, `map` is another one."""
+        """Process one event; returns the resulting instructions, in order. After `AdoptMap`, `map` is another one."""
         match event:
-            case Migrate():
+            case RequestMigration():
                 return self._migrate(event)
             case Copied():
                 return self._copied(event)
             case Taken():
                 if event.number == self.map.number:
                     self._waiting.discard(event.aggregator)
-                if self.phase is Phase.RELEASING and not self._waiting:
-                    self.phase = Phase.RESTING
+                if self.phase is MigrationPhase.RELEASING and not self._waiting:
+                    self.phase = MigrationPhase.RESTING
                 return []
 
     def begin(self, step: int) -> list[MigrationInstruction]:
         """Begin a step, after `step`: have the next batch copied."""
-        if self.phase is Phase.RELEASING:
+        if self.phase is MigrationPhase.RELEASING:
             return self.repeat()
         if self._goal is None or self._undone:
             return []
@@ -235,14 +237,14 @@ class Migration:
         wanted = [bucket for bucket, (now, then) in enumerate(pairs) if now != then]
         target = self._goal.holders[wanted[0]]
         batch = self._fitting([bucket for bucket in wanted if self._goal.holders[bucket] == target])
-        self._number, self._ticks, self.phase = self._number + 1, 0, Phase.COPYING
+        self._number, self._ticks, self.phase = self._number + 1, 0, MigrationPhase.COPYING
         buckets = tuple((bucket, self.map.holders[bucket]) for bucket in batch)
         self._copy = Copy(self._number, step, target, buckets)
         return [self._copy]
 
     def results_complete(self) -> None:
         """Note that the workers are done with the step: a copy that is not whole is late, unless it is waited for."""
-        if self.phase is not Phase.COPYING or self._patient:
+        if self.phase is not MigrationPhase.COPYING or self._patient:
             return
         assert self._copy is not None
         size = self._size(self._copy)
@@ -259,9 +261,9 @@ class Migration:
 
     def repeat(self) -> list[MigrationInstruction]:
         """Repeat what is unanswered; a copy that the step waits for is given up after a while."""
-        if self.phase is Phase.RELEASING:
+        if self.phase is MigrationPhase.RELEASING:
             return [Take(self.map, self.releasing)]
-        if self.phase is Phase.RESTING or self._copy is None:
+        if self.phase is MigrationPhase.RESTING or self._copy is None:
             return []
         self._ticks += self._patient
         if self._ticks > _TICKS_MAX:
@@ -270,7 +272,7 @@ class Migration:
 
     # ---- what several of them lead to ----------------------------------------------------------------------
 
-    def _migrate(self, event: Migrate) -> list[MigrationInstruction]:
+    def _migrate(self, event: RequestMigration) -> list[MigrationInstruction]:
         if event.request <= self._newest:
             again = self._ended is not None and self._ended.request == event.request
             return [self._ended] if again and self._ended is not None else []
@@ -286,7 +288,7 @@ class Migration:
 
     def _copied(self, event: Copied) -> list[MigrationInstruction]:
         copy = self._copy
-        if self.phase is not Phase.COPYING or copy is None:
+        if self.phase is not MigrationPhase.COPYING or copy is None:
             return []
         if (event.aggregator, event.number) != (copy.target, copy.number):
             return []
@@ -296,8 +298,12 @@ class Migration:
         self.map = BucketMap(copy.number, copy.step + 1, holders)
         self._grow(self._size(copy))
         self._rest()
-        self.phase, self._waiting, self._patient = Phase.RELEASING, set(before.sources(self.map)), False
-        return [Adopt(self.map, before), Take(self.map, self.releasing)]
+        self.phase, self._waiting, self._patient = (
+            MigrationPhase.RELEASING,
+            set(before.sources(self.map)),
+            False,
+        )
+        return [AdoptMap(self.map, before), Take(self.map, self.releasing)]
 
     def _grow(self, size: int) -> None:
         """Move more at a time: twice as much, but little more than what was late."""
@@ -320,13 +326,13 @@ class Migration:
         return sum(self._sizes[bucket] for bucket, _ in copy.buckets)
 
     def _rest(self) -> None:
-        self.phase, self._copy = Phase.RESTING, None
+        self.phase, self._copy = MigrationPhase.RESTING, None
 
     def _end(self, reason: str = "") -> list[MigrationInstruction]:
         assert self._goal is not None
-        self._ended = Migrated(self._goal.request, self.map, reason)
+        self._ended = MigrationEnded(self._goal.request, self.map, reason)
         self._goal, self._patient = None, False
-        if self.phase is Phase.COPYING:
+        if self.phase is MigrationPhase.COPYING:
             self._rest()
         return [self._ended]
 

@@ -23,7 +23,7 @@ MEND_MAX_S = 130.0
 _MEND_LEAST_S = 10.0
 
 
-class Outage:
+class NetworkOutage:
     """State of the network between a supervisor and its processes."""
 
     def __init__(self) -> None:

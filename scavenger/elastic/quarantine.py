@@ -103,7 +103,7 @@ def cause_of_death(
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class SampleRange:
     """Samples `start` to `stop` (exclusive) of a scope: of a shard, or of an epoch's order where there are none."""
 
     scope: int
@@ -118,18 +118,18 @@ class Piece:
     def samples(self) -> int:
         return self.stop - self.start
 
-    def overlaps(self, other: Piece) -> bool:
+    def overlaps(self, other: SampleRange) -> bool:
         return self.scope == other.scope and self.start < other.stop and other.start < self.stop
 
-    def contains(self, other: Piece) -> bool:
+    def contains(self, other: SampleRange) -> bool:
         return self.scope == other.scope and self.start <= other.start and other.stop <= self.stop
 
-    def minus(self, other: Piece) -> list[Piece]:
+    def minus(self, other: SampleRange) -> list[SampleRange]:
         """The rest without the other piece: zero, one or two pieces."""
         if not self.overlaps(other):
             return [self]
         rest = [(self.start, other.start), (other.stop, self.stop)]
-        return [Piece(self.scope, start, stop) for start, stop in rest if start < stop]
+        return [SampleRange(self.scope, start, stop) for start, stop in rest if start < stop]
 
 
 # ---- findings ----------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Innocent:
 class Suspected:
     """Try the piece again, apart from its neighbours, and not on the hosts of `Suspects.avoid`."""
 
-    piece: Piece
+    piece: SampleRange
     reason: str
 
 
@@ -154,8 +154,8 @@ class Suspected:
 class Split:
     """The piece kills: its halves are to be tried apart."""
 
-    piece: Piece
-    halves: tuple[Piece, Piece]
+    piece: SampleRange
+    halves: tuple[SampleRange, SampleRange]
     reason: str
 
 
@@ -163,7 +163,7 @@ class Split:
 class Quarantined:
     """The piece is left out from now on. The result is no longer complete, which the report must state."""
 
-    piece: Piece
+    piece: SampleRange
     reason: str
 
 
@@ -179,7 +179,7 @@ Finding = Innocent | Suspected | Split | Quarantined | NotTheData
 
 @dataclass(slots=True)
 class _Suspect:
-    piece: Piece
+    piece: SampleRange
     guilty_before: bool
     """Whether it is part of a piece that was found guilty."""
     deaths: list[tuple[str, str]] = field(default_factory=list)
@@ -216,7 +216,7 @@ class Suspects:
         self._counted: set[str] = set()
 
     @property
-    def suspected(self) -> tuple[Piece, ...]:
+    def suspected(self) -> tuple[SampleRange, ...]:
         """Suspected pieces, ordered by scope and start."""
         return tuple(sorted(suspect.piece for suspect in self._suspects))
 
@@ -234,7 +234,7 @@ class Suspects:
     def samples_quarantined(self) -> int:
         return sum(entry.piece.samples for entry in self._quarantined)
 
-    def cut(self, piece: Piece) -> tuple[Piece, ...]:
+    def cut(self, piece: SampleRange) -> tuple[SampleRange, ...]:
         """Cut a piece into the parts to compute, in order: suspects separately, without quarantined samples."""
         rest = [piece]
         for entry in self._quarantined:
@@ -243,7 +243,7 @@ class Suspects:
             rest = [left for part in rest for left in _apart(part, suspect.piece)]
         return tuple(sorted(rest))
 
-    def avoid(self, piece: Piece, hosts: Collection[str]) -> frozenset[str]:
+    def avoid(self, piece: SampleRange, hosts: Collection[str]) -> frozenset[str]:
         """Hosts on which another death would be no new evidence on a piece, if the next death decides.
 
         Args:
@@ -256,21 +256,21 @@ class Suspects:
         tried = frozenset(host for _, host in suspect.deaths)
         return tried if len(tried) < self.hosts_min and set(hosts) - tried else frozenset()
 
-    def watches(self, piece: Piece) -> bool:
+    def watches(self, piece: SampleRange) -> bool:
         """Whether the piece, as `cut` gave it, is suspected and must be computed alone."""
         return self._find(piece) is not None
 
-    def watch(self, piece: Piece) -> Suspected:
+    def watch(self, piece: SampleRange) -> Suspected:
         """Suspect a piece, without evidence against it alone: it was one of several that a dead worker had."""
         self._watched(piece)
         return Suspected(piece, "it was one of several pieces that a worker died of")
 
-    def passed(self, piece: Piece) -> None:
+    def passed(self, piece: SampleRange) -> None:
         """The piece was computed and applied: nothing in it kills."""
         self._carve(piece)
 
     def crashed(
-        self, worker: str, host: str, piece: Piece, step: int, cause: Cause, *, hosts: int
+        self, worker: str, host: str, piece: SampleRange, step: int, cause: Cause, *, hosts: int
     ) -> Finding:
         """A worker died while it computed a piece.
 
@@ -301,7 +301,10 @@ class Suspects:
             return Suspected(piece, reason)
         if self._splits(piece):
             middle = (piece.start + piece.stop) // 2
-            halves = (Piece(piece.scope, piece.start, middle), Piece(piece.scope, middle, piece.stop))
+            halves = (
+                SampleRange(piece.scope, piece.start, middle),
+                SampleRange(piece.scope, middle, piece.stop),
+            )
             self._suspects.remove(suspect)
             self._suspects += [_Suspect(half, guilty_before=True) for half in halves]
             return Split(piece, halves, reason)
@@ -345,11 +348,11 @@ class Suspects:
         try:
             suspects = cls(**{name: int(snapshot[name]) for name in _SETTINGS})
             suspects._quarantined = [
-                Quarantined(Piece(scope, start, stop), str(reason))
+                Quarantined(SampleRange(scope, start, stop), str(reason))
                 for scope, start, stop, reason in snapshot["quarantined"]
             ]
             suspects._suspects = [
-                _Suspect(Piece(scope, start, stop), bool(guilty), [(str(w), str(h)) for w, h in deaths])
+                _Suspect(SampleRange(scope, start, stop), bool(guilty), [(str(w), str(h)) for w, h in deaths])
                 for scope, start, stop, guilty, deaths in snapshot["suspects"]
             ]
         except (KeyError, TypeError, ValueError) as error:
@@ -358,10 +361,10 @@ class Suspects:
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
-    def _find(self, piece: Piece) -> _Suspect | None:
+    def _find(self, piece: SampleRange) -> _Suspect | None:
         return next((suspect for suspect in self._suspects if suspect.piece == piece), None)
 
-    def _watched(self, piece: Piece) -> _Suspect:
+    def _watched(self, piece: SampleRange) -> _Suspect:
         suspect = self._find(piece)
         if suspect is None:
             guilty = any(other.guilty_before and other.piece.contains(piece) for other in self._suspects)
@@ -370,14 +373,14 @@ class Suspects:
             self._suspects.append(suspect)
         return suspect
 
-    def _splits(self, piece: Piece) -> bool:
+    def _splits(self, piece: SampleRange) -> bool:
         return piece.samples // 2 >= self.samples_min
 
     def _decisive(self, suspect: _Suspect) -> bool:
         """Whether the full evidence is needed: for a piece not yet known to kill, and for the final verdict."""
         return not (suspect.guilty_before and self._splits(suspect.piece))
 
-    def _carve(self, piece: Piece) -> None:
+    def _carve(self, piece: SampleRange) -> None:
         """Remove a piece from the suspects; evidence against the whole is no evidence against the rest."""
         untouched = [suspect for suspect in self._suspects if not suspect.piece.overlaps(piece)]
         touched = [suspect for suspect in self._suspects if suspect.piece.overlaps(piece)]
@@ -391,14 +394,14 @@ class Suspects:
 _SETTINGS = ("samples_max", "deaths_min", "hosts_min", "samples_min")
 
 
-def _numbers(piece: Piece) -> tuple[int, int, int]:
+def _numbers(piece: SampleRange) -> tuple[int, int, int]:
     return piece.scope, piece.start, piece.stop
 
 
-def _apart(piece: Piece, suspect: Piece) -> Iterable[Piece]:
+def _apart(piece: SampleRange, suspect: SampleRange) -> Iterable[SampleRange]:
     if not piece.overlaps(suspect):
         return [piece]
-    both = Piece(piece.scope, max(piece.start, suspect.start), min(piece.stop, suspect.stop))
+    both = SampleRange(piece.scope, max(piece.start, suspect.start), min(piece.stop, suspect.stop))
     return [*piece.minus(suspect), both]
 
 

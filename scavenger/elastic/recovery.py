@@ -63,7 +63,7 @@ class Status(Enum):
     LOST = "lost"
 
 
-class Phase(Enum):
+class RecoveryPhase(Enum):
     RUNNING = "running"
     ROLLING_BACK = "rolling back"
     CLOSED = "closed"
@@ -281,7 +281,7 @@ class Recovery:
     """
 
     def __init__(self, aggregators: Sequence[str]) -> None:
-        self.phase = Phase.RUNNING
+        self.phase = RecoveryPhase.RUNNING
         self.token = 1
         self._aggregators = {name: _Aggregator() for name in aggregators}
         self._coordinator_outage: _Outage | None = None
@@ -300,7 +300,7 @@ class Recovery:
 
     def handle(self, event: Event) -> list[Action]:
         """Process one event; returns the resulting actions, in order."""
-        if self.phase is Phase.CLOSED:
+        if self.phase is RecoveryPhase.CLOSED:
             return []
         match event:
             case CoordinatorEnded():
@@ -315,7 +315,7 @@ class Recovery:
                 outage, self._coordinator_outage = self._coordinator_outage, None
                 return [] if outage is None else [_recovered(event.name, outage, event.at_s)]
             case Closing():
-                self.phase = Phase.CLOSED
+                self.phase = RecoveryPhase.CLOSED
                 return []
 
     # ---- one method per event ------------------------------------------------------------------------------
@@ -350,12 +350,12 @@ class Recovery:
         entry.outage = None
         if entry.rewinding:
             entry.rewinding, entry.step = False, event.step
-        if self.phase is Phase.ROLLING_BACK and not self.rewinding:
+        if self.phase is RecoveryPhase.ROLLING_BACK and not self.rewinding:
             actions.append(self._end_roll_back(event.at_s))
         return actions
 
     def _rolled_back(self, event: RollBack) -> list[Action]:
-        self.phase, self._roll_back = Phase.ROLLING_BACK, _Outage(event.cause, event.at_s)
+        self.phase, self._roll_back = RecoveryPhase.ROLLING_BACK, _Outage(event.cause, event.at_s)
         actions: list[Action] = []
         for name, entry in self._aggregators.items():
             entry.held, entry.outage, entry.rewinding, entry.step = False, None, True, None
@@ -365,7 +365,7 @@ class Recovery:
         return [*actions, ConfirmRollBack()]
 
     def _end_roll_back(self, at_s: float) -> Action:
-        self.phase = Phase.RUNNING
+        self.phase = RecoveryPhase.RUNNING
         steps = {entry.step for entry in self._aggregators.values() if entry.step is not None}
         if len(steps) > 1:
             return PartsDiffer(tuple(sorted(steps)))

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scavenger.elastic.leases import EpochEnded, Found, Grant, Part, Requeued, Revoke
+from scavenger.elastic.leases import EpochCommitted, Found, Grant, LeasedSamples, Requeued, Revoke
 from scavenger.elastic.quarantine import Cause
 
 # ---- what happens ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class WorkerLaunched:
     """A worker is being started, under a name that was never used."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class WorkerArrived:
     """A worker has built its replica and could join."""
 
     worker: str
@@ -41,7 +41,7 @@ class Pushed:
     worker: str
     view: int
     step: int
-    part: Part
+    part: LeasedSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Donated:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class WorkerGone:
     """A worker has ended, for any reason."""
 
     worker: str
@@ -68,7 +68,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class WorkerFinished:
     """A worker's training function has returned."""
 
     worker: str
@@ -92,7 +92,17 @@ class Resized:
     lr_scale: float = 1.0
 
 
-Happening = Launched | Arrived | Asked | Pushed | Averaged | Donated | Gone | Finished | Resized
+Happening = (
+    WorkerLaunched
+    | WorkerArrived
+    | Asked
+    | Pushed
+    | Averaged
+    | Donated
+    | WorkerGone
+    | WorkerFinished
+    | Resized
+)
 
 
 # ---- what is to be done ------------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ class Average:
     """Form the sample-weighted mean of what these workers pushed for a step, then send `Averaged`."""
 
     step: int
-    contributions: tuple[tuple[str, Part], ...]
+    contributions: tuple[tuple[str, LeasedSamples], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +167,8 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Expel:
-    """End a worker that broke the protocol, then send `Gone`: the state of its replica is unknown."""
+class Evict:
+    """End a worker that broke the protocol, then send `WorkerGone`: the state of its replica is unknown."""
 
     worker: str
     reason: str
@@ -178,11 +188,11 @@ Order = (
     | Publish
     | Over
     | Leave
-    | Expel
+    | Evict
     | Stranded
     | Grant
     | Revoke
     | Requeued
     | Found
-    | EpochEnded
+    | EpochCommitted
 )

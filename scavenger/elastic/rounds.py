@@ -25,37 +25,33 @@ from collections.abc import Collection
 
 from scavenger.elastic.barrier import Announce
 from scavenger.elastic.leases import (
-    Apply,
-    Ask,
-    Begin,
+    ApplyParts,
+    BeginEpoch,
     Committed,
-    EpochEnded,
+    EpochCommitted,
     Found,
     Grant,
+    HolderLost,
     Instruction,
-    Lost,
-    Part,
+    LeasedSamples,
     Proposed,
-    Refuse,
+    RefuseParts,
+    RequestSamples,
     Requeued,
     Revoke,
     Wait,
 )
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.round_events import (
-    Arrived,
     Asked,
     Average,
     Averaged,
     Donate,
     Donated,
-    Expel,
-    Finished,
-    Gone,
+    Evict,
     Happening,
-    Launched,
     Leave,
     Order,
     Over,
@@ -64,6 +60,10 @@ from scavenger.elastic.round_events import (
     Resized,
     Start,
     Stranded,
+    WorkerArrived,
+    WorkerFinished,
+    WorkerGone,
+    WorkerLaunched,
 )
 from scavenger.elastic.view import split
 
@@ -77,7 +77,7 @@ class Rounds:
         view: Number of the newest view so far; new views get higher numbers.
     """
 
-    def __init__(self, ledger: Ledger, *, held: bool = False, view: int = 0) -> None:
+    def __init__(self, ledger: ShardLedger, *, held: bool = False, view: int = 0) -> None:
         self.ledger = ledger
         self.view = view
         self.finishing = False
@@ -90,7 +90,7 @@ class Rounds:
         self._idle: dict[str, int] = {}
         """Members whose request found no samples, and its epoch."""
         self._granted: dict[str, Grant] = {}
-        self._pushed: dict[str, Part] = {}
+        self._pushed: dict[str, LeasedSamples] = {}
         self._sealed: Proposed | None = None
         self._divides = False
         self._in_effect: Announce | None = None
@@ -157,10 +157,10 @@ class Rounds:
             ValueError: If a name comes twice, there would be no worker, or nothing was to be averaged.
         """
         match event:
-            case Launched():
+            case WorkerLaunched():
                 self._membership.launch(event.worker)
                 return []
-            case Arrived():
+            case WorkerArrived():
                 if not self._membership.knows(event.worker):
                     return [Leave(event.worker, "it was given up")]
                 self._hosts[event.worker] = event.host
@@ -184,9 +184,9 @@ class Rounds:
                 return self._averaged(event)
             case Donated():
                 return self._donated(event)
-            case Gone():
+            case WorkerGone():
                 return self._gone(event.worker, event.cause)
-            case Finished():
+            case WorkerFinished():
                 return self._finished(event.worker)
 
     def want_state(self) -> list[Order]:
@@ -201,10 +201,10 @@ class Rounds:
         if event.step != self.step or worker in self._pushed or self._sealed is not None:
             return []  # a duplicate, or too late
         if event.epoch > self.epoch:
-            return [Expel(worker, f"asked for epoch {event.epoch} in epoch {self.epoch}")]
+            return [Evict(worker, f"asked for epoch {event.epoch} in epoch {self.epoch}")]
         orders: list[Order] = []
         if event.epoch == self.ledger.epoch + 1:
-            orders += self._take(self.ledger.handle(Begin(event.epoch)))
+            orders += self._take(self.ledger.handle(BeginEpoch(event.epoch)))
         orders += self._grant(worker, event.epoch)
         return [*orders, *self._regrant(), *self._complete()]
 
@@ -214,7 +214,7 @@ class Rounds:
         if epoch < self.ledger.epoch or self.ledger.over:
             return [Over(worker, epoch)]
         orders: list[Order] = []
-        for answer in self.ledger.handle(Ask(worker, self._hosts[worker])):
+        for answer in self.ledger.handle(RequestSamples(worker, self._hosts[worker])):
             if isinstance(answer, Wait):
                 self._idle[worker] = epoch
             elif isinstance(answer, Grant):
@@ -236,9 +236,9 @@ class Rounds:
             return []  # it came twice
         grant = self._granted.get(worker)
         if event.step != self.step + 1 or event.view != self.view or self._sealed is not None:
-            return [Expel(worker, f"pushed step {event.step} of view {event.view} out of turn")]
+            return [Evict(worker, f"pushed step {event.step} of view {event.view} out of turn")]
         if grant is None or event.part.attempt != grant.attempt:
-            return [Expel(worker, "pushed samples that are not its own")]
+            return [Evict(worker, "pushed samples that are not its own")]
         self._pushed[worker] = event.part
         return self._complete()
 
@@ -249,15 +249,15 @@ class Rounds:
         contributions = [(name, self._pushed[name]) for name in self._members if name in self._pushed]
         proposal = Proposed(self.step + 1, tuple(part for _, part in contributions))
         answer = self.ledger.handle(proposal)
-        if answer == [Apply(proposal.step, proposal.parts)]:
+        if answer == [ApplyParts(proposal.step, proposal.parts)]:
             self._sealed = proposal
             return [Average(proposal.step, tuple(contributions))]
-        refused = {entry.part for entry in answer if isinstance(entry, Refuse)}
+        refused = {entry.part for entry in answer if isinstance(entry, RefuseParts)}
         orders: list[Order] = []
         for name, part in contributions:
             if part in refused or None in refused:
                 del self._pushed[name]  # so it is missed, until it is gone
-                orders.append(Expel(name, f"pushed samples that are not next: {answer[0]}"))
+                orders.append(Evict(name, f"pushed samples that are not next: {answer[0]}"))
         return orders
 
     def _averaged(self, event: Averaged) -> list[Order]:
@@ -386,7 +386,7 @@ class Rounds:
             self._pushed.pop(worker, None)
         if self._donor == worker:
             self._donor = None
-        return self.ledger.handle(Lost(worker, cause))
+        return self.ledger.handle(HolderLost(worker, cause))
 
     def _stranded(self) -> list[Order]:
         lost = not self._current and self.step > 0 and self._held != self.step
@@ -397,5 +397,5 @@ class Rounds:
         return [
             entry
             for entry in instructions
-            if isinstance(entry, Grant | Revoke | Requeued | Found | EpochEnded)
+            if isinstance(entry, Grant | Revoke | Requeued | Found | EpochCommitted)
         ]

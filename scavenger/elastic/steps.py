@@ -78,7 +78,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class PieceEvaluated:
     """A worker's metric sums over a piece of the validation data lie in its slot."""
 
     worker: str
@@ -97,7 +97,7 @@ class Summed:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EpochDecision:
     """The decision on the epoch's metrics, or on a step within the epoch: continue or stop.
 
     Attributes:
@@ -125,9 +125,9 @@ Event = (
     | Contribution
     | Formed
     | Applied
-    | Evaluated
+    | PieceEvaluated
     | Summed
-    | Verdict
+    | EpochDecision
     | MigrationEvent
     | Halt
     | Tick
@@ -195,7 +195,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportMetrics:
     """Report the epoch's metrics, or a step that does not end its epoch, and wait for the verdict."""
 
     plan: StepPlan
@@ -219,10 +219,10 @@ class Inform:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
+class QuarantineSamples:
     """Workers died of this piece of the epoch's order again and again: its samples are left out from now on."""
 
-    piece: q.Piece
+    piece: q.SampleRange
     reason: str
 
 
@@ -246,10 +246,10 @@ Instruction = (
     | Expect
     | Proceed
     | Sum
-    | Report
+    | ReportMetrics
     | Installed
     | Inform
-    | Quarantine
+    | QuarantineSamples
     | Despair
     | Refuse
     | MigrationInstruction

@@ -6,7 +6,7 @@ sum depends on the pieces alone, bit for bit, and not on when they arrive. A wor
 much that what was asked for and what waits for its turn (*kept*) stay within a budget. Events in, actions out, as this
 table says of one bucket of one piece (rows: its state; an entry gives the transition)::
 
-    state      Offered            Arrived             Answered         list that lacks the piece
+    state      PieceOffered       BucketArrived       Answered         list that lacks the piece
     UNKNOWN    -> OFFERED         turn: ADD           -                -
                                   room: -> KEPT
     OFFERED    -                  turn: ADD           -                -> UNKNOWN
@@ -26,19 +26,19 @@ nothing is asked; it is added when it is offered and has its turn.
 **Exactly once.** A sum is the sum of a prefix of the list: the next piece is added when it is there, and the position
 moves on; whatever arrives again finds its position passed. A new list, which comes when a worker is lost, keeps a sum
 if what it consists of begins the new list too, and drops it otherwise: then the pieces are asked for again. Only when
-every bucket has the whole list is the step `Formed`.
+every bucket has the whole list is the step `ListSummed`.
 
 **Room.** The first buckets of a worker's own share are sent without being asked for, and their room is set aside; so
 small models need no further message. What can be added as soon as the link has carried it may use all of the budget,
 what has to wait for another worker leaves a quarter of it. If nothing is on its way, one bucket that has its turn is
 asked for in any case. So at most the budget and one bucket are asked for or kept, and there is always progress.
 
-**Migration.** The aggregator may come to hold other buckets (`Hold`). What it gives up is dropped at once; a bucket
-that it gains has no sum before the next list, since until then another aggregator may be adding to it.
+**Migration.** The aggregator may come to hold other buckets (`HoldBuckets`). What it gives up is dropped at once; a
+bucket that it gains has no sum before the next list, since until then another aggregator may be adding to it.
 
 **Lost messages.** A link delivers in order, but may break, and then loses consecutive messages. A worker answers a
 question after all that it was asked for before. So what has not arrived by then was lost, and is asked for again;
-`Tick` asks workers that have been silent. Nothing that arrived is sent twice.
+`NothingArrived` asks workers that have been silent. Nothing that arrived is sent twice.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Expect:
+class PieceList:
     """The sequencer's list for a step, in the order in which the pieces are added.
 
     Attributes:
@@ -88,7 +88,7 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class PieceOffered:
     """The whole gradient of a piece is in its worker's slot; `own` if that is the aggregator's own memory."""
 
     worker: str
@@ -97,7 +97,7 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class BucketArrived:
     """A bucket of a piece is here."""
 
     worker: str
@@ -115,7 +115,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldBuckets:
     """The aggregator holds these buckets from now on, ascending, and has another budget. A new list follows."""
 
     buckets: tuple[int, ...]
@@ -123,18 +123,18 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class NothingArrived:
     """Nothing has arrived for a while."""
 
 
-Event = Expect | Offered | Arrived | Answered | Hold | Tick
+Event = PieceList | PieceOffered | BucketArrived | Answered | HoldBuckets | NothingArrived
 
 
 # ---- actions -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class FetchBuckets:
     """Ask a worker for buckets of a piece; for none, whether what was asked for has been sent."""
 
     worker: str
@@ -172,13 +172,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
+class ListSummed:
     """Every bucket is the sum of all pieces of the list."""
 
-    expected: Expect
+    expected: PieceList
 
 
-Action = Ask | Add | Keep | Drop | Formed
+Action = FetchBuckets | Add | Keep | Drop | ListSummed
 
 
 def unasked(sizes: Sequence[int], budget_bytes: int, workers: int) -> int:
@@ -212,7 +212,7 @@ class Sums:
 
     def __init__(self, sizes: Sequence[int], budget_bytes: int) -> None:
         self._sizes, self._budget = tuple(sizes), budget_bytes
-        self.expected: Expect | None = None
+        self.expected: PieceList | None = None
         self.used_bytes = 0
         self._largest = max(self._sizes, default=0)
         self._positions: dict[int, int] = {}
@@ -223,7 +223,7 @@ class Sums:
         self._open = 0
         """Active buckets that lack a piece of the list; the lowest has at least index `_first` among them."""
         self._first = 0
-        self._offers: dict[int, Offered] = {}
+        self._offers: dict[int, PieceOffered] = {}
         self._asked: dict[int, dict[int, int]] = {}
         """Of each piece, the buckets that were asked for and the numbers of the questions; 0 for unasked ones."""
         self._kept: dict[int, set[int]] = {}
@@ -249,25 +249,25 @@ class Sums:
     def handle(self, event: Event) -> list[Action]:
         """Process one event; returns the resulting actions, in order."""
         match event:
-            case Expect():
+            case PieceList():
                 return self._expect(event)
-            case Offered():
+            case PieceOffered():
                 return self._offered(event)
-            case Arrived():
+            case BucketArrived():
                 return self._arrived(event)
             case Answered():
                 return self._answered(event)
-            case Hold():
+            case HoldBuckets():
                 return self._hold(event)
-            case Tick():
+            case NothingArrived():
                 return self._tick()
 
     # ---- one method per event ------------------------------------------------------------------------------
 
-    def _expect(self, event: Expect) -> list[Action]:
+    def _expect(self, event: PieceList) -> list[Action]:
         before = self.expected
         if before is not None and event <= before:
-            return [Formed(before)] if self.formed and event == before else []
+            return [ListSummed(before)] if self.formed and event == before else []
         self.expected = event
         self._positions = {term.piece: position for position, term in enumerate(event.terms)}
         self._newest = max((self._newest, *self._positions, *(() if event.terms else self._offers)))
@@ -287,7 +287,7 @@ class Sums:
             actions += self._add_in_turn(bucket)
         return actions + self._make_room() + self._go_on(changed=True)
 
-    def _offered(self, event: Offered) -> list[Action]:
+    def _offered(self, event: PieceOffered) -> list[Action]:
         if event.piece in self._offers:
             return self._lose(event.piece, 0)
         if not self._is_expected(event.worker, event.piece):
@@ -305,7 +305,7 @@ class Sums:
         # it was sent after the first ones
         return self._lose(event.piece, 0) or self._go_on()
 
-    def _arrived(self, event: Arrived) -> list[Action]:
+    def _arrived(self, event: BucketArrived) -> list[Action]:
         piece, bucket = event.piece, event.bucket
         if not 0 <= bucket < len(self._sizes) or not self._is_active[bucket]:
             return []
@@ -332,7 +332,7 @@ class Sums:
             return []
         return self._lose(event.piece, event.question)
 
-    def _hold(self, event: Hold) -> list[Action]:
+    def _hold(self, event: HoldBuckets) -> list[Action]:
         kept, actions = {*event.buckets}, list[Action]()
         for piece in list(self._kept):
             for bucket in sorted(self._kept[piece] - kept):
@@ -350,9 +350,9 @@ class Sums:
         if self.expected is None:
             return []
         if self.formed:
-            return [Formed(self.expected)]
+            return [ListSummed(self.expected)]
         asking = self._go_on()
-        asked = {action.piece for action in asking if isinstance(action, Ask)}
+        asked = {action.piece for action in asking if isinstance(action, FetchBuckets)}
         for term in self.expected.terms:
             if term.piece not in asked and term.piece in self._offers and self._asked.get(term.piece):
                 asking.append(self._ask(term.worker, term.piece, ()))
@@ -375,7 +375,7 @@ class Sums:
         position = self._positions.get(piece)
         return position is not None and self._added[bucket] > position
 
-    def _keep_sums(self, before: Expect | None, now: Expect) -> None:
+    def _keep_sums(self, before: PieceList | None, now: PieceList) -> None:
         """Keep those sums that begin the new list; the others begin again."""
         same = 0
         if before is not None and before.step == now.step and _weight(before) == _weight(now):
@@ -478,7 +478,7 @@ class Sums:
         if self.expected is None:
             return []
         if self.formed:
-            return [Formed(self.expected)] if changed else []
+            return [ListSummed(self.expected)] if changed else []
         wanted: dict[int, list[int]] = {}
         active, length = self._active, len(self.expected.terms)
         while self._first < len(active) and self._added[active[self._first]] == length:
@@ -530,12 +530,12 @@ class Sums:
             for bucket in buckets
         )
 
-    def _ask(self, worker: str, piece: int, buckets: Sequence[int]) -> Ask:
+    def _ask(self, worker: str, piece: int, buckets: Sequence[int]) -> FetchBuckets:
         self._questions += 1
         for bucket in buckets:
             self._asked[piece][bucket] = self._questions
-        return Ask(worker, piece, self._questions, tuple(buckets))
+        return FetchBuckets(worker, piece, self._questions, tuple(buckets))
 
 
-def _weight(expected: Expect) -> int:
+def _weight(expected: PieceList) -> int:
     return sum(term.samples for term in expected.terms)

@@ -1,4 +1,4 @@
-"""A job over opaque shards in virtual time: the real `Ledger`, simulated workers, a network that breaks its word.
+"""A job over opaque shards in virtual time: the real `ShardLedger`, simulated workers, a network that breaks its word.
 
 Workers ask, read, contribute, die, hang on poisoned samples, stall and wake up late; messages are delayed,
 doubled, lost and sent again; steps are aborted; the ledger's holder dies and comes back, with the weights of the
@@ -20,23 +20,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from scavenger.elastic.leases import (
-    Apply,
-    Ask,
-    Attempt,
-    Begin,
+    ApplyParts,
+    BeginEpoch,
     Committed,
-    EpochEnded,
+    EpochCommitted,
     Event,
     Found,
     Grant,
+    HolderLost,
     Instruction,
-    Lost,
-    Part,
+    LeaseAttempt,
+    LeasedSamples,
     Proposed,
-    Refuse,
+    RefuseParts,
+    RequestSamples,
     Revoke,
 )
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause, NotTheData, Quarantined, Suspects
 
 _CHAOS_S = 60.0
@@ -59,7 +59,7 @@ class Applied:
 
     step: int
     epoch: int
-    parts: tuple[Part, ...]
+    parts: tuple[LeasedSamples, ...]
     version: int
 
 
@@ -67,7 +67,7 @@ class Applied:
 class Contribution:
     worker: str
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[LeasedSamples, ...]
     version: int
 
 
@@ -77,7 +77,7 @@ class Worker:
     def __init__(self, world: World, name: str, host: str) -> None:
         self.world, self.name, self.host = world, name, host
         self.alive, self.stalled_until = True, 0.0
-        self.leases: dict[Attempt, tuple[int, int, int]] = {}
+        self.leases: dict[LeaseAttempt, tuple[int, int, int]] = {}
         self.step = self.version = self.incarnation = 0
         self._turn = 0
         self.next(0.0)
@@ -116,7 +116,7 @@ class Worker:
                     self.leases[instruction.attempt] = place
                 case Revoke():
                     self.leases.pop(instruction.attempt, None)
-                case Refuse(part=Part() as part):
+                case RefuseParts(part=LeasedSamples() as part):
                     self.leases.pop(part.attempt, None)
                 case _:
                     pass
@@ -124,12 +124,12 @@ class Worker:
         self.next(0.1 if self.leases else 1.0)
 
     def _compute(self) -> None:
-        parts: list[Part] = []
+        parts: list[LeasedSamples] = []
         left = self.world.batch
         for attempt in sorted(self.leases):
             shard, start, stop = self.leases[attempt]
             end = min(stop, start + left)
-            parts.append(Part(shard, attempt, start, end))
+            parts.append(LeasedSamples(shard, attempt, start, end))
             left -= end - start
             if left == 0:
                 break
@@ -162,14 +162,14 @@ class Worker:
 class Holder:
     """The shell around the ledger and the weights: collects a step, has it applied, saves both."""
 
-    def __init__(self, world: World, ledger: Ledger, applied: list[Applied]) -> None:
+    def __init__(self, world: World, ledger: ShardLedger, applied: list[Applied]) -> None:
         self.world, self.ledger, self.applied = world, ledger, applied
         self.alive = True
         self._round: list[Contribution] = []
         self._sealed: Proposed | None = None
         self.latest = self._saved()
         self.checkpoint = (self.latest, len(applied))
-        self.log: list[Committed | Begin | Quarantined] = []
+        self.log: list[Committed | BeginEpoch | Quarantined] = []
         if ledger.ended is not None:
             world.check(ledger.ended, applied)
         self._every(world.random.uniform(1.0, 8.0), self.save)
@@ -190,7 +190,7 @@ class Holder:
                     self.log.append(finding)
                 case Found(finding=NotTheData() as finding):
                     raise ViolationError(finding.reason)
-                case EpochEnded():
+                case EpochCommitted():
                     self.world.check(instruction, self.applied)
                 case _:
                     pass
@@ -198,10 +198,10 @@ class Holder:
 
     # ---- messages from workers -----------------------------------------------------------------------------
 
-    def ask(self, worker: Worker, holds: tuple[Attempt, ...]) -> None:
+    def ask(self, worker: Worker, holds: tuple[LeaseAttempt, ...]) -> None:
         if not self.alive:
             return
-        answer = self.handle(Ask(worker.name, worker.host, holds))
+        answer = self.handle(RequestSamples(worker.name, worker.host, holds))
         self._tell(worker, answer)
         if worker.name in self.world.suspected:
             self.world.send(lambda: self.world.quit(worker))
@@ -218,7 +218,7 @@ class Holder:
 
     def lost(self, worker: str, cause: Cause) -> None:
         if self.alive:
-            self.handle(Lost(worker, cause))
+            self.handle(HolderLost(worker, cause))
 
     def _tell(self, worker: Worker, instructions: list[Instruction]) -> None:
         incarnation, step, version = self.ledger.incarnation, self.ledger.step, self.version
@@ -232,11 +232,11 @@ class Holder:
         while parts:
             proposal = Proposed(self.ledger.step + 1, tuple(part for part, _ in parts))
             answer = self.handle(proposal)
-            if answer == [Apply(proposal.step, proposal.parts)]:
+            if answer == [ApplyParts(proposal.step, proposal.parts)]:
                 self._seal(proposal, [each for _, each in parts])
                 return
             for refusal in answer:
-                if not isinstance(refusal, Refuse) or refusal.part is None:
+                if not isinstance(refusal, RefuseParts) or refusal.part is None:
                     raise ViolationError(f"{proposal} is answered with {refusal}")
                 # of a part that came twice, the last is refused
                 at = max(place for place, (part, _) in enumerate(parts) if part == refusal.part)
@@ -275,7 +275,7 @@ class Holder:
         if self.ledger.epoch + 1 == self.world.epochs:
             self.world.done = True
             return
-        begin = Begin(self.ledger.epoch + 1)
+        begin = BeginEpoch(self.ledger.epoch + 1)
         self.log.append(begin)
         self.handle(begin)
 
@@ -305,10 +305,10 @@ class Holder:
 
     def _succeed(
         self,
-        ledger: type[Ledger],
+        ledger: type[ShardLedger],
         snapshot: dict[str, Any],
         applied: list[Applied],
-        log: list[Committed | Begin | Quarantined],
+        log: list[Committed | BeginEpoch | Quarantined],
     ) -> Holder:
         world = self.world
         world.incarnation += 1
@@ -343,7 +343,7 @@ class World:
         self,
         seed: int,
         *,
-        ledger: type[Ledger] = Ledger,
+        ledger: type[ShardLedger] = ShardLedger,
         saved_apart: bool = False,
         blames_all: bool = False,
     ) -> None:
@@ -400,7 +400,7 @@ class World:
 
     # ---- what happens to workers ---------------------------------------------------------------------------
 
-    def poisoned(self, part: Part) -> bool:
+    def poisoned(self, part: LeasedSamples) -> bool:
         return any((part.shard, place) in self.poisons for place in range(part.start, part.stop))
 
     def poison(self, worker: Worker) -> None:
@@ -481,7 +481,7 @@ class World:
 
     # ---- laws ----------------------------------------------------------------------------------------------
 
-    def check(self, ended: EpochEnded, applied: list[Applied]) -> None:
+    def check(self, ended: EpochCommitted, applied: list[Applied]) -> None:
         """At the end of an epoch: what is applied of it and of those before it."""
         self.ended = max(self.ended, ended.epoch + 1)
         reported = {

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scavenger.elastic.barrier import Announce, Barrier, Contribution, Instruction, Phase
+from scavenger.elastic.barrier import Announce, Barrier, BarrierPhase, Contribution, Instruction
 from scavenger.elastic.membership import Membership, WorkerState, worker_slot
 from scavenger.elastic.migration import Copied, Migration, MigrationEvent, MigrationInstruction, Taken
 from scavenger.elastic.view import View
@@ -21,7 +21,7 @@ class LateIsWelcome(Barrier):
     """Counts whatever a worker has computed of the step for the piece that it has now."""
 
     def _contribution(self, event: Contribution) -> list[Instruction]:
-        if self.view is not None and self.phase is Phase.STEP and event.step == self.step + 1:
+        if self.view is not None and self.phase is BarrierPhase.STEP and event.step == self.step + 1:
             mine = [piece.number for piece in self._pieces.open if piece.worker == event.worker]
             if mine:
                 event = replace(event, view=self.view.number, piece=mine[0])
@@ -94,12 +94,12 @@ class SumsAreForever(Barrier):
 
     def _announce(self, event: Announce) -> list[Instruction]:
         phase = self.phase
-        if phase is Phase.APPLY:
-            self.phase = Phase.VERDICT
+        if phase is BarrierPhase.APPLY:
+            self.phase = BarrierPhase.VERDICT
         try:
             return super()._announce(event)
         finally:
-            if phase is Phase.APPLY:
+            if phase is BarrierPhase.APPLY:
                 self.phase = phase
 
 

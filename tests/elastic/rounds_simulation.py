@@ -1,4 +1,4 @@
-"""A training loop of one's own in virtual time: the real `Rounds` and `Ledger`, simulated workers, lines that are slow.
+"""A training loop of one's own in virtual time: the real `Rounds` and `ShardLedger`, simulated workers, slow lines.
 
 Workers start, read, push, are killed, stall and wake up after they were given up, join and leave; messages are late,
 and some to the leader come twice; the leader asks for states to keep, and takes one up again when every replica is
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scavenger.elastic import round_events as r
-from scavenger.elastic.leases import EpochEnded, Grant, Part
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.leases import EpochCommitted, Grant, LeasedSamples
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.rounds import Rounds
 
@@ -68,7 +68,8 @@ class Worker:
         self.inbox: list[Any] = []
         self.waits = True
         world.after(
-            world.random.uniform(0.1, 3.0), lambda: self._later(lambda: self._say(r.Arrived(name, _HOST)))
+            world.random.uniform(0.1, 3.0),
+            lambda: self._later(lambda: self._say(r.WorkerArrived(name, _HOST))),
         )
 
     def _later(self, action: Action) -> None:
@@ -120,7 +121,7 @@ class Worker:
     def _go_on(self) -> None:
         if self.epoch >= self.world.epochs:
             self.world.final[self.name] = (self.step, self.replica)
-            self._say(r.Finished(self.name))
+            self._say(r.WorkerFinished(self.name))
         elif self.granted is None:
             self._say(r.Asked(self.name, self.step, self.epoch))
         else:
@@ -131,7 +132,7 @@ class Worker:
         grant = self.granted
         assert grant is not None
         stop = min(self.taken + self.world.batch, grant.stop)
-        part = Part(grant.shard, grant.attempt, self.taken, stop)
+        part = LeasedSamples(grant.shard, grant.attempt, self.taken, stop)
         self.taken = stop
         self._say(r.Pushed(self.name, self.view, self.step + 1, part), self.replica)
         self.waits = True
@@ -179,12 +180,12 @@ class World:
         self._queue: list[tuple[float, int, Action]] = []
         self._up: dict[str, float] = {}
         self._down: dict[str, float] = {}
-        self._kind, self.rounds = rounds, rounds(Ledger(self.sizes, seed))
+        self._kind, self.rounds = rounds, rounds(ShardLedger(self.sizes, seed))
         self.workers: dict[str, Worker] = {}
         self.left: set[str] = set()
         self.given_up: set[str] = set()
         self.replicas: dict[int, Replica] = {}
-        self.applied: list[tuple[int, tuple[Part, ...]]] = []
+        self.applied: list[tuple[int, tuple[LeasedSamples, ...]]] = []
         self.pushed: dict[tuple[str, int], Replica] = {}
         self.kept: tuple[dict[str, Any], int, Replica] | None = None
         self._ledgers: dict[int, dict[str, Any]] = {}
@@ -280,12 +281,12 @@ class World:
                     self._say(order.worker, order)
                 case Grant() | r.Over() | r.Leave():
                     self._say(order.worker, order)
-                case r.Expel():
+                case r.Evict():
                     raise ViolationError(f"{order}")
                 case r.Stranded():
                     self._roll_back()
                     return
-                case EpochEnded():
+                case EpochCommitted():
                     self._check_epoch(order.epoch)
                 case _:
                     pass
@@ -340,19 +341,19 @@ class World:
         self.pushed, self._ledgers, self._held = {}, {}, replica
         before, self.rounds = (
             self.rounds,
-            self._kind(Ledger.restore(ledger, incarnation=self._incarnation), held=True, view=view),
+            self._kind(ShardLedger.restore(ledger, incarnation=self._incarnation), held=True, view=view),
         )
         for name in before.alive():
-            self.handle(r.Launched(name))
+            self.handle(r.WorkerLaunched(name))
             if name in before._hosts:
-                self.handle(r.Arrived(name, _HOST))
+                self.handle(r.WorkerArrived(name, _HOST))
         self._resize(())
 
     # ---- what happens to workers ---------------------------------------------------------------------------
 
     def _launch(self) -> None:
         name = f"w{len(self.workers)}"
-        self.handle(r.Launched(name))
+        self.handle(r.WorkerLaunched(name))
         self.workers[name] = Worker(self, name)
 
     def _mischief(self) -> None:
@@ -395,7 +396,7 @@ class World:
 
         def noticed() -> None:
             for _ in range(1 + (self.random.random() < 0.1)):
-                self.handle(r.Gone(worker.name, cause))
+                self.handle(r.WorkerGone(worker.name, cause))
             if not self.rounds.finishing and not self.lost_for_good:
                 self._launch()
 

@@ -182,7 +182,7 @@ class Worker(Process):
         self.newest = (0, 0)
         self.mirror: dict[int, tuple[tuple[int, int], dict[int, int]]] = {}
         """Of each remote aggregator, the step and the map of what was pulled last, and the weights by bucket."""
-        self._done: dict[tuple[str, int, int], b.Contribution | b.Evaluated] = {}
+        self._done: dict[tuple[str, int, int], b.Contribution | b.PieceEvaluated] = {}
         self._own: dict[int, Written] = {}
         """What is in the slots, by piece."""
         self._in_slot: dict[int, int] = {}
@@ -278,7 +278,7 @@ class Worker(Process):
         world.send(self, world.aggregators[0], lambda t: t.contributed(said, held))
         self.point()
 
-    def asked(self, aggregator: int, ask: s.Ask) -> None:
+    def asked(self, aggregator: int, ask: s.FetchBuckets) -> None:
         """An aggregator asks for buckets of a gradient, which is sent if it is still in its slot."""
 
         def work() -> None:
@@ -287,7 +287,7 @@ class Worker(Process):
             if written is None:
                 return
             for bucket in ask.buckets:
-                arrived = s.Arrived(self.name, ask.piece, bucket)
+                arrived = s.BucketArrived(self.name, ask.piece, bucket)
                 self.world.send(self, target, lambda t, a=arrived: t.payload(a, written))  # type: ignore[misc]
                 self.point()
             answer = s.Answered(self.name, ask.piece, ask.question)
@@ -300,7 +300,7 @@ class Worker(Process):
             key = "evaluate", order.step, piece.number
             if key not in self._done:
                 yield self.world.duration()
-                self._done[key] = b.Evaluated(self.name, order.view.number, order.step, piece.number)
+                self._done[key] = b.PieceEvaluated(self.name, order.view.number, order.step, piece.number)
                 self.point()
             self._say(self._done[key])
 

@@ -10,7 +10,7 @@ from simulated_migration import Copying, numbered
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic import sums as s
-from scavenger.elastic.migration import Adopt, BucketMap, Copy, Migrated, Take, Taken
+from scavenger.elastic.migration import AdoptMap, BucketMap, Copy, MigrationEnded, Take, Taken
 from scavenger.elastic.view import Piece
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ PARTS = 3
 """A bucket of the model arrives in so many parts."""
 
 
-def expected(step: int, view: int, number: int, pieces: Iterable[Piece]) -> s.Expect:
+def expected(step: int, view: int, number: int, pieces: Iterable[Piece]) -> s.PieceList:
     """The list of pieces for the state machine of sums."""
     terms = tuple(s.Term(piece.number, piece.worker, piece.share.samples) for piece in pieces)
-    return s.Expect(step, view, number, terms)
+    return s.PieceList(step, view, number, terms)
 
 
-def key_of(order: Order) -> s.Expect:
+def key_of(order: Order) -> s.PieceList:
     """The list that an order to apply a step consists of, which replaces the one before it."""
     return expected(order.step, order.view, 2 * order.number + 1, order.pieces)
 
@@ -61,9 +61,9 @@ class Aggregator(Process):
 
     def offered(self, said: b.Contribution, own: bool) -> None:
         """A worker has computed a piece."""
-        self.deliver(lambda: self._form(s.Offered(said.worker, said.piece, own)))
+        self.deliver(lambda: self._form(s.PieceOffered(said.worker, said.piece, own)))
 
-    def payload(self, arrived: s.Arrived, written: Written) -> None:
+    def payload(self, arrived: s.BucketArrived, written: Written) -> None:
         """A bucket of a gradient arrives."""
         self.deliver(lambda: self._form(arrived, written))
 
@@ -85,13 +85,13 @@ class Aggregator(Process):
             if not current or plan.step > self.step + 1:
                 return None
             if not self._is_remote(instruction.pieces):
-                return self._form(s.Expect(plan.step, view.number, 2 * instruction.number))
+                return self._form(s.PieceList(plan.step, view.number, 2 * instruction.number))
             workers = {piece.number: piece.worker for piece in instruction.pieces}
             key = expected(plan.step, view.number, 2 * instruction.number, instruction.pieces)
             if (follows := self._form(key)) is not None:
                 return follows
             for number in held:
-                if (follows := self._form(s.Offered(workers[number], number, own=True))) is not None:
+                if (follows := self._form(s.PieceOffered(workers[number], number, own=True))) is not None:
                     return follows
             return None
 
@@ -107,7 +107,7 @@ class Aggregator(Process):
         formed = False
         for action in self.sums.handle(event):
             match action:
-                case s.Ask():
+                case s.FetchBuckets():
                     worker = world.workers[action.worker]
                     world.send(self, worker, lambda w, ask=action: w.asked(self.index, ask))  # type: ignore[misc]
                 case s.Keep():
@@ -117,7 +117,7 @@ class Aggregator(Process):
                     del self._kept[action.piece, action.bucket]
                 case s.Add():
                     self._add(action, written)
-                case s.Formed():
+                case s.ListSummed():
                     formed = True
         return self._formed() if formed else None
 
@@ -183,7 +183,7 @@ class Aggregator(Process):
 
     def _hold(self) -> None:
         parts = (bucket * PARTS + part for bucket in self._held_in(self.map) for part in range(PARTS))
-        for action in self.sums.handle(s.Hold(tuple(parts), self.world.budget)):
+        for action in self.sums.handle(s.HoldBuckets(tuple(parts), self.world.budget)):
             if isinstance(action, s.Drop):
                 del self._kept[action.piece, action.bucket]
         if self.initialised and self.index in self.map.participants and self.step < self.map.since - 1:
@@ -249,12 +249,12 @@ class Aggregator(Process):
                 todo = [self._form(key)]
                 for piece in order.pieces:
                     own = a not in world.workers[piece.worker].remote
-                    todo.append(self._form(s.Offered(piece.worker, piece.number, own)))
+                    todo.append(self._form(s.PieceOffered(piece.worker, piece.number, own)))
                 for work in todo:
                     if work is not None:
                         yield from work
                 return False
-        self._form(s.Expect(step, order.view, 2 * order.number + 2))  # nothing is added any more
+        self._form(s.PieceList(step, order.view, 2 * order.number + 2))  # nothing is added any more
         memory, held = world.memory[a], self._held_in(order.map)
         sections = [(bucket, memory[bucket][(step - 1) % 2], memory[bucket][step % 2]) for bucket in held]
         for bucket, before, _ in sections:
@@ -330,7 +330,7 @@ class Aggregator(Process):
         if self.world.now - self.asked_at < REPEAT_S or self.sums.formed:
             return None
         self.asked_at = self.world.now
-        return self._form(s.Tick())
+        return self._form(s.NothingArrived())
 
     # ---- beginnings ----------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class Aggregator(Process):
                 if self.barrier is not None:
                     yield from self._feed(b.Contribution(said.worker, said.view, said.step, said.piece, a))
             if self.world.remoteness and (
-                follows := self._form(s.Offered(said.worker, said.piece, 0 in held))
+                follows := self._form(s.PieceOffered(said.worker, said.piece, 0 in held))
             ):
                 yield from follows
 
@@ -454,7 +454,7 @@ class Aggregator(Process):
                     summariser = world.workers[instruction.worker]
                     world.check_evaluated(instruction)
                     world.send(self, summariser, lambda t, v=view.number, s=plan.step: t.summarise(v, s))  # type: ignore[misc]
-                case b.Report(plan=plan):
+                case b.ReportMetrics(plan=plan):
                     world.report(self, plan)
                 case b.Installed(view=view):
                     self.moved_at = world.now
@@ -462,14 +462,14 @@ class Aggregator(Process):
                 case Copy():
                     target = world.aggregators[instruction.target]
                     world.send(self, target, lambda t, c=instruction: t.copy(c, self))  # type: ignore[misc]
-                case Adopt():
+                case AdoptMap():
                     self.point(5.0)
                     world.adopt(instruction)
                     self.point(5.0)
                 case Take(map=buckets):
                     for a in instruction.aggregators:
                         world.send(self, world.aggregators[a], lambda t, m=buckets: t.take(m, self))  # type: ignore[misc]
-                case Migrated():
+                case MigrationEnded():
                     world.requests.ended(self, instruction)
                 case _:
                     pass

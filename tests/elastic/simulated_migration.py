@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulated import Process, ViolationError
 
-from scavenger.elastic.migration import BucketMap, Copied, Copy, Migrate, Migrated, respread
+from scavenger.elastic.migration import BucketMap, Copied, Copy, MigrationEnded, RequestMigration, respread
 
 if TYPE_CHECKING:
     from simulated_aggregator import Aggregator
@@ -99,7 +99,7 @@ class Requests:
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._random = world, random.Random(seed)
         self._process = Process(world, "migrations")
-        self._request: Migrate | None = None
+        self._request: RequestMigration | None = None
         self._begun = self._numbers = 0
         self.done = self.abandoned = 0
         self.retired: set[int] = set()
@@ -127,7 +127,7 @@ class Requests:
         else:
             holders = tuple(draw.randrange(world.parts) for _ in now.holders)
         self._numbers += 1
-        self._request, self._begun = Migrate(self._numbers, holders), world.steps
+        self._request, self._begun = RequestMigration(self._numbers, holders), world.steps
         for index in sorted(self.retired & {*holders}):
             self.retired.discard(index)
             world.restart(index)
@@ -145,7 +145,7 @@ class Requests:
             raise ViolationError(f"the migration to {request.holders} never ends: {world.map}")
         self._ask()
 
-    def ended(self, sequencer: Process, end: Migrated) -> None:
+    def ended(self, sequencer: Process, end: MigrationEnded) -> None:
         """The sequencer reports the end of a migration."""
 
         def take(_: Process) -> None:

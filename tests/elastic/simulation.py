@@ -28,7 +28,7 @@ from scavenger.elastic import barrier as b
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import Membership
-from scavenger.elastic.migration import Adopt, BucketMap, Migration
+from scavenger.elastic.migration import AdoptMap, BucketMap, Migration
 from scavenger.elastic.view import Position, StepPlan, View
 
 __all__ = ["ViolationError", "World"]
@@ -425,7 +425,7 @@ class World:
         if not plan.ends_epoch:
             if (plan.step, epoch) != (self.steps, self.position.epoch):
                 raise ViolationError(f"step {plan.step} is reported at step {self.steps}, {self.position}")
-            verdict = b.Verdict(epoch, stop=False, step=plan.step)
+            verdict = b.EpochDecision(epoch, stop=False, step=plan.step)
             self.send(
                 sequencer,
                 self._supervisor,
@@ -440,7 +440,7 @@ class World:
                 self.reported, self._progress_at = epoch, self.now
             if epoch + 1 >= self.epochs:
                 self.done = True
-            self.send(supervisor, sequencer, lambda s: s.hear(b.Verdict(epoch, stop=False)))
+            self.send(supervisor, sequencer, lambda s: s.hear(b.EpochDecision(epoch, stop=False)))
 
         self.send(sequencer, self._supervisor, hear)
 
@@ -514,7 +514,7 @@ class World:
         """What an aggregator that starts knows: what is recorded in the memory that it uses."""
         return self.map_record if self.is_shared or index == 0 else self.part_maps[index]
 
-    def adopt(self, instruction: Adopt) -> None:
+    def adopt(self, instruction: AdoptMap) -> None:
         """A map is decided, which is to be recorded before anything else."""
         new, before = instruction.map, instruction.before
         if self.obeys("maps are recorded"):

@@ -57,7 +57,7 @@ class SumsWorld:
         self.workers = {f"w{i}": _Worker(f"w{i}", own=r.random() < 0.25) for i in range(r.randint(1, 6))}
         self._spare = len(self.workers)
         self.pieces, self.lists, self.step, self.view = 0, 0, 0, 1
-        self.expected: s.Expect | None = None
+        self.expected: s.PieceList | None = None
         self.shares: dict[int, tuple[int, int]] = {}
         self.values: dict[tuple[int, int], np.ndarray] = {}
         self.kept: dict[tuple[int, int], np.ndarray] = {}
@@ -118,7 +118,7 @@ class SumsWorld:
     def _list(self, terms: list[s.Term]) -> None:
         self.lists += 1
         terms.sort(key=lambda term: self.shares[term.piece])
-        self.expected = s.Expect(self.step, self.view, self.lists, tuple(terms))
+        self.expected = s.PieceList(self.step, self.view, self.lists, tuple(terms))
         self._tell()
 
     def _tell(self) -> None:
@@ -184,13 +184,15 @@ class SumsWorld:
             worker.sent.add(term.piece)
             for bucket in range(term.unasked):
                 self._payload(worker, term.piece, bucket)
-        offered = s.Offered(worker.name, term.piece, worker.own)
+        offered = s.PieceOffered(worker.name, term.piece, worker.own)
         self.send(worker.name, "aggregator", lambda: self.feed(offered))
 
     def _payload(self, worker: _Worker, piece: int, bucket: int) -> None:
-        self.send(worker.name, "aggregator", lambda: self._arrive(s.Arrived(worker.name, piece, bucket)))
+        self.send(
+            worker.name, "aggregator", lambda: self._arrive(s.BucketArrived(worker.name, piece, bucket))
+        )
 
-    def _asked(self, ask: s.Ask) -> None:
+    def _asked(self, ask: s.FetchBuckets) -> None:
         worker = self.workers[ask.worker]
         if not worker.alive or ask.piece not in worker.done:
             return
@@ -201,22 +203,22 @@ class SumsWorld:
 
     # ---- the aggregator ------------------------------------------------------------------------------------
 
-    def _arrive(self, event: s.Arrived) -> None:
+    def _arrive(self, event: s.BucketArrived) -> None:
         self.arrived[event.piece, event.bucket] += 1
         if not self.faults and self.arrived[event.piece, event.bucket] > 1:
             raise ViolationError(f"bucket {event.bucket} of piece {event.piece} was sent twice")
         self.feed(event)
 
     def _tick(self) -> None:
-        self.feed(s.Tick())
+        self.feed(s.NothingArrived())
         self.at(_TICK_S, self._tick)
 
     def feed(self, event: s.Event) -> None:
         known = self.sums.expected
-        here = (event.piece, event.bucket) if isinstance(event, s.Arrived) else None
+        here = (event.piece, event.bucket) if isinstance(event, s.BucketArrived) else None
         for action in self.sums.handle(event):
             match action:
-                case s.Ask():
+                case s.FetchBuckets():
                     self.send("aggregator", action.worker, lambda ask=action: self._asked(ask))  # type: ignore[misc]
                 case s.Keep():
                     if here != (action.piece, action.bucket):
@@ -226,7 +228,7 @@ class SumsWorld:
                     del self.kept[action.piece, action.bucket]
                 case s.Add():
                     self._add(action, here)
-                case s.Formed():
+                case s.ListSummed():
                     self._formed(action.expected, again=action.expected == known)
         self._check_memory()
 
@@ -246,7 +248,7 @@ class SumsWorld:
     def _term(self, piece: int) -> s.Term:
         return next(term for term in self._terms() if term.piece == piece)
 
-    def _formed(self, expected: s.Expect, *, again: bool) -> None:
+    def _formed(self, expected: s.PieceList, *, again: bool) -> None:
         whole = sum(term.samples for term in expected.terms)
         for bucket, got in enumerate(self.totals):
             wanted = None

@@ -11,8 +11,9 @@ from scavenger.elastic.barrier import (
     Applied,
     Apply,
     Barrier,
+    BarrierPhase,
     Contribution,
-    Evaluated,
+    EpochDecision,
     Event,
     Expect,
     Formed,
@@ -21,14 +22,13 @@ from scavenger.elastic.barrier import (
     Installed,
     Instruction,
     Lead,
-    Phase,
+    PieceEvaluated,
     Proceed,
     Refuse,
-    Report,
+    ReportMetrics,
     Sum,
     Summed,
     Tick,
-    Verdict,
 )
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Position
 
@@ -74,12 +74,12 @@ def do(barrier: Barrier, *workers: str, aggregators: int = 1) -> list[Instructio
     """Have workers do all that is awaited of them."""
     assert barrier.view is not None
     follows: list[Instruction] = []
-    number, evaluates = barrier.view.number, barrier.phase is Phase.EVALUATE
+    number, evaluates = barrier.view.number, barrier.phase is BarrierPhase.EVALUATE
     todo = awaited(barrier)
     for worker in workers:
         for piece in todo[worker]:
             if evaluates:
-                follows += barrier.handle(Evaluated(worker, number, barrier.step, piece))
+                follows += barrier.handle(PieceEvaluated(worker, number, barrier.step, piece))
             else:
                 for aggregator in range(aggregators):
                     event = Contribution(worker, number, barrier.step + 1, piece, aggregator)
@@ -109,18 +109,18 @@ def test_a_job_with_callbacks_begins_with_the_verdict_on_the_epoch_before_the_fi
     installed, report = barrier.handle(announce(1, 0, 1))
 
     assert isinstance(installed, Installed)
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportMetrics)
     assert (report.plan.epoch, report.plan.step) == (-1, 0)
-    assert barrier.awaits(Verdict(-1, stop=False))
+    assert barrier.awaits(EpochDecision(-1, stop=False))
     assert barrier.handle(Tick()) == [report]
     # another view, for a worker that is lost meanwhile, waits for the verdict, too
     assert barrier.handle(announce(2, 1, lost=("w0",))) == []
-    assert barrier.handle(Verdict(0, stop=False)) == []
-    second, *follows = barrier.handle(Verdict(-1, stop=False))
+    assert barrier.handle(EpochDecision(0, stop=False)) == []
+    second, *follows = barrier.handle(EpochDecision(-1, stop=False))
     assert isinstance(second, Installed)
     assert (second.view.first_step, second.view.position) == (1, Position())
     assert pieces(follows) == [("w1", 0, 4)]
-    assert not barrier.awaits(Verdict(-1, stop=False))
+    assert not barrier.awaits(EpochDecision(-1, stop=False))
 
 
 def test_a_job_with_callbacks_that_has_steps_behind_it_does_not_begin_again() -> None:
@@ -135,13 +135,17 @@ def test_where_callbacks_run_at_every_step_the_next_one_waits_for_the_verdict() 
     do(barrier, "w0")
     (report,) = barrier.handle(Applied(1))
 
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportMetrics)
     assert (report.plan.epoch, report.plan.step, report.plan.ends_epoch) == (0, 1, False)
     assert barrier.handle(Tick()) == [report]
     # neither the verdict on the epoch nor that on another step
-    assert barrier.handle(Verdict(0, stop=True)) == barrier.handle(Verdict(0, stop=True, step=2)) == []
-    assert orders(barrier.handle(Verdict(0, stop=False, step=1))) == [("w0", "train")]
-    assert barrier.handle(Verdict(0, stop=True, step=1)) == []  # late
+    assert (
+        barrier.handle(EpochDecision(0, stop=True))
+        == barrier.handle(EpochDecision(0, stop=True, step=2))
+        == []
+    )
+    assert orders(barrier.handle(EpochDecision(0, stop=False, step=1))) == [("w0", "train")]
+    assert barrier.handle(EpochDecision(0, stop=True, step=1)) == []  # late
 
 
 def test_a_verdict_that_stops_within_an_epoch_ends_it_with_that_step() -> None:
@@ -150,13 +154,13 @@ def test_a_verdict_that_stops_within_an_epoch_ends_it_with_that_step() -> None:
     do(barrier, "w0")
     barrier.handle(Applied(1))
 
-    assert pieces(barrier.handle(Verdict(0, stop=True, step=1))) == [("w0", 0, 3)]
-    (total,) = barrier.handle(Evaluated("w0", 1, 1, awaited(barrier)["w0"][0]))
+    assert pieces(barrier.handle(EpochDecision(0, stop=True, step=1))) == [("w0", 0, 3)]
+    (total,) = barrier.handle(PieceEvaluated("w0", 1, 1, awaited(barrier)["w0"][0]))
     assert isinstance(total, Sum)
     (report,) = barrier.handle(Summed("w0", 1, 1))
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportMetrics)
     assert (report.plan.epoch, report.plan.step, report.plan.ends_epoch) == (0, 1, True)
-    assert orders(barrier.handle(Verdict(0, stop=True))) == [("w0", "stop")]
+    assert orders(barrier.handle(EpochDecision(0, stop=True))) == [("w0", "stop")]
 
 
 def test_a_job_resumed_within_an_epoch_asks_again_about_its_last_step() -> None:
@@ -164,9 +168,9 @@ def test_a_job_resumed_within_an_epoch_asks_again_about_its_last_step() -> None:
     installed, report = barrier.handle(announce(1, 0))
 
     assert isinstance(installed, Installed)
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportMetrics)
     assert (report.plan.epoch, report.plan.step, report.plan.ends_epoch) == (0, 1, False)
-    assert pieces(barrier.handle(Verdict(0, stop=False, step=1))) == [("w0", 4, 8)]
+    assert pieces(barrier.handle(EpochDecision(0, stop=False, step=1))) == [("w0", 4, 8)]
 
 
 def test_a_step_is_applied_when_every_aggregator_has_every_piece_and_follows_when_all_have_applied_it() -> (
@@ -196,7 +200,7 @@ def test_a_step_is_applied_when_every_aggregator_has_every_piece_and_follows_whe
         Contribution("w0", view=1, step=0, piece=0),
         Contribution("w1", view=1, step=1, piece=0),
         Contribution("stranger", view=1, step=1, piece=0),
-        Evaluated("w0", view=1, step=0, piece=0),
+        PieceEvaluated("w0", view=1, step=0, piece=0),
         Summed("w0", view=1, step=0),
     ],
 )
@@ -332,16 +336,25 @@ def test_a_coordinator_that_was_replaced_is_refused_whatever_number_it_gives() -
     assert (barrier.token, barrier.number, barrier.missing) == (2, 1, ("w0",))
 
 
-@pytest.mark.parametrize("phase", [Phase.STEP, Phase.APPLY, Phase.EVALUATE, Phase.SUMMARISE, Phase.VERDICT])
-def test_a_tick_repeats_what_is_awaited_and_changes_nothing(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase",
+    [
+        BarrierPhase.STEP,
+        BarrierPhase.APPLY,
+        BarrierPhase.EVALUATE,
+        BarrierPhase.SUMMARISE,
+        BarrierPhase.VERDICT,
+    ],
+)
+def test_a_tick_repeats_what_is_awaited_and_changes_nothing(phase: BarrierPhase) -> None:
     barrier = training(0, dataset_size=4, validation_size=3)
-    if phase is not Phase.STEP:
+    if phase is not BarrierPhase.STEP:
         do(barrier, "w0")
-    if phase not in (Phase.STEP, Phase.APPLY):
+    if phase not in (BarrierPhase.STEP, BarrierPhase.APPLY):
         barrier.handle(Applied(1))
-    if phase in (Phase.SUMMARISE, Phase.VERDICT):
+    if phase in (BarrierPhase.SUMMARISE, BarrierPhase.VERDICT):
         do(barrier, "w0")
-    if phase is Phase.VERDICT:
+    if phase is BarrierPhase.VERDICT:
         barrier.handle(Summed("w0", 1, 1))
     assert barrier.phase is phase
 
@@ -371,9 +384,9 @@ def test_an_epoch_ends_with_evaluation_summary_report_and_verdict() -> None:
     assert pieces([total]) == [("w0", 0, 3), ("w1", 3, 6)]
     assert barrier.missing == ("w0",)
     (report,) = barrier.handle(Summed("w0", 1, 1))
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportMetrics)
     assert len(barrier.missing) == 0
-    assert orders(barrier.handle(Verdict(0, stop=False))) == [("w0", "train"), ("w1", "train")]
+    assert orders(barrier.handle(EpochDecision(0, stop=False))) == [("w0", "train"), ("w1", "train")]
     assert barrier.position == Position(1, 0)
 
 
@@ -412,26 +425,26 @@ def test_a_verdict_stops_and_nothing_starts_it_again() -> None:
     barrier = at_epochs_end(validation_size=0)
     barrier.handle(Summed("w0", 1, 1))
 
-    assert orders(barrier.handle(Verdict(0, stop=True))) == [("w0", "stop"), ("w1", "stop")]
-    events: list[Event] = [announce(2, 0, lost=("w1",)), Halt(), Tick(), Verdict(0, stop=False)]
+    assert orders(barrier.handle(EpochDecision(0, stop=True))) == [("w0", "stop"), ("w1", "stop")]
+    events: list[Event] = [announce(2, 0, lost=("w1",)), Halt(), Tick(), EpochDecision(0, stop=False)]
     assert not any(orders(barrier.handle(event)) for event in events)
-    assert barrier.phase is Phase.STOPPED
+    assert barrier.phase is BarrierPhase.STOPPED
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 def test_a_verdict_that_nobody_asked_for_does_nothing(epoch: int) -> None:
     barrier = training(0, 1)
 
-    assert barrier.handle(Verdict(epoch, stop=True)) == []
-    assert barrier.phase is Phase.STEP
+    assert barrier.handle(EpochDecision(epoch, stop=True)) == []
+    assert barrier.phase is BarrierPhase.STEP
 
 
 def test_a_verdict_on_another_epoch_does_nothing() -> None:
     barrier = at_epochs_end(validation_size=0)
     barrier.handle(Summed("w0", 1, 1))
 
-    assert barrier.handle(Verdict(1, stop=True)) == []
-    assert barrier.phase is Phase.VERDICT
+    assert barrier.handle(EpochDecision(1, stop=True)) == []
+    assert barrier.phase is BarrierPhase.VERDICT
 
 
 def test_a_halt_does_not_wait_for_a_step_that_may_never_be_complete() -> None:
@@ -470,7 +483,7 @@ def test_a_restarted_sequencer_evaluates_again_what_it_has_no_verdict_on() -> No
     assert orders([order]) == [("w0", "evaluate")]
     do(barrier, "w0")
     (report,) = barrier.handle(Summed("w0", 8, 3))
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportMetrics)
     assert report.plan.epoch == 1
 
 
@@ -523,7 +536,7 @@ def test_a_step_in_place_is_applied_to_its_end_whoever_is_lost() -> None:
     (again,) = barrier.handle(Tick())
     assert again == replace(apply, aggregators=(1,))
     told = barrier.handle(Applied(1, 1))
-    assert (barrier.step, barrier.phase) == (1, Phase.STEP)
+    assert (barrier.step, barrier.phase) == (1, BarrierPhase.STEP)
     assert [piece.worker for one in told if isinstance(one, Expect) for piece in one.pieces] == ["w0"]
 
 
@@ -545,7 +558,7 @@ def test_sums_of_a_list_count_until_the_list_changes_and_the_step_goes_back_for_
 
     (again,) = [one for one in told if isinstance(one, Expect)]
     assert again.number > expect.number
-    assert barrier.phase is Phase.STEP
+    assert barrier.phase is BarrierPhase.STEP
     assert again.aggregators == ((0, (first,)), (1, ()))
     assert [piece.worker for piece in again.pieces] == ["w0", "w0"]
     assert barrier.handle(Formed(1, 1, expect.number, 1)) == []

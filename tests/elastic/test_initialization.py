@@ -8,19 +8,19 @@ from scavenger.elastic.initialization import (
     Informed,
     Initialization,
     InitializePart,
-    Lost,
-    PartHeld,
+    PartLoaded,
     PartReady,
-    Phase,
     PrepareWorker,
-    Present,
-    Reconnect,
+    ReconnectAll,
     RenewView,
+    RestartAggregators,
     Rewound,
-    RollBack,
-    Seeded,
     Spared,
     TakeOver,
+    WeightsPhase,
+    WeightsSeeded,
+    WorkerLeft,
+    WorkerPresent,
 )
 
 NAMES = ("aggregator-0", "aggregator-1")
@@ -42,9 +42,9 @@ def trained() -> Initialization:
     """One whose parts come from `w0`."""
     machine = begun()
     machine.handle(Greeted("w0"))
-    machine.handle(Seeded("w0", "here"))
+    machine.handle(WeightsSeeded("w0", "here"))
     for index in (0, 1):
-        assert machine.handle(PartHeld(index)) == []
+        assert machine.handle(PartLoaded(index)) == []
     return machine
 
 
@@ -53,7 +53,7 @@ def test_the_first_worker_is_prepared_alone_and_its_weights_become_the_job_s() -
 
     assert machine.handle(Greeted("w0")) == [PrepareWorker("w0", BOTH, initial=True)]
     assert machine.handle(Greeted("w1")) == []
-    assert machine.handle(Seeded("w0", "here")) == [
+    assert machine.handle(WeightsSeeded("w0", "here")) == [
         InitializePart(0, BOTH, recover=True, seeder=""),
         InitializePart(1, BOTH, recover=True, seeder="w0"),
         RenewView(),
@@ -89,7 +89,7 @@ def test_the_next_is_asked_where_the_first_is_lost_before_it_answered() -> None:
     machine.handle(Greeted("w0"))
     machine.handle(Greeted("w1"))
 
-    assert machine.handle(Lost("w0")) == [PrepareWorker("w1", BOTH, initial=True)]
+    assert machine.handle(WorkerLeft("w0")) == [PrepareWorker("w1", BOTH, initial=True)]
 
 
 def test_one_that_was_restarted_beside_its_memory_goes_on_from_it() -> None:
@@ -97,7 +97,7 @@ def test_one_that_was_restarted_beside_its_memory_goes_on_from_it() -> None:
     restarted = Endpoint("tcp://here:1", "another key", "here")
 
     assert machine.handle(PartReady(0, restarted)) == [
-        Reconnect((restarted, AWAY)),
+        ReconnectAll((restarted, AWAY)),
         InitializePart(0, (restarted, AWAY), recover=True, seeder=""),
         RenewView(),
     ]
@@ -108,13 +108,13 @@ def test_all_begin_again_where_one_part_was_lost_with_its_memory() -> None:
     other, again = Endpoint("tcp://b:2", "key 2", "b"), Endpoint("tcp://here:2", "key 3", "here")
 
     (action,) = machine.handle(PartReady(1, other, own_memory=True))
-    assert isinstance(action, RollBack)
-    assert machine.phase is Phase.ROLLING_BACK
-    assert machine.handle(PartHeld(0)) == [], "it is being ended"
+    assert isinstance(action, RestartAggregators)
+    assert machine.phase is WeightsPhase.ROLLING_BACK
+    assert machine.handle(PartLoaded(0)) == [], "it is being ended"
     assert machine.handle(Rewound(restoring=True)) == []
     assert machine.handle(PartReady(0, again)) == []
     assert machine.handle(PartReady(1, other, own_memory=True)) == [
-        Reconnect((again, other)),
+        ReconnectAll((again, other)),
         InitializePart(0, (again, other), recover=False, seeder=""),
         InitializePart(1, (again, other), recover=False, seeder=""),
         RenewView(),
@@ -125,16 +125,16 @@ def test_the_loss_of_a_part_that_consists_of_nothing_takes_nothing_back() -> Non
     machine = trained()
     other, third = Endpoint("tcp://b:2", "key 2", "b"), Endpoint("tcp://c:2", "key 3", "c")
     assert machine.handle(Spared((1,))) == []
-    assert machine.handle(Lost("w0")) == [], "whose initial weights nobody needs"
+    assert machine.handle(WorkerLeft("w0")) == [], "whose initial weights nobody needs"
 
     assert machine.handle(PartReady(1, other, own_memory=True)) == [
-        Reconnect((HERE, other)),
+        ReconnectAll((HERE, other)),
         InitializePart(1, (HERE, other), recover=True, seeder="", spare=True),
     ]
-    machine.handle(PartHeld(1))
+    machine.handle(PartLoaded(1))
     machine.handle(Spared(()))  # something has moved to it
     (action,) = machine.handle(PartReady(1, third, own_memory=True))
-    assert isinstance(action, RollBack)
+    assert isinstance(action, RestartAggregators)
 
 
 def test_a_spare_part_that_is_being_taken_up_again_is_a_lost_one_once_something_moved_to_it() -> None:
@@ -143,7 +143,7 @@ def test_a_spare_part_that_is_being_taken_up_again_is_a_lost_one_once_something_
     machine.handle(PartReady(1, Endpoint("tcp://b:2", "key 2", "b"), own_memory=True))
 
     (action,) = machine.handle(Spared(()))  # what it was given went to the process before
-    assert isinstance(action, RollBack)
+    assert isinstance(action, RestartAggregators)
 
 
 def test_a_spare_part_that_is_lost_before_it_was_taken_up_again_is_a_lost_one_once_something_moved_to_it() -> (
@@ -154,7 +154,7 @@ def test_a_spare_part_that_is_lost_before_it_was_taken_up_again_is_a_lost_one_on
     machine.handle(Spared(()))  # what it was given went to the process before
 
     (action,) = machine.handle(PartReady(1, Endpoint("tcp://c:2", "key 3", "c"), own_memory=True))
-    assert isinstance(action, RollBack)
+    assert isinstance(action, RestartAggregators)
 
 
 def test_one_that_takes_over_is_told_of_spare_parts_and_after_a_roll_back_they_begin_as_the_others_do() -> (
@@ -168,7 +168,7 @@ def test_one_that_takes_over_is_told_of_spare_parts_and_after_a_roll_back_they_b
     assert action == PrepareWorker("w0", BOTH, initial=False)
 
     (action,) = machine.handle(PartReady(0, Endpoint("tcp://d:1", "key 4", "d"), own_memory=True))
-    assert isinstance(action, RollBack)
+    assert isinstance(action, RestartAggregators)
     machine.handle(Rewound(restoring=True))
     machine.handle(PartReady(0, HERE))
     follows = machine.handle(PartReady(1, AWAY, own_memory=True))
@@ -178,15 +178,15 @@ def test_one_that_takes_over_is_told_of_spare_parts_and_after_a_roll_back_they_b
 def test_a_part_that_waits_for_a_worker_that_is_lost_has_all_begin_again() -> None:
     machine = begun()
     machine.handle(Greeted("w0"))
-    machine.handle(Seeded("w0", "here"))
-    machine.handle(PartHeld(0))
+    machine.handle(WeightsSeeded("w0", "here"))
+    machine.handle(PartLoaded(0))
 
-    (action,) = machine.handle(Lost("w0"))
-    assert isinstance(action, RollBack)
+    (action,) = machine.handle(WorkerLeft("w0"))
+    assert isinstance(action, RestartAggregators)
 
 
 def test_a_worker_whose_weights_nobody_needs_any_more_is_not_missed() -> None:
-    assert trained().handle(Lost("w0")) == []
+    assert trained().handle(WorkerLeft("w0")) == []
 
 
 def test_one_that_takes_over_sends_nothing_before_it_knows_where_the_job_stands() -> None:
@@ -194,10 +194,10 @@ def test_one_that_takes_over_sends_nothing_before_it_knows_where_the_job_stands(
     machine.handle(TakeOver(NAMES, held=(0, 1), workers=("w0",), informed=False))
     machine.handle(PartReady(0, HERE))
     machine.handle(PartReady(1, AWAY, holds=True, own_memory=True))
-    assert machine.handle(Present("w0", prepared=True, seeded=True, memory="here")) == []
+    assert machine.handle(WorkerPresent("w0", prepared=True, seeded=True, memory="here")) == []
 
     assert machine.handle(Informed()) == [
-        Reconnect(BOTH),
+        ReconnectAll(BOTH),
         InitializePart(0, BOTH, recover=True, seeder=""),
         RenewView(),
     ]
@@ -211,8 +211,8 @@ def test_one_that_takes_over_asks_nobody_for_weights_while_the_source_may_still_
     machine.handle(Informed())
 
     assert machine.handle(Greeted("w1")) == []
-    assert machine.handle(Present("w0", prepared=True, seeded=True, memory="here")) == [
-        Reconnect(BOTH),
+    assert machine.handle(WorkerPresent("w0", prepared=True, seeded=True, memory="here")) == [
+        ReconnectAll(BOTH),
         InitializePart(0, BOTH, recover=True, seeder=""),
         InitializePart(1, BOTH, recover=True, seeder="w0"),
         RenewView(),
@@ -227,5 +227,5 @@ def test_one_that_takes_over_half_a_model_of_nobody_s_weights_has_all_begin_agai
     machine.handle(PartReady(1, AWAY, own_memory=True))
     machine.handle(Informed())
 
-    (action,) = machine.handle(Present("w1", prepared=True))
-    assert isinstance(action, RollBack)
+    (action,) = machine.handle(WorkerPresent("w1", prepared=True))
+    assert isinstance(action, RestartAggregators)

@@ -248,7 +248,7 @@ class Job:
         others = [
             other for other in self.aggregators.values() if other is not part or index not in self.spare
         ]
-        if not self.serve(others) or self.recovery.phase is not r.Phase.RUNNING:
+        if not self.serve(others) or self.recovery.phase is not r.RecoveryPhase.RUNNING:
             return
         self.count["moves"] += 1
         if index in self.spare and (part.memory == SHARED or self.serve([part])):
@@ -271,7 +271,7 @@ class Job:
         self.kill(process)
 
     def write_checkpoint(self) -> None:
-        if self.trains and self.recovery.phase is r.Phase.RUNNING:
+        if self.trains and self.recovery.phase is r.RecoveryPhase.RUNNING:
             self.checkpoint = self.aggregators["a0"].content
 
     def kill_coordinator(self) -> None:
@@ -302,7 +302,7 @@ class Job:
                 actions = self.recovery.handle(r.AggregatorEnded(process.name, "died", self.now_s))
             case _:
                 process.said.clear()
-                self.to_coordinator(i.Lost(process.name))
+                self.to_coordinator(i.WorkerLeft(process.name))
                 actions = []
         for action in actions:
             match action:
@@ -344,7 +344,7 @@ class Job:
                 assert not isinstance(action, r.PartsDiffer), action
                 if isinstance(action, r.RolledBack):
                     self.count["roll-backs"] += 1
-            said = i.PartHeld(process.index)
+            said = i.PartLoaded(process.index)
         if not process.alive and isinstance(process, Worker):
             return
         self.to_coordinator(said)
@@ -352,7 +352,7 @@ class Job:
     def obey(self, said: object) -> None:
         """The supervisor passes on, or does, what the coordinator says."""
         match said:
-            case RollCall() | i.Reconnect():
+            case RollCall() | i.ReconnectAll():
                 for process in self.living:
                     if process.connected:
                         process.heard.append(said)
@@ -364,7 +364,7 @@ class Job:
                 aggregator = self.aggregators[f"a{said.action.index}"]
                 if aggregator.connected and aggregator.alive:
                     aggregator.heard.append(said)
-            case i.RollBack() if self.coordinator.alive:
+            case i.RestartAggregators() if self.coordinator.alive:
                 if self.checkpoint is not None:
                     self.restore = self.checkpoint
                 running = [p.name for p in self.aggregators.values() if p.alive or p in self.ended]
@@ -384,13 +384,15 @@ class Job:
     def to_worker(self, worker: Worker, said: object) -> None:
         match said:
             case RollCall():
-                worker.said.append(i.Present(worker.name, worker.prepared, worker.seeded, worker.memory))
+                worker.said.append(
+                    i.WorkerPresent(worker.name, worker.prepared, worker.seeded, worker.memory)
+                )
             case i.PrepareWorker():
                 worker.prepared = True
                 if said.initial and not worker.seeded:
                     worker.seeded = True
                     self.memories[worker.memory] = (worker.name, 0)
-                    worker.said.append(i.Seeded(worker.name, worker.memory))
+                    worker.said.append(i.WeightsSeeded(worker.name, worker.memory))
 
     def to_aggregator(self, part: Aggregator, said: object) -> None:
         match said:
@@ -472,7 +474,7 @@ class Job:
         assert all(worker.prepared for worker in self.workers.values() if worker.alive), (
             "a worker waits for ever"
         )
-        assert self.recovery.phase is r.Phase.RUNNING
+        assert self.recovery.phase is r.RecoveryPhase.RUNNING
         assert not self.recovery.rewinding
         assert self.recovery.held == tuple(range(len(self.own)))
 
@@ -514,7 +516,7 @@ class KeepsHalves(i.Initialization):
 
     def _lost(self, worker: str) -> str | None:
         if super()._lost(worker) is not None:
-            self.phase, self._source = i.Phase.ABSENT, type(self._source)()
+            self.phase, self._source = i.WeightsPhase.ABSENT, type(self._source)()
         return None
 
 

@@ -20,14 +20,14 @@ from scavenger.elastic.barrier import (
     Tick,
 )
 from scavenger.elastic.migration import (
-    Adopt,
+    AdoptMap,
     BucketMap,
     Copied,
     Copy,
-    Migrate,
-    Migrated,
     Migration,
-    Phase,
+    MigrationEnded,
+    MigrationPhase,
+    RequestMigration,
     Take,
     Taken,
     respread,
@@ -50,7 +50,7 @@ def copied(machine: Migration, step: int) -> BucketMap:
     [copy] = machine.begin(step)
     assert isinstance(copy, Copy)
     adopt, take = machine.handle(Copied(copy.target, copy.number))
-    assert isinstance(adopt, Adopt)
+    assert isinstance(adopt, AdoptMap)
     assert isinstance(take, Take)
     for aggregator in take.aggregators:
         machine.handle(Taken(aggregator, machine.map.number))
@@ -60,7 +60,7 @@ def copied(machine: Migration, step: int) -> BucketMap:
 
 def test_buckets_are_copied_then_released_then_held_by_another() -> None:
     machine = migration()
-    assert machine.handle(Migrate(1, (0, 2, 2, 1))) == []
+    assert machine.handle(RequestMigration(1, (0, 2, 2, 1))) == []
     [copy] = machine.begin(7)
     assert copy == Copy((1 << 32) + 1, 7, 2, ((1, 0), (2, 1)))
     assert not machine.holds_up, "nothing waits for a copy"
@@ -68,20 +68,22 @@ def test_buckets_are_copied_then_released_then_held_by_another() -> None:
     assert machine.handle(Copied(2, copy.number - 1)) == [], "of another request"
 
     after = BucketMap(copy.number, 8, (0, 2, 2, 1))
-    assert machine.handle(Copied(2, copy.number)) == [Adopt(after, START), Take(after, (0, 1))]
+    assert machine.handle(Copied(2, copy.number)) == [AdoptMap(after, START), Take(after, (0, 1))]
     assert machine.repeat() == [Take(after, (0, 1))]
     machine.handle(Taken(0, copy.number))
     assert machine.holds_up, "the step waits for those that give something up"
     machine.handle(Taken(1, copy.number))
     assert not machine.holds_up
-    assert machine.applied() == [Migrated(1, after)]
-    assert machine.handle(Migrate(1, (0, 2, 2, 1))) == [Migrated(1, after)], "asked again, it says so again"
+    assert machine.applied() == [MigrationEnded(1, after)]
+    assert machine.handle(RequestMigration(1, (0, 2, 2, 1))) == [MigrationEnded(1, after)], (
+        "asked again, it says so again"
+    )
     assert machine.begin(8) == []
 
 
 def test_a_copy_that_is_late_counts_for_nothing_and_the_next_is_smaller() -> None:
     machine = migration()
-    machine.handle(Migrate(1, (2, 2, 2, 2)))
+    machine.handle(RequestMigration(1, (2, 2, 2, 2)))
     [first] = machine.begin(0)
     machine.results_complete()
     assert machine.handle(Copied(2, first.number)) == []
@@ -97,13 +99,13 @@ def test_a_copy_that_is_late_counts_for_nothing_and_the_next_is_smaller() -> Non
     machine.results_complete()
     assert machine.holds_up, "one bucket that was late is waited for"
     adopt, _ = machine.handle(Copied(2, fourth.number))
-    assert isinstance(adopt, Adopt)
+    assert isinstance(adopt, AdoptMap)
     assert adopt.map.holders == (2, 0, 1, 1)
 
 
 def test_more_is_moved_at_a_time_as_long_as_nothing_is_late() -> None:
     machine = Migration(BucketMap(0, 0, (0,) * 40), aggregators=2, sizes=[4 * MB] * 40)
-    machine.handle(Migrate(1, (1,) * 40))
+    machine.handle(RequestMigration(1, (1,) * 40))
 
     moved = [sum(copied(machine, step).holders) for step in range(4)]
 
@@ -112,12 +114,12 @@ def test_more_is_moved_at_a_time_as_long_as_nothing_is_late() -> None:
 
 def test_a_copy_that_never_comes_is_given_up() -> None:
     machine = Migration(BucketMap(0, 0, (0,)), aggregators=2)
-    machine.handle(Migrate(1, (1,)))
+    machine.handle(RequestMigration(1, (1,)))
     machine.begin(0)
     machine.results_complete()
     machine.applied()
     machine.begin(1)
-    ends = [end for _ in range(40) for end in machine.repeat() if isinstance(end, Migrated)]
+    ends = [end for _ in range(40) for end in machine.repeat() if isinstance(end, MigrationEnded)]
 
     assert [end.reason for end in ends] == ["aggregator 1 did not copy its state in time"]
     assert not machine.holds_up
@@ -129,33 +131,33 @@ def test_a_restarted_sequencer_asks_again_who_has_confirmed_its_map() -> None:
     machine = Migration(decided, aggregators=3, before=START)
     assert machine.holds_up
     assert machine.begin(7) == [Take(decided, (0, 1))]
-    machine.handle(Migrate(1, decided.holders))
+    machine.handle(RequestMigration(1, decided.holders))
     machine.handle(Taken(0, 9))
     machine.handle(Taken(1, 9))
     assert machine.begin(7) == [], "an early confirmation leaves nothing to do"
-    assert machine.applied() == [Migrated(1, decided)]
+    assert machine.applied() == [MigrationEnded(1, decided)]
 
 
 def test_what_cannot_be_moved_is_refused_with_the_reason() -> None:
-    assert migration().handle(Migrate(1, (0, 0))) == [
-        Migrated(1, START, "the job has 4 buckets and 3 aggregators, and not those of the request")
+    assert migration().handle(RequestMigration(1, (0, 0))) == [
+        MigrationEnded(1, START, "the job has 4 buckets and 3 aggregators, and not those of the request")
     ]
-    assert migration(refusal="all in one place").handle(Migrate(1, (2, 2, 2, 2))) == [
-        Migrated(1, START, "all in one place")
+    assert migration(refusal="all in one place").handle(RequestMigration(1, (2, 2, 2, 2))) == [
+        MigrationEnded(1, START, "all in one place")
     ]
 
 
 def test_a_request_replaces_the_one_before() -> None:
     machine = migration()
-    machine.handle(Migrate(1, (2, 2, 2, 2)))
+    machine.handle(RequestMigration(1, (2, 2, 2, 2)))
     [copy] = machine.begin(0)
-    assert machine.handle(Migrate(2, START.holders)) == [
-        Migrated(1, START, "another request has replaced it"),
-        Migrated(2, START),
+    assert machine.handle(RequestMigration(2, START.holders)) == [
+        MigrationEnded(1, START, "another request has replaced it"),
+        MigrationEnded(2, START),
     ]
-    assert machine.phase is Phase.RESTING
+    assert machine.phase is MigrationPhase.RESTING
     assert machine.handle(Copied(2, copy.number)) == []
-    assert machine.handle(Migrate(1, (2, 2, 2, 2))) == []
+    assert machine.handle(RequestMigration(1, (2, 2, 2, 2))) == []
 
 
 def test_who_is_left_out_holds_nothing_and_the_others_about_as_much_each() -> None:
@@ -200,7 +202,7 @@ def test_an_aggregator_is_spared_once_the_step_for_which_its_last_bucket_moved_w
 def barrier(*, sums: bool = False) -> tuple[Barrier, list[Instruction]]:
     """A barrier with one worker, in a step in which buckets are copied."""
     machine = Barrier(8, aggregators=3, sums=sums, migration=Migration(START, aggregators=3))
-    machine.handle(Migrate(1, (0, 0, 2, 2)))
+    machine.handle(RequestMigration(1, (0, 0, 2, 2)))
     return machine, machine.handle(Announce(1, (Member("w0", 0),), 4))
 
 
@@ -226,7 +228,7 @@ def test_only_those_that_hold_something_take_part_in_a_step() -> None:
     assert isinstance(apply, Apply)
     assert (apply.aggregators, apply.map.holders) == ((0, 2), (0, 0, 2, 2))
     machine.handle(Applied(1, 0))
-    assert one(machine.handle(Applied(1, 2)), Migrated) == Migrated(1, apply.map)
+    assert one(machine.handle(Applied(1, 2)), MigrationEnded) == MigrationEnded(1, apply.map)
 
 
 def test_a_new_map_begins_a_new_list_which_is_told_once_it_is_confirmed() -> None:
@@ -236,7 +238,7 @@ def test_a_new_map_begins_a_new_list_which_is_told_once_it_is_confirmed() -> Non
     assert isinstance(first, Expect)
     machine.handle(Formed(1, 1, first.number, 1))
     follows = machine.handle(Copied(2, copy.number))
-    assert [type(instruction) for instruction in follows] == [Adopt, Take]
+    assert [type(instruction) for instruction in follows] == [AdoptMap, Take]
     assert not any(isinstance(instruction, Expect) for instruction in machine.handle(Tick()))
     second = one(machine.handle(Taken(1, copy.number)), Expect)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from scavenger.elastic.outage import MEND_MAX_S, Outage
+from scavenger.elastic.outage import MEND_MAX_S, NetworkOutage
 
 ALL = ("aggregator-0", "w0", "w1")
 
 
 def test_silence_counts_until_the_hosts_are_in_doubt_and_again_once_all_are_heard() -> None:
-    outage = Outage()
+    outage = NetworkOutage()
     assert not outage.look(0.0, in_doubt=False, processes=ALL)
     assert outage.look(10.0, in_doubt=True, processes=ALL)
     outage.heard("w0")  # of before the cut
@@ -21,7 +21,7 @@ def test_silence_counts_until_the_hosts_are_in_doubt_and_again_once_all_are_hear
 
 
 def test_a_process_that_does_not_come_back_is_waited_for_as_long_as_the_cut_and_a_little() -> None:
-    outage = Outage()
+    outage = NetworkOutage()
     outage.look(0.0, in_doubt=True, processes=ALL)
     outage.look(120.0, in_doubt=False, processes=ALL)
 
@@ -31,7 +31,7 @@ def test_a_process_that_does_not_come_back_is_waited_for_as_long_as_the_cut_and_
 
 
 def test_nobody_waits_for_a_process_that_has_ended() -> None:
-    outage = Outage()
+    outage = NetworkOutage()
     outage.look(0.0, in_doubt=True, processes=ALL)
     outage.look(20.0, in_doubt=False, processes=ALL)
     outage.heard("aggregator-0")
@@ -40,7 +40,7 @@ def test_nobody_waits_for_a_process_that_has_ended() -> None:
 
 
 def test_a_second_cut_while_the_first_mends_has_everybody_waited_for_again() -> None:
-    outage = Outage()
+    outage = NetworkOutage()
     outage.look(0.0, in_doubt=True, processes=ALL)
     outage.look(20.0, in_doubt=False, processes=ALL)
     for name in ALL[:2]:

@@ -16,12 +16,12 @@ from scavenger.elastic.barrier import (
     Death,
     Instruction,
     Proceed,
-    Quarantine,
+    QuarantineSamples,
     Tick,
 )
 from scavenger.elastic.pieces import Pieces
 from scavenger.elastic.quarantine import DEATHS_MIN, Cause, Suspects
-from scavenger.elastic.quarantine import Piece as Suspected
+from scavenger.elastic.quarantine import SampleRange as Suspected
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
 
 SIZE = 40
@@ -139,7 +139,7 @@ def test_the_one_sample_that_kills_is_found_though_results_are_lost_with_their_w
         for each in todo:
             if isinstance(each, Proceed):
                 inbox[each.worker] += each.pieces
-            elif isinstance(each, Quarantine):
+            elif isinstance(each, QuarantineSamples):
                 found.append(each.piece)
         if applied := [each for each in todo if isinstance(each, Apply)]:
             todo = barrier.handle(Applied(applied[0].plan.step))

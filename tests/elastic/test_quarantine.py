@@ -15,8 +15,8 @@ from scavenger.elastic.quarantine import (
     Cause,
     Innocent,
     NotTheData,
-    Piece,
     Quarantined,
+    SampleRange,
     Suspected,
     Suspects,
     cause_of_death,
@@ -53,7 +53,7 @@ def test_what_the_cloud_takes_is_never_held_against_the_data() -> None:
     suspects = Suspects(samples_max=9)
     for number in range(20):
         cause = [Cause.PREEMPTED, Cause.EVICTED, Cause.KILLED, Cause.SILENT][number % 4]
-        finding = suspects.crashed(f"w{number}", f"h{number}", Piece(0, 3, 4), 1, cause, hosts=20)
+        finding = suspects.crashed(f"w{number}", f"h{number}", SampleRange(0, 3, 4), 1, cause, hosts=20)
         assert isinstance(finding, Innocent)
     assert (suspects.suspected, suspects.quarantined) == ((), ())
 
@@ -61,12 +61,12 @@ def test_what_the_cloud_takes_is_never_held_against_the_data() -> None:
 def test_a_death_that_is_told_twice_counts_once() -> None:
     suspects = Suspects(samples_max=9)
     for _ in range(5):
-        suspects.crashed("w0", "h0", Piece(0, 3, 4), 1, Cause.CRASHED, hosts=1)
+        suspects.crashed("w0", "h0", SampleRange(0, 3, 4), 1, Cause.CRASHED, hosts=1)
     assert suspects.quarantined == ()
 
 
 def test_one_host_on_which_everybody_dies_condemns_no_data_while_there_is_another() -> None:
-    suspects, piece = Suspects(samples_max=9), Piece(0, 3, 4)
+    suspects, piece = Suspects(samples_max=9), SampleRange(0, 3, 4)
     for number in range(10):
         finding = suspects.crashed(f"w{number}", "bad", piece, 1, Cause.CRASHED, hosts=2)
         assert isinstance(finding, Suspected)
@@ -79,7 +79,9 @@ def test_one_host_on_which_everybody_dies_condemns_no_data_while_there_is_anothe
 def test_so_many_deadly_samples_are_not_the_datas_fault() -> None:
     suspects = Suspects(samples_max=1)
     findings = [
-        suspects.crashed(f"w{number}", "h", Piece(0, number // 3, number // 3 + 1), 1, Cause.CRASHED, hosts=1)
+        suspects.crashed(
+            f"w{number}", "h", SampleRange(0, number // 3, number // 3 + 1), 1, Cause.CRASHED, hosts=1
+        )
         for number in range(6)
     ]
     assert isinstance(findings[2], Quarantined)
@@ -89,35 +91,35 @@ def test_so_many_deadly_samples_are_not_the_datas_fault() -> None:
 
 def test_a_piece_that_passes_after_all_is_forgotten() -> None:
     suspects = Suspects(samples_max=9)
-    suspects.crashed("w0", "h0", Piece(0, 10, 20), 1, Cause.CRASHED, hosts=1)
+    suspects.crashed("w0", "h0", SampleRange(0, 10, 20), 1, Cause.CRASHED, hosts=1)
     seen = []
-    for piece in (Piece(1, 0, 99), Piece(0, 0, 14), Piece(0, 14, 20)):
+    for piece in (SampleRange(1, 0, 99), SampleRange(0, 0, 14), SampleRange(0, 14, 20)):
         suspects.passed(piece)
         seen.append(suspects.suspected)
-    assert seen == [(Piece(0, 10, 20),), (Piece(0, 14, 20),), ()]
+    assert seen == [(SampleRange(0, 10, 20),), (SampleRange(0, 14, 20),), ()]
 
 
 def test_a_death_on_a_part_of_a_suspect_narrows_it_and_the_rest_stays_suspected() -> None:
     suspects = Suspects(samples_max=9)
-    suspects.crashed("w0", "h0", Piece(0, 10, 20), 1, Cause.CRASHED, hosts=1)
-    suspects.crashed("w1", "h0", Piece(0, 12, 15), 1, Cause.CRASHED, hosts=1)
+    suspects.crashed("w0", "h0", SampleRange(0, 10, 20), 1, Cause.CRASHED, hosts=1)
+    suspects.crashed("w1", "h0", SampleRange(0, 12, 15), 1, Cause.CRASHED, hosts=1)
 
-    assert suspects.suspected == (Piece(0, 10, 12), Piece(0, 12, 15), Piece(0, 15, 20))
+    assert suspects.suspected == (SampleRange(0, 10, 12), SampleRange(0, 12, 15), SampleRange(0, 15, 20))
 
 
 def test_a_share_is_cut_where_suspects_begin_and_end_and_what_is_quarantined_left_out() -> None:
     suspects = Suspects(samples_max=9)
-    suspects.quarantine(Quarantined(Piece(0, 5, 6), "known"))
-    suspects.crashed("w0", "h0", Piece(0, 8, 12), 1, Cause.CRASHED, hosts=1)
+    suspects.quarantine(Quarantined(SampleRange(0, 5, 6), "known"))
+    suspects.crashed("w0", "h0", SampleRange(0, 8, 12), 1, Cause.CRASHED, hosts=1)
 
-    assert suspects.cut(Piece(0, 0, 20)) == (
-        Piece(0, 0, 5),
-        Piece(0, 6, 8),
-        Piece(0, 8, 12),
-        Piece(0, 12, 20),
+    assert suspects.cut(SampleRange(0, 0, 20)) == (
+        SampleRange(0, 0, 5),
+        SampleRange(0, 6, 8),
+        SampleRange(0, 8, 12),
+        SampleRange(0, 12, 20),
     )
-    assert suspects.cut(Piece(1, 0, 20)) == (Piece(1, 0, 20),)
-    assert suspects.cut(Piece(0, 5, 6)) == ()
+    assert suspects.cut(SampleRange(1, 0, 20)) == (SampleRange(1, 0, 20),)
+    assert suspects.cut(SampleRange(0, 5, 6)) == ()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_what_kills_is_found_by_any_number_of_workers_and_nothing_else_is_left_o
     while len(passed) + suspects.samples_quarantined < samples:
         # a step whose samples are split over a number of workers that keeps changing
         for share in split(0, samples, workers[turn % len(workers)]):
-            for piece in suspects.cut(Piece(0, share.start, share.stop)) if share.samples else ():
+            for piece in suspects.cut(SampleRange(0, share.start, share.stop)) if share.samples else ():
                 if poisons & set(range(piece.start, piece.stop)):
                     deaths += 1
                     host = min({"h0", "h1"} - suspects.avoid(piece, {"h0", "h1"}))

@@ -7,21 +7,17 @@ from collections import Counter
 import pytest
 from rounds_simulation import ViolationError, World
 
-from scavenger.elastic.leases import Attempt, Grant, Instruction, Lost, Part
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.leases import Grant, HolderLost, Instruction, LeaseAttempt, LeasedSamples
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.round_events import (
-    Arrived,
     Asked,
     Average,
     Averaged,
     Donate,
     Donated,
-    Expel,
-    Finished,
-    Gone,
+    Evict,
     Happening,
-    Launched,
     Leave,
     Order,
     Over,
@@ -30,6 +26,10 @@ from scavenger.elastic.round_events import (
     Resized,
     Start,
     Stranded,
+    WorkerArrived,
+    WorkerFinished,
+    WorkerGone,
+    WorkerLaunched,
 )
 from scavenger.elastic.rounds import Rounds
 
@@ -66,7 +66,7 @@ class KeepsLeasesOfTheDead(Rounds):
 
     def _forget(self, worker: str, cause: Cause) -> list[Instruction]:
         handle = self.ledger.handle
-        self.ledger.handle = lambda event: [] if isinstance(event, Lost) else handle(event)  # type: ignore[method-assign]
+        self.ledger.handle = lambda event: [] if isinstance(event, HolderLost) else handle(event)  # type: ignore[method-assign]
         try:
             return super()._forget(worker, cause)
         finally:
@@ -198,9 +198,9 @@ def tell(rounds: Rounds, *events: Happening) -> list[Order]:
 
 def begun(*workers: str) -> Rounds:
     """Workers of one view that all hold the first one's replica and have read nothing."""
-    rounds = Rounds(Ledger(_SIZES, seed=0))
+    rounds = Rounds(ShardLedger(_SIZES, seed=0))
     for name in workers:
-        tell(rounds, Launched(name), Arrived(name, "h0"))
+        tell(rounds, WorkerLaunched(name), WorkerArrived(name, "h0"))
     tell(rounds, Resized(len(workers), "start"), Donated(workers[0], 0))
     return rounds
 
@@ -212,14 +212,14 @@ def ask(rounds: Rounds, worker: str) -> Grant:
 
 
 def push(rounds: Rounds, grant: Grant, samples: int) -> Pushed:
-    part = Part(grant.shard, grant.attempt, grant.start, grant.start + samples)
+    part = LeasedSamples(grant.shard, grant.attempt, grant.start, grant.start + samples)
     return Pushed(grant.worker, rounds.view, rounds.step + 1, part)
 
 
 def test_the_first_worker_keeps_its_replica_and_the_others_wait_for_it() -> None:
-    rounds = Rounds(Ledger(_SIZES, seed=0))
+    rounds = Rounds(ShardLedger(_SIZES, seed=0))
     for name in ("w0", "w1", "w2"):
-        assert tell(rounds, Launched(name), Arrived(name, "h0")) == []
+        assert tell(rounds, WorkerLaunched(name), WorkerArrived(name, "h0")) == []
 
     started = tell(rounds, Resized(3, "start"))
     loaded = tell(rounds, Donated("w0", 0))
@@ -279,7 +279,7 @@ def test_what_a_dead_worker_has_not_committed_goes_to_who_asked_in_vain() -> Non
     tell(rounds, Asked("w2", 0, 0), push(rounds, grants[0], 1), push(rounds, grants[1], 1), Averaged(1))
     tell(rounds, Asked("w2", 1, 0))
 
-    orders = tell(rounds, Gone("w0", Cause.KILLED))
+    orders = tell(rounds, WorkerGone("w0", Cause.KILLED))
 
     [again] = [order for order in orders if isinstance(order, Grant)]
     assert (again.worker, again.shard, again.start, again.stop) == ("w2", grants[0].shard, 1, 4)
@@ -290,7 +290,7 @@ def test_the_others_complete_a_round_in_which_a_worker_died_after_it_pushed() ->
     grants = [ask(rounds, "w0"), ask(rounds, "w1")]
     tell(rounds, push(rounds, grants[0], 4))
 
-    tell(rounds, Gone("w0", Cause.KILLED))
+    tell(rounds, WorkerGone("w0", Cause.KILLED))
     [average] = tell(rounds, push(rounds, grants[1], 4))
 
     assert isinstance(average, Average)
@@ -303,7 +303,7 @@ def test_a_push_that_comes_late_or_twice_is_in_no_step() -> None:
     rounds = begun("w0", "w1")
     grants = [ask(rounds, "w0"), ask(rounds, "w1")]
     late, twice = push(rounds, grants[0], 2), push(rounds, grants[1], 2)
-    tell(rounds, Gone("w0", Cause.SILENT), twice, Averaged(1))
+    tell(rounds, WorkerGone("w0", Cause.SILENT), twice, Averaged(1))
 
     assert tell(rounds, twice) == []
     assert tell(rounds, late) == [Leave("w0", "it is no member")]
@@ -319,13 +319,13 @@ def test_a_push_of_what_is_not_its_turn_ends_its_worker(wrong: str) -> None:
     changed = {
         "view": Pushed("w0", right.view + 1, right.step, part),
         "step": Pushed("w0", right.view, right.step + 1, part),
-        "attempt": Pushed("w0", right.view, right.step, part._replace(attempt=Attempt(9, 9))),
+        "attempt": Pushed("w0", right.view, right.step, part._replace(attempt=LeaseAttempt(9, 9))),
         "start": Pushed("w0", right.view, right.step, part._replace(start=1)),
     }[wrong]
 
     [expel] = tell(rounds, changed)
 
-    assert isinstance(expel, Expel)
+    assert isinstance(expel, Evict)
     assert rounds.step == 0
     assert rounds.ledger.offset(part.shard) == 0
 
@@ -334,7 +334,9 @@ def test_joining_and_leaving_wait_for_the_boundary() -> None:
     rounds = begun("w0", "w1")
     grants = [ask(rounds, "w0"), ask(rounds, "w1")]
 
-    waiting = tell(rounds, Launched("w2"), Arrived("w2", "h0"), Resized(2, "swap", without=("w1",)))
+    waiting = tell(
+        rounds, WorkerLaunched("w2"), WorkerArrived("w2", "h0"), Resized(2, "swap", without=("w1",))
+    )
     tell(rounds, push(rounds, grants[0], 2), push(rounds, grants[1], 2))
     boundary = [order for order in tell(rounds, Averaged(1)) if isinstance(order, Publish | Leave | Donate)]
     joined = tell(rounds, Donated("w0", 1))
@@ -352,32 +354,32 @@ def test_joining_and_leaving_wait_for_the_boundary() -> None:
 
 def test_another_member_donates_where_the_donor_dies() -> None:
     rounds = begun("w0", "w1")
-    tell(rounds, Launched("w2"), Arrived("w2", "h0"), Resized(3, "more"))
+    tell(rounds, WorkerLaunched("w2"), WorkerArrived("w2", "h0"), Resized(3, "more"))
     grants = [ask(rounds, "w0"), ask(rounds, "w1")]
     tell(rounds, push(rounds, grants[0], 2), push(rounds, grants[1], 2), Averaged(1))
 
-    assert Donate("w1", 1) in tell(rounds, Gone("w0", Cause.KILLED))
+    assert Donate("w1", 1) in tell(rounds, WorkerGone("w0", Cause.KILLED))
     assert tell(rounds, Donated("w0", 1)) == []
 
 
 def test_no_other_replica_takes_the_place_of_one_that_a_step_was_made_from() -> None:
     rounds = begun("w0")
-    tell(rounds, Launched("w1"), Arrived("w1", "h0"))
+    tell(rounds, WorkerLaunched("w1"), WorkerArrived("w1", "h0"))
     tell(rounds, push(rounds, ask(rounds, "w0"), 2))
 
-    assert tell(rounds, Gone("w0", Cause.KILLED)) == []
+    assert tell(rounds, WorkerGone("w0", Cause.KILLED)) == []
     assert tell(rounds, Averaged(1))[-1] == Stranded(1)
 
 
 def test_nobody_joins_once_a_member_has_returned() -> None:
     rounds = begun("w0", "w1")
-    tell(rounds, Launched("w2"), Launched("w3"), Arrived("w3", "h0"))
+    tell(rounds, WorkerLaunched("w2"), WorkerLaunched("w3"), WorkerArrived("w3", "h0"))
 
-    orders = tell(rounds, Finished("w0"))
+    orders = tell(rounds, WorkerFinished("w0"))
 
     assert {order.worker for order in orders if isinstance(order, Leave)} == {"w2", "w3"}
     assert not rounds.done
-    tell(rounds, Finished("w1"))
+    tell(rounds, WorkerFinished("w1"))
     assert rounds.done
 
 
@@ -394,7 +396,7 @@ def test_who_asks_for_an_epoch_that_ended_without_a_step_is_told() -> None:
 def test_asking_ahead_of_the_epoch_ends_a_worker() -> None:
     [order] = tell(begun("w0"), Asked("w0", 0, 1))
 
-    assert isinstance(order, Expel)
+    assert isinstance(order, Evict)
 
 
 def test_only_what_was_to_be_averaged_can_have_been() -> None:
@@ -407,9 +409,15 @@ def test_only_what_was_to_be_averaged_can_have_been() -> None:
 def test_a_kept_state_is_what_the_first_members_begin_with() -> None:
     before = begun("w0")
     tell(before, push(before, ask(before, "w0"), 2), Averaged(1))
-    ledger = Ledger.restore(before.ledger.snapshot(), incarnation=1)
+    ledger = ShardLedger.restore(before.ledger.snapshot(), incarnation=1)
     rounds = Rounds(ledger, held=True, view=before.view)
-    tell(rounds, Launched("w1"), Launched("w2"), Arrived("w1", "h0"), Arrived("w2", "h0"))
+    tell(
+        rounds,
+        WorkerLaunched("w1"),
+        WorkerLaunched("w2"),
+        WorkerArrived("w1", "h0"),
+        WorkerArrived("w2", "h0"),
+    )
 
     started = tell(rounds, Resized(2, "again"))
 

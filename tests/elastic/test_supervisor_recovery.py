@@ -20,9 +20,9 @@ from scavenger.elastic.recovery import (
     Lost,
     PartHeld,
     PartsDiffer,
-    Phase,
     Recovered,
     Recovery,
+    RecoveryPhase,
     Refused,
     RollBack,
     RolledBack,
@@ -95,7 +95,7 @@ def test_a_roll_back_is_over_once_every_aggregator_has_begun_again() -> None:
         EndAggregator(A, "a part was lost"),
         ConfirmRollBack(),
     ]
-    assert (recovery.phase, recovery.held, recovery.rewinding) == (Phase.ROLLING_BACK, (), (0, 1))
+    assert (recovery.phase, recovery.held, recovery.rewinding) == (RecoveryPhase.ROLLING_BACK, (), (0, 1))
     # what the process said that was ended counts no more
     assert recovery.handle(PartHeld(A, 9, 11.0)) == []
     assert recovery.held == ()
@@ -107,7 +107,7 @@ def test_a_roll_back_is_over_once_every_aggregator_has_begun_again() -> None:
         Recovered(A, "was ended", 2.0),
         RolledBack(4, "a part was lost", 3.0),
     ]
-    assert (recovery.phase, recovery.held, recovery.rewinding) == (Phase.RUNNING, (0, 1), ())
+    assert (recovery.phase, recovery.held, recovery.rewinding) == (RecoveryPhase.RUNNING, (0, 1), ())
 
 
 def test_parts_that_begin_after_different_steps_are_no_model() -> None:
@@ -156,7 +156,7 @@ def test_whatever_happens_when_nothing_is_started_twice_and_nothing_at_all_once_
 ) -> None:
     recovery, tokens = Recovery((A, B)), [1]
     for number, event in enumerate(events):
-        closed = recovery.phase is Phase.CLOSED
+        closed = recovery.phase is RecoveryPhase.CLOSED
         actions = recovery.handle(event)
         assert not (closed and actions), f"event {number} of a job that is closed led to {actions}"
         starts = [action for action in actions if isinstance(action, StartCoordinator | StartAggregator)]
@@ -171,7 +171,7 @@ def test_whatever_happens_when_nothing_is_started_twice_and_nothing_at_all_once_
                     assert isinstance(event, AggregatorEnded)
                     assert event.name == action.name
         assert not set(recovery.held) & set(recovery.rewinding)
-        assert bool(recovery.rewinding) <= (recovery.phase is not Phase.RUNNING)
+        assert bool(recovery.rewinding) <= (recovery.phase is not RecoveryPhase.RUNNING)
         if any(isinstance(action, RolledBack) for action in actions):
             assert recovery.held == (0, 1), "the job goes on with a part that nobody holds"
     assert tokens == sorted(set(tokens))

@@ -30,9 +30,9 @@ SAMPLES: dict[str, list[bytes]] = {
         vm_messages.encode(vm_messages.Refused("ü")),
     ],
     "own loops": [
-        loop_messages.encode(loop_messages.Grant(1, (2, 3), 4, 5)),
+        loop_messages.encode(loop_messages.GrantMessage(1, (2, 3), 4, 5)),
         loop_messages.encode(messages.Beat()),
-        loop_messages.encode(loop_messages.Leave("ü")),
+        loop_messages.encode(loop_messages.LeaveMessage("ü")),
     ],
     "questions for files": [leader_files.questions.encode(leader_files.Folders(1, "/x"))],
     "answers with files": [leader_files.answers.encode(leader_files.Failed(1, "ü"))],

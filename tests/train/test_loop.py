@@ -25,9 +25,9 @@ from scavenger.train.custom_loop.report import (
     EpochDone,
     LoopEvent,
     LoopReport,
-    RolledBack,
+    LoopRolledBack,
+    LoopStepDone,
     Snapshotted,
-    StepDone,
 )
 from scavenger.train.custom_loop.run import LoopRun
 from scavenger.train.job_source import JobSource, Timeouts
@@ -379,18 +379,18 @@ class Drive:
         return self.run.report
 
 
-def surviving(events: Sequence[LoopEvent]) -> list[StepDone]:
+def surviving(events: Sequence[LoopEvent]) -> list[LoopStepDone]:
     """Return the steps that no rollback has undone."""
-    steps: list[StepDone] = []
+    steps: list[LoopStepDone] = []
     for event in events:
-        if isinstance(event, StepDone):
+        if isinstance(event, LoopStepDone):
             steps.append(event)
-        elif isinstance(event, RolledBack):
+        elif isinstance(event, LoopRolledBack):
             steps = steps[: event.step]
     return steps
 
 
-def replayed(steps: Sequence[StepDone], small: Any, replica: Any) -> Any:
+def replayed(steps: Sequence[LoopStepDone], small: Any, replica: Any) -> Any:
     """Train one process on the same batches, and return its model."""
     for step in steps:
         x = np.concatenate([small.X[part.shard][part.start : part.stop] for _, part in step.parts])
@@ -399,7 +399,7 @@ def replayed(steps: Sequence[StepDone], small: Any, replica: Any) -> Any:
     return replica
 
 
-def assert_each_sample_once(steps: Sequence[StepDone], small: Any) -> None:
+def assert_each_sample_once(steps: Sequence[LoopStepDone], small: Any) -> None:
     counts = Counter(
         (step.epoch, part.shard, place)
         for step in steps
@@ -430,16 +430,16 @@ def test_every_sample_counts_once_and_all_end_alike_through_deaths_joins_and_lea
     drive = Drive(tmp_path, replace=False)
     with drive.run as run:
         drive.until(lambda: run.step >= 1)
-        origin = drive.of(StepDone)[0].parts[0][0]
+        origin = drive.of(LoopStepDone)[0].parts[0][0]
         begun_with = small.Replica(run.supervisor.engine.pid(origin))
         drive.until(lambda: len(drive.of(Lost)) == 2)
         [joiner] = run.scale_out(1)
-        drive.until(lambda: any(name == joiner for step in drive.of(StepDone) for name, _ in step.parts))
+        drive.until(lambda: any(name == joiner for step in drive.of(LoopStepDone) for name, _ in step.parts))
         run.scale_in(["w0"])
         at = run.step
         report = drive.finish()
 
-    steps = drive.of(StepDone)
+    steps = drive.of(LoopStepDone)
     assert_each_sample_once(steps, small)
     assert {(loss.worker, loss.cause.split()[0]) for loss in drive.of(Lost)} == {("w1", "was"), ("w2", "was")}
     assert "w0" not in {name for step in steps if step.step > at + 1 for name, _ in step.parts}
@@ -462,22 +462,23 @@ def test_training_goes_on_from_a_checkpoint_when_all_workers_or_the_leader_are_g
     first = Drive(tmp_path, **options)
     with first.run as run:
         first.until(lambda: run.step >= 1)
-        origin = first.of(StepDone)[0].parts[0][0]
+        origin = first.of(LoopStepDone)[0].parts[0][0]
         begun_with = small.Replica(run.supervisor.engine.pid(origin))
         first.until(lambda: bool(first.of(Snapshotted)))
         for worker in run.members:
             os.kill(run.supervisor.engine.pid(worker), signal.SIGKILL)
-        first.until(lambda: bool(first.of(RolledBack)))
+        first.until(lambda: bool(first.of(LoopRolledBack)))
         first.until(
             lambda: (
-                first.events.index(first.of(Snapshotted)[-1]) > first.events.index(first.of(RolledBack)[0])
+                first.events.index(first.of(Snapshotted)[-1])
+                > first.events.index(first.of(LoopRolledBack)[0])
             )
         )
     second = Drive(tmp_path, resume=True, **options)
     with second.run:
         report = second.finish()
 
-    steps = surviving([*first.events, RolledBack(second.of(StepDone)[0].step - 1), *second.events])
+    steps = surviving([*first.events, LoopRolledBack(second.of(LoopStepDone)[0].step - 1), *second.events])
     assert_each_sample_once(steps, small)
     assert report.replicas_equal
     np.testing.assert_allclose(report.state["w"], replayed(steps, small, begun_with).w, rtol=1e-5)
@@ -496,7 +497,7 @@ def test_a_sample_that_kills_its_readers_is_left_out_and_nothing_else(
     if (
         not stored
     ):  # nobody was left who had the weights: it began again, and knew which samples were suspected
-        assert {event.step for event in drive.of(RolledBack)} == {0}
+        assert {event.step for event in drive.of(LoopRolledBack)} == {0}
 
     shard, place = small.POISON
     [left_out] = report.quarantined

@@ -12,8 +12,8 @@ import pytest
 from scavenger.control.jobs.needs import Kind
 from scavenger.control.jobs.training_code import kind_of
 from scavenger.domain.job import JobSpec
-from scavenger.elastic.leases import Attempt, Part
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.leases import LeaseAttempt, LeasedSamples
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.errors import TrainingCodeError
 from scavenger.models.noise import noise_scale_parts
 from scavenger.sdk import LoopJob
@@ -23,7 +23,7 @@ from scavenger.train.custom_loop.exchange import SuccessiveSteps
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
 from scavenger.train.custom_loop.job_reports import EpochLosses, StepInReport, manifest_of
 from scavenger.train.custom_loop.mean import weighted_mean
-from scavenger.train.custom_loop.report import Reported, StepDone
+from scavenger.train.custom_loop.report import LoopStepDone, Reported
 from scavenger.train.transport.block_file import create_block
 
 _SPEC = {"version": 1, "name": "x", "train": "train:job", "goal": {"max_epochs": 3}}
@@ -78,9 +78,11 @@ def test_members_wait_at_the_end_of_an_epoch_until_all_may_go_on() -> None:
 
 
 def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -> None:
-    parts = tuple((f"w{k}", Part(k, Attempt(0, k), 2, 2 + count)) for k, count in enumerate((4, 2)))
-    done = StepDone(5, 1, 3, parts, step_time_s=0.5, compute_s={"w0": 0.2, "w1": 0.3}, noise_parts=2)
-    step, ledger = StepInReport(done, 6, {"w0", "w1"}), Ledger((10, 10), 0)
+    parts = tuple(
+        (f"w{k}", LeasedSamples(k, LeaseAttempt(0, k), 2, 2 + count)) for k, count in enumerate((4, 2))
+    )
+    done = LoopStepDone(5, 1, 3, parts, step_time_s=0.5, compute_s={"w0": 0.2, "w1": 0.3}, noise_parts=2)
+    step, ledger = StepInReport(done, 6, {"w0", "w1"}), ShardLedger((10, 10), 0)
 
     step.add(Reported("w0", 5, 1.0, 4, 0.01))
     assert step.awaited == {"w1"}
@@ -100,11 +102,12 @@ def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -
 
 def test_a_change_of_the_state_makes_another_loop() -> None:
     header = lm.TensorHeader("w", "<f4", (3, 2))
-    one = manifest_of(lm.Hello((5, 7), (header,), ("val_error",)))
+    one = manifest_of(lm.ReplicaBuilt((5, 7), (header,), ("val_error",)))
 
     assert (one.dataset_size, one.parameters, one.metric_names) == (12, 6, ("loss", "val_error"))
     assert (
-        one.architecture != manifest_of(lm.Hello((5,), (lm.TensorHeader("w", "<f4", (2, 3)),))).architecture
+        one.architecture
+        != manifest_of(lm.ReplicaBuilt((5,), (lm.TensorHeader("w", "<f4", (2, 3)),))).architecture
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from scavenger import run_loop
 from scavenger.sdk.loop import STATISTICS
-from scavenger.train.custom_loop.report import LoopEvent, StepDone
+from scavenger.train.custom_loop.report import LoopEvent, LoopStepDone
 from scavenger.train.custom_loop.run import LoopRun
 
 pytestmark = pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_loop_on_two_workers_reaches_the_weights_of_ddp_on_the_same_order_of_d
     steps: list[list[tuple[int, int]]] = []
 
     def on_event(run: LoopRun, event: LoopEvent) -> None:
-        if isinstance(event, StepDone):
+        if isinstance(event, LoopStepDone):
             rows = [
                 (part.shard * SHARD + part.start, part.shard * SHARD + part.stop) for _, part in event.parts
             ]

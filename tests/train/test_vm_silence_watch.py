@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.elastic.liveness import HEARTBEAT_S, Liveness
-from scavenger.elastic.outage import Outage
+from scavenger.elastic.outage import NetworkOutage
 from scavenger.train.engines.vm.channel import HEARTBEAT_S as AGENT_BEATS_S
 from scavenger.train.engines.vm.silence_watch import LOST_S, SilenceWatch
 from scavenger.train.engines.vm.values import AgentSession, AgentSpec
@@ -158,7 +158,7 @@ def test_a_short_break_of_the_link_to_all_vms_costs_no_worker(
     vms = min(len(agents), len(workers))
     broken = 20.0, 20.0 + break_s
     names = [f"w{number}" for number in range(vms)]
-    watch, outage, liveness = SilenceWatch(LOST_S, 0.0), Outage(), Liveness()
+    watch, outage, liveness = SilenceWatch(LOST_S, 0.0), NetworkOutage(), Liveness()
     sessions = [AgentSession(AgentSpec(name, "small", "worker", 1, 1)) for name in names]
     until = 40.0
     of_agents = [heard_at(AGENT_BEATS_S, AGENT_BEATS_S * phase, broken, until) for phase in agents[:vms]]

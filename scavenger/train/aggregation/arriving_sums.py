@@ -69,7 +69,7 @@ class ArrivingSums:
         """The buckets of this aggregator, among those of all."""
         self._budget = budget_bytes(layout, index)
         before, self._forming, self._begun = self._forming, self._shard.sums, -1
-        self._handle(s.Hold(self._numbers, self._budget))
+        self._handle(s.HoldBuckets(self._numbers, self._budget))
         if self._begun >= 0 and before is not self._forming:
             self._forming.go_on(before)
 
@@ -90,9 +90,9 @@ class ArrivingSums:
             return
         pieces = [(number, slot, samples) for number, slot, samples in message.pieces if samples]
         if not self._is_remote(slot for _, slot, _ in pieces):
-            self._end(s.Expect(message.step, message.view, 2 * message.number))
+            self._end(s.PieceList(message.step, message.view, 2 * message.number))
             return
-        if self._is_outdated(s.Expect(message.step, message.view, 2 * message.number)):
+        if self._is_outdated(s.PieceList(message.step, message.view, 2 * message.number)):
             return
         sizes = [self._buckets[number].bytes for number in self._numbers]
         count = s.unasked(sizes, self._budget, message.workers)
@@ -101,12 +101,12 @@ class ArrivingSums:
             for number, slot, samples in pieces
         )
         self._slots = {number: slot for number, slot, _ in pieces}
-        self._handle(s.Expect(message.step, message.view, 2 * message.number, terms))
+        self._handle(s.PieceList(message.step, message.view, 2 * message.number, terms))
         for number, rows in message.held:
             if number in self._slots:
                 self._rows[number] = rows
                 self._own.add(_worker(self._slots[number]))
-                self._handle(s.Offered(_worker(self._slots[number]), number, own=True))
+                self._handle(s.PieceOffered(_worker(self._slots[number]), number, own=True))
 
     def prepare(self, order: ApplyPart) -> list[Gradient] | None:
         """Return the mean gradients for an order, and end the sums; None if they have to be formed first.
@@ -115,7 +115,7 @@ class ArrivingSums:
         formed. Then it is the list, all of whose pieces are known to be computed.
         """
         counted = [piece for piece in order.pieces if piece[1]]
-        key = s.Expect(
+        key = s.PieceList(
             order.step,
             order.view,
             2 * order.number + 1,
@@ -124,7 +124,7 @@ class ArrivingSums:
         if self._is_formed_of(key):
             gradients = self._shard.sums.gradients()
             self._waiting = None
-            self._end(s.Expect(order.step, order.view, 2 * order.number + 2))
+            self._end(s.PieceList(order.step, order.view, 2 * order.number + 2))
             return gradients
         if self._is_outdated(key):
             return None
@@ -137,7 +137,7 @@ class ArrivingSums:
             own = self._shard.index in held[number]
             if own:
                 self._own.add(_worker(slot))
-            self._handle(s.Offered(_worker(slot), number, own=own))
+            self._handle(s.PieceOffered(_worker(slot), number, own=own))
         return None
 
     def needs_sums(self, order: ApplyPart) -> bool:
@@ -148,7 +148,7 @@ class ArrivingSums:
     def end(self, order: ApplyPart) -> None:
         """End the sums of a step that is applied from slots alone."""
         self._waiting = None
-        self._end(s.Expect(order.step, order.view, 2 * order.number + 2))
+        self._end(s.PieceList(order.step, order.view, 2 * order.number + 2))
 
     # ---- from workers --------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class ArrivingSums:
             self._own.add(worker)
         if message.samples and message.step >= self._shard.record.step:
             self._rows[message.piece] = message.rows
-            self._handle(s.Offered(worker, message.piece, own))
+            self._handle(s.PieceOffered(worker, message.piece, own))
 
     def take(self, worker: str, message: GradientBucket, payload: bytes) -> None:
         """A bucket of a piece has arrived."""
@@ -172,7 +172,7 @@ class ArrivingSums:
         except ValueError as error:
             print(f"rejected a bucket of {worker}: {error}", flush=True)
             return
-        self._handle(s.Arrived(worker, message.piece, message.bucket), (message, payload))
+        self._handle(s.BucketArrived(worker, message.piece, message.bucket), (message, payload))
 
     def answered(self, worker: str, message: BucketsSent) -> None:
         """A worker has sent what it was asked for."""
@@ -183,7 +183,7 @@ class ArrivingSums:
         waits = self._sums.expected is not None and not self._sums.formed
         if waits and time.monotonic() - self._moved_at > _ASK_AGAIN_S:
             self._moved_at = time.monotonic()
-            self._handle(s.Tick())
+            self._handle(s.NothingArrived())
 
     def forget(self, worker: str) -> None:
         """Free the memory of a lost worker's slots, unless another worker has reused them."""
@@ -201,17 +201,17 @@ class ArrivingSums:
     def _is_remote(self, slots: Iterable[int]) -> bool:
         return any(_worker(slot) not in self._own for slot in slots)
 
-    def _is_outdated(self, key: s.Expect) -> bool:
+    def _is_outdated(self, key: s.PieceList) -> bool:
         now = self._sums.expected
         return now is not None and key < now
 
-    def _is_formed_of(self, key: s.Expect) -> bool:
+    def _is_formed_of(self, key: s.PieceList) -> bool:
         now = self._sums.expected
         if now is None or not self._sums.formed or (now.step, now.view) != (key.step, key.view):
             return False
         return [(t.piece, t.samples) for t in now.terms] == [(t.piece, t.samples) for t in key.terms]
 
-    def _end(self, key: s.Expect) -> None:
+    def _end(self, key: s.PieceList) -> None:
         for action in self._sums.handle(key):
             if isinstance(action, s.Drop):
                 del self._kept[action.piece, action.bucket]
@@ -227,7 +227,7 @@ class ArrivingSums:
             self._shard.begin_sums(self._begun)
         for action in actions:
             match action:
-                case s.Ask():
+                case s.FetchBuckets():
                     self._ask(action.worker, AskBuckets(action.piece, action.question, action.buckets))
                 case s.Keep() if arrived is not None:
                     self._kept[action.piece, action.bucket] = arrived
@@ -236,7 +236,7 @@ class ArrivingSums:
                 case s.Add():
                     self._moved_at = time.monotonic()
                     self._add(action, arrived)
-                case s.Formed():
+                case s.ListSummed():
                     formed = True
                 case _:
                     pass

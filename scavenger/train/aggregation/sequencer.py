@@ -87,7 +87,7 @@ class Sequencer:
         missing = barrier.missing
         behind = self._step.behind() or barrier.migration.releasing
         waiting = self._timer.waiting_s if missing or behind else 0.0
-        evaluating = barrier.phase in (b.Phase.EVALUATE, b.Phase.SUMMARISE)
+        evaluating = barrier.phase in (b.BarrierPhase.EVALUATE, b.BarrierPhase.SUMMARISE)
         return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
 
     def inform(self, token: int) -> m.Inform:
@@ -121,12 +121,12 @@ class Sequencer:
                     )
                 )
             case m.VerdictGiven():
-                verdict = b.Verdict(message.epoch, message.stop, message.step)
+                verdict = b.EpochDecision(message.epoch, message.stop, message.step)
                 if self._barrier.awaits(verdict):
                     self._take_verdict(message)
                 self._handle(verdict)
             case m.Migrate():
-                self._handle(mig.Migrate(message.request, message.holders))
+                self._handle(mig.RequestMigration(message.request, message.holders))
             case m.Finish() if self._finalisation is None:
                 self._request = message
                 self._finish_if_possible()
@@ -157,7 +157,9 @@ class Sequencer:
                 except ValueError as error:
                     print(f"refused {peer}: metric sums of the wrong shape: {error}", flush=True)
                     return
-                follows = self._barrier.handle(b.Evaluated(peer, message.view, message.step, message.piece))
+                follows = self._barrier.handle(
+                    b.PieceEvaluated(peer, message.view, message.step, message.piece)
+                )
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
                     self._evaluation.add(message.piece, sums)
                 self._carry_out(follows)
@@ -250,17 +252,17 @@ class Sequencer:
                     self._proceed(instruction)
                 case b.Sum():
                     self._sum(instruction)
-                case b.Report():
+                case b.ReportMetrics():
                     self._report_end(instruction.plan)
                 case b.Installed():
                     # recorded before it is reported, because its number must not be used again
                     self._write_record()
                     self._report(m.ViewInstalled(m.view_body(instruction.view)))
-                case mig.Copy() | mig.Adopt() | mig.Take() | mig.Migrated():
+                case mig.Copy() | mig.AdoptMap() | mig.Take() | mig.MigrationEnded():
                     self._migrate(instruction)
                 case b.Inform():
                     pass
-                case b.Quarantine():
+                case b.QuarantineSamples():
                     self._quarantine_samples(instruction)
                 case b.Despair():
                     self._failed = True
@@ -361,7 +363,7 @@ class Sequencer:
                 )
                 for aggregator in sorted({instruction.target, *(holder for _, holder in order.buckets)}):
                     self._to_aggregator(aggregator, order)
-            case mig.Adopt():
+            case mig.AdoptMap():
                 fail_here("sequencer.adopting")
                 self._shard.block.write_map(instruction.map, instruction.before)
                 fail_here("sequencer.adopted")
@@ -369,7 +371,7 @@ class Sequencer:
             case mig.Take():
                 for aggregator in instruction.aggregators:
                     self._to_aggregator(aggregator, m.TakeMap(m.map_body(instruction.map)))
-            case mig.Migrated():
+            case mig.MigrationEnded():
                 body = m.map_body(instruction.map)
                 self._report(m.Migrated(instruction.request, body, instruction.reason))
 
@@ -377,7 +379,7 @@ class Sequencer:
         """Indices of the other aggregators that hold something of the last step's state."""
         return [index for index in self._barrier.migration.settled.participants if index]
 
-    def _quarantine_samples(self, instruction: b.Quarantine) -> None:
+    def _quarantine_samples(self, instruction: b.QuarantineSamples) -> None:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
         samples = self._left_out.add(piece.scope, piece.start, piece.stop)

@@ -101,7 +101,7 @@ class Initialization:
 
     def initialised(self, index: int) -> None:
         """Note that an aggregator holds its model shard."""
-        self._handle(i.PartHeld(index))
+        self._handle(i.PartLoaded(index))
 
     def hello(self, worker: str, manifest: m.Manifest) -> None:
         """Handle the greeting of a worker that has built the model and waits for `Prepare`."""
@@ -113,15 +113,15 @@ class Initialization:
         """Handle a worker's answer to the roll call."""
         self._check(worker, message.manifest)
         prepared = message.prepared or message.ready
-        self._handle(i.Present(worker, prepared, seeded=message.seeded, memory=message.memory))
+        self._handle(i.WorkerPresent(worker, prepared, seeded=message.seeded, memory=message.memory))
 
     def seeded_by(self, worker: str, memory: str) -> None:
         """Note that a worker has written its initial weights to its memory."""
-        self._handle(i.Seeded(worker, memory))
+        self._handle(i.WeightsSeeded(worker, memory))
 
     def lost(self, worker: str) -> None:
         """Note that a worker is lost, or is released."""
-        self._handle(i.Lost(worker))
+        self._handle(i.WorkerLeft(worker))
 
     # ---- carrying out --------------------------------------------------------------------------------------
 
@@ -132,13 +132,13 @@ class Initialization:
                     assert self._manifest is not None
                     at = _addresses(action.endpoints)
                     self._send(action.worker, m.Prepare(self._manifest, at, action.initial))
-                case i.Reconnect():
+                case i.ReconnectAll():
                     self._send(EVERYBODY, m.Reconnect(_addresses(action.endpoints)))
                 case i.InitializePart():
                     self._initialise(action)
                 case i.RenewView():
                     self._announce(self._membership.renew())
-                case i.RollBack():
+                case i.RestartAggregators():
                     self._send(SUPERVISOR, m.RollBack(action.cause))
 
     def _initialise(self, action: i.InitializePart) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scavenger.elastic.leases import Part
+from scavenger.elastic.leases import LeasedSamples
 from scavenger.errors import TrainingCodeError
 from scavenger.models.noise import norms_of_halves
 from scavenger.sdk.loop import STATISTICS
@@ -29,7 +29,7 @@ class _Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
+class StepMean:
     """The mean of a step, ready to be sent, and what was learned on the way.
 
     Attributes:
@@ -83,7 +83,7 @@ class Exchange:
         pushed = _Pushed(tensors, push.tensors, memory is not None, push.compute_s)
         self._pushed[worker, push.step] = pushed
 
-    def average(self, step: int, parts: Sequence[tuple[str, Part]]) -> Averaged:
+    def average(self, step: int, parts: Sequence[tuple[str, LeasedSamples]]) -> StepMean:
         """Form the mean of a step over the samples of these workers, who have pushed; forgets the step.
 
         Raises:
@@ -104,7 +104,7 @@ class Exchange:
         if len(parts) == 1 and self._alone is not None:
             noise = self._alone.noise(means, samples[0])
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
-        return Averaged(headers, frames, shared, compute_s, *noise)
+        return StepMean(headers, frames, shared, compute_s, *noise)
 
 
 class SuccessiveSteps:

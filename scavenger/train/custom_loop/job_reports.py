@@ -6,10 +6,10 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.view import Position, View
 from scavenger.train.custom_loop import messages as lm
-from scavenger.train.custom_loop.report import Reported, StepDone, ViewChanged
+from scavenger.train.custom_loop.report import LoopStepDone, LoopViewChanged, Reported
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import TensorSpec, view_body
 
@@ -26,7 +26,7 @@ class StepInReport:
         awaited: Members that have not reported yet.
     """
 
-    done: StepDone
+    done: LoopStepDone
     global_batch_size: int
     awaited: set[str]
     _losses: list[tuple[float, int]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class StepInReport:
         samples = sum(count for _, count in self._losses)
         return sum(loss * count for loss, count in self._losses) / samples if samples else None
 
-    def report(self, ledger: Ledger) -> m.StepReport:
+    def report(self, ledger: ShardLedger) -> m.StepReport:
         """The report of the step; a worker's samples are positions in all shards, one after the other."""
         done, loss = self.done, self.loss
         begins = _begins(ledger.sizes)
@@ -93,7 +93,7 @@ class EpochLosses:
         return {LOSS: self._total / self._samples} if known else {}
 
 
-def view_installed(change: ViewChanged) -> m.ViewInstalled:
+def view_installed(change: LoopViewChanged) -> m.ViewInstalled:
     """The report of a view that has taken effect."""
     view = change.view
     return m.ViewInstalled(
@@ -111,7 +111,7 @@ def view_installed(change: ViewChanged) -> m.ViewInstalled:
     )
 
 
-def manifest_of(described: lm.Hello) -> m.Manifest:
+def manifest_of(described: lm.ReplicaBuilt) -> m.Manifest:
     """Describe a loop as a model is described: its state are the tensors, and it has no optimizer."""
     tensors = tuple(TensorSpec(t.name, t.shape, t.dtype, "trainable") for t in described.tensors)
     shapes = sorted((t.name, t.shape, t.dtype) for t in described.tensors)
@@ -128,7 +128,7 @@ def manifest_of(described: lm.Hello) -> m.Manifest:
     )
 
 
-def quarantined_samples(ledger: Ledger) -> dict[int, str]:
+def quarantined_samples(ledger: ShardLedger) -> dict[int, str]:
     """Positions of the samples that are left out, in all shards one after the other, with the reason of each."""
     begins = _begins(ledger.sizes)
     return {

@@ -36,13 +36,13 @@ from scavenger.train.custom_loop.report import (
     EpochDone,
     Evaluated,
     LoopEvent,
+    LoopRolledBack,
+    LoopStepDone,
+    LoopViewChanged,
     Released,
     Reported,
-    RolledBack,
     SnapshotFailed,
     Snapshotted,
-    StepDone,
-    ViewChanged,
 )
 from scavenger.train.custom_loop.run import LoopRun
 from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshots
@@ -308,14 +308,14 @@ class LoopJobSupervisor(WithoutAggregators):
 
     def _take(self, event: LoopEvent) -> None:
         match event:
-            case StepDone():
+            case LoopStepDone():
                 self._look_at_step(complete=True)
                 self._step = StepInReport(event, self._batch, set(event.members))
             case Reported():
                 if self._step is not None and self._step.done.step == event.step:
                     self._step.add(event)
                     self._look_at_step()
-            case ViewChanged():
+            case LoopViewChanged():
                 self._look_at_step(complete=True)
                 self._batch = event.view.global_batch_size
                 self._events.append(view_installed(event))
@@ -330,7 +330,7 @@ class LoopJobSupervisor(WithoutAggregators):
                 )
             case SnapshotFailed():
                 self._events.append(m.CheckpointFailed(event.step, event.message))
-            case RolledBack():
+            case LoopRolledBack():
                 self._step = self._evaluated = None
                 cause = "every worker that held the weights was lost"
                 self._events.append(recovery.RolledBack(event.step, cause, 0.0))
@@ -387,7 +387,7 @@ class LoopJobSupervisor(WithoutAggregators):
     # ---- states of the replica -----------------------------------------------------------------------------
 
     def _ask_state(self, worker: str) -> None:
-        self._run.supervisor.send(worker, lm.Donate(self._run.step))
+        self._run.supervisor.send(worker, lm.DonateMessage(self._run.step))
 
     def _keep(self, worker: str, step: int, state: dict[str, lm.Array]) -> None:
         self._kept = (step, state)

@@ -47,7 +47,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="loop", tag=True, forbid_u
 # ---- from workers ------------------------------------------------------------------------------------------
 
 
-class Hello(_Message, frozen=True):
+class ReplicaBuilt(_Message, frozen=True):
     """A worker has built its replica.
 
     Attributes:
@@ -61,7 +61,7 @@ class Hello(_Message, frozen=True):
     metrics: tuple[str, ...] = ()
 
 
-class Ask(_Message, frozen=True):
+class AskMessage(_Message, frozen=True):
     """A worker asks for samples; see `scavenger.elastic.rounds.Asked`."""
 
     step: int
@@ -104,7 +104,7 @@ class Stepped(_Message, frozen=True):
     update_s: float = 0.0
 
 
-class Evaluated(_Message, frozen=True):
+class EvaluatedMessage(_Message, frozen=True):
     """A worker has evaluated its replica after an epoch."""
 
     epoch: int
@@ -112,7 +112,7 @@ class Evaluated(_Message, frozen=True):
     took_s: float
 
 
-class Finished(_Message, frozen=True):
+class FinishedMessage(_Message, frozen=True):
     """A worker's training function has returned; `tensors` are its final replica."""
 
     step: int
@@ -122,7 +122,7 @@ class Finished(_Message, frozen=True):
 # ---- to workers --------------------------------------------------------------------------------------------
 
 
-class Start(_Message, frozen=True):
+class StartMessage(_Message, frozen=True):
     """Start to train; see `scavenger.elastic.rounds.Start`. If `load`, the state to load follows.
 
     Attributes:
@@ -142,7 +142,7 @@ class Start(_Message, frozen=True):
     place: int = -1
 
 
-class Grant(_Message, frozen=True):
+class GrantMessage(_Message, frozen=True):
     """Lease of samples for a worker to read; see `scavenger.elastic.leases.Grant`."""
 
     shard: int
@@ -151,10 +151,10 @@ class Grant(_Message, frozen=True):
     stop: int
 
 
-class Mean(_Message, frozen=True):
+class MeanMessage(_Message, frozen=True):
     """Mean of a step's gradients, which follows or is in the shared memory; see `scavenger.elastic.rounds.Publish`.
 
-    The share and the factor are as in `Start`, and hold from the next step on.
+    The share and the factor are as in `StartMessage`, and hold from the next step on.
     """
 
     step: int
@@ -168,7 +168,7 @@ class Mean(_Message, frozen=True):
     shared: bool = False
 
 
-class Over(_Message, frozen=True):
+class OverMessage(_Message, frozen=True):
     """An epoch is over; see `scavenger.elastic.rounds.Over`."""
 
     epoch: int
@@ -180,33 +180,33 @@ class Evaluate(_Message, frozen=True):
     epoch: int
 
 
-class Donate(_Message, frozen=True):
+class DonateMessage(_Message, frozen=True):
     """Request for a worker's replica; see `scavenger.elastic.rounds.Donate`."""
 
     step: int
 
 
-class Leave(_Message, frozen=True):
+class LeaveMessage(_Message, frozen=True):
     """Order for a worker to end; see `scavenger.elastic.rounds.Leave`."""
 
     reason: str
 
 
 LoopMessage = (
-    Hello
-    | Ask
+    ReplicaBuilt
+    | AskMessage
     | Push
     | DonatedState
     | Stepped
-    | Evaluated
-    | Finished
-    | Start
-    | Grant
-    | Mean
-    | Over
+    | EvaluatedMessage
+    | FinishedMessage
+    | StartMessage
+    | GrantMessage
+    | MeanMessage
+    | OverMessage
     | Evaluate
-    | Donate
-    | Leave
+    | DonateMessage
+    | LeaveMessage
 )
 _loop: Codec[LoopMessage] = Codec(LoopMessage)
 _process: Codec[Beat | Failed] = Codec(Beat | Failed)

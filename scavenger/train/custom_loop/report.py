@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scavenger.elastic.barrier import Announce
-from scavenger.elastic.leases import Part
+from scavenger.elastic.leases import LeasedSamples
 from scavenger.elastic.quarantine import Quarantined
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused, Started
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class LoopStepDone:
     """The mean of a step was formed.
 
     Attributes:
@@ -29,7 +29,7 @@ class StepDone:
     step: int
     epoch: int
     view: int
-    parts: tuple[tuple[str, Part], ...]
+    parts: tuple[tuple[str, LeasedSamples], ...]
     step_time_s: float = 0.0
     compute_s: dict[str, float] = field(default_factory=dict)
     worker_sqnorm: float = 0.0
@@ -39,7 +39,7 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewChanged:
+class LoopViewChanged:
     """Other members, or another batch, from `first_step` on, whose samples are of `epoch`."""
 
     view: Announce
@@ -103,26 +103,26 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RolledBack:
+class LoopRolledBack:
     """Every replica was lost: training continues from the checkpoint of this step, and later steps are undone."""
 
     step: int
 
 
 LoopEvent = (
-    StepDone
+    LoopStepDone
     | Reported
     | EpochDone
     | Evaluated
     | Snapshotted
     | SnapshotFailed
-    | RolledBack
+    | LoopRolledBack
     | Started
     | Released
     | Lost
     | Refused
     | PreemptionNotice
-    | ViewChanged
+    | LoopViewChanged
 )
 
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.elastic import round_events as r
-from scavenger.elastic.leases import Attempt, EpochEnded, Found, Grant, Part
-from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.leases import EpochCommitted, Found, Grant, LeaseAttempt, LeasedSamples
+from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, Suspects, cause_of_death
 from scavenger.elastic.rounds import Rounds
 from scavenger.errors import (
@@ -30,7 +30,7 @@ from scavenger.errors import (
 from scavenger.train.crash import crash_error
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
-from scavenger.train.custom_loop.exchange import Averaged, Exchange, unpack
+from scavenger.train.custom_loop.exchange import Exchange, StepMean, unpack
 from scavenger.train.custom_loop.progress import LostWorkers
 from scavenger.train.custom_loop.report import (
     EpochDone,
@@ -38,12 +38,12 @@ from scavenger.train.custom_loop.report import (
     LoopEvent,
     LoopReport,
     LoopResults,
+    LoopRolledBack,
+    LoopStepDone,
+    LoopViewChanged,
     Released,
     Reported,
-    RolledBack,
     SnapshotFailed,
-    StepDone,
-    ViewChanged,
 )
 from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshot, LoopSnapshots
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
@@ -100,7 +100,7 @@ class LoopRun:
         self._donation: dict[str, lm.Array] = {}
         self._watch, self._results = LoopWatch(supervisor, timeouts, ends, clock), LoopResults()
         self._events: list[LoopEvent] = []
-        self.described: lm.Hello | None = None
+        self.described: lm.ReplicaBuilt | None = None
         self.on_state: Callable[[str, int, dict[str, lm.Array]], None] = lambda worker, step, state: None
         self.paused = False
 
@@ -170,7 +170,7 @@ class LoopRun:
     def launch(self, vm: str, threads: int | None) -> str:
         """Start a worker; see `LoopSupervisor.launch`."""
         name = self.supervisor.launch(vm, threads=threads)
-        self._handle(r.Launched(name))
+        self._handle(r.WorkerLaunched(name))
         return name
 
     def resize(self, wanted: r.Resized) -> None:
@@ -189,7 +189,7 @@ class LoopRun:
         self.supervisor.leave(worker, reason)
         if self._ends is not None:
             self._ends.gone(worker)
-            self._handle(r.Gone(worker, Cause.EVICTED))
+            self._handle(r.WorkerGone(worker, Cause.EVICTED))
         self._events.append(Released(worker))
 
     def go_on(self) -> None:
@@ -292,13 +292,15 @@ class LoopRun:
             match message:
                 case Failed():
                     raise error_of(message.kind, message.message, process=name, log=self.supervisor.log(name))
-                case lm.Hello() if name in self.supervisor.starting:
+                case lm.ReplicaBuilt() if name in self.supervisor.starting:
                     self._arrived(name, message)
-                case lm.Ask():
+                case lm.AskMessage():
                     if self._ends is None or not self._ends.holds(name, message.step, message.epoch):
                         self._handle(r.Asked(name, message.step, message.epoch))
                 case lm.Push():
-                    part = Part(message.shard, Attempt(*message.attempt), message.start, message.stop)
+                    part = LeasedSamples(
+                        message.shard, LeaseAttempt(*message.attempt), message.start, message.stop
+                    )
                     self._exchange.take(name, message, frames)
                     self._handle(r.Pushed(name, message.view, message.step, part))
                 case lm.DonatedState():
@@ -309,14 +311,14 @@ class LoopRun:
                     self._events.append(
                         Reported(name, message.step, message.loss, message.samples, message.update_s)
                     )
-                case lm.Evaluated():
+                case lm.EvaluatedMessage():
                     self._events.append(Evaluated(name, message.epoch, message.metrics, message.took_s))
-                case lm.Finished() if name in self.members:
+                case lm.FinishedMessage() if name in self.members:
                     self._finished(name, unpack(name, message.tensors, frames))
                 case _:
                     pass
 
-    def _arrived(self, name: str, described: lm.Hello) -> None:
+    def _arrived(self, name: str, described: lm.ReplicaBuilt) -> None:
         if self._rounds is None:
             self._open(described.sizes)
             self.described = described
@@ -327,7 +329,7 @@ class LoopRun:
             )
         self.supervisor.arrive(name)
         self._events.append(Started(name, self.supervisor.age_s(name)))
-        self._handle(r.Arrived(name, self.supervisor.host(name)))
+        self._handle(r.WorkerArrived(name, self.supervisor.host(name)))
 
     def _donated(self, name: str, step: int, state: dict[str, lm.Array]) -> None:
         self._donation = state
@@ -352,7 +354,7 @@ class LoopRun:
 
     def _finished(self, name: str, state: dict[str, lm.Array]) -> None:
         self._results.finished(state)
-        self._handle(r.Finished(name))
+        self._handle(r.WorkerFinished(name))
         self.supervisor.leave(name, "training has ended")
 
     # ---- events and actions of the rounds ------------------------------------------------------------------
@@ -365,7 +367,7 @@ class LoopRun:
             if before is not None:
                 incarnation, view = before.ledger.incarnation + 1, before.view
                 suspects = Suspects.restore(before.ledger.snapshot()["suspects"])
-            ledger = Ledger(sizes, self._source.seed, incarnation=incarnation, suspects=suspects)
+            ledger = ShardLedger(sizes, self._source.seed, incarnation=incarnation, suspects=suspects)
             self._rounds = Rounds(ledger, view=view)
         else:
             snapshot, view = held.ledger, held.view
@@ -374,14 +376,14 @@ class LoopRun:
                 incarnation, view = max(incarnation, before.ledger.incarnation), max(view, before.view)
                 # a rollback undoes steps, but keeps the suspicions about samples
                 snapshot = {**snapshot, "suspects": before.ledger.snapshot()["suspects"]}
-            ledger = Ledger.restore(snapshot, incarnation=incarnation + 1)
+            ledger = ShardLedger.restore(snapshot, incarnation=incarnation + 1)
             self._rounds = Rounds(ledger, held=True, view=view)
         self._exchange.clear()
         if self._ends is not None:
             self._ends.begin(self._rounds.ledger.epoch)
         self._checkpointer.discard_requests()
         for name in self.supervisor.staying:
-            self._rounds.handle(r.Launched(name))
+            self._rounds.handle(r.WorkerLaunched(name))
 
     def _resize(self, reason: str, without: tuple[str, ...]) -> None:
         if self._begun:
@@ -396,7 +398,7 @@ class LoopRun:
         assert rounds is not None
         if (view := rounds.in_effect) is not None and view.number != self._view:
             self._view = view.number
-            self._events.append(ViewChanged(view, rounds.step + 1, rounds.epoch))
+            self._events.append(LoopViewChanged(view, rounds.step + 1, rounds.epoch))
         for action in actions:
             match action:
                 case r.Average():
@@ -405,26 +407,26 @@ class LoopRun:
                 case Grant():
                     number = (action.attempt.incarnation, action.attempt.number)
                     self.supervisor.send(
-                        action.worker, lm.Grant(action.shard, number, action.start, action.stop)
+                        action.worker, lm.GrantMessage(action.shard, number, action.start, action.stop)
                     )
                 case r.Over():
-                    self.supervisor.send(action.worker, lm.Over(action.epoch))
+                    self.supervisor.send(action.worker, lm.OverMessage(action.epoch))
                 case r.Start():
                     self._start(action, len(rounds.members))
                 case r.Donate():
                     launched, ledger = self.supervisor.launched, rounds.ledger.snapshot()
                     self._checkpointer.asked(LoopSnapshot(action.step, rounds.view, launched, ledger, {}))
-                    self.supervisor.send(action.worker, lm.Donate(action.step))
+                    self.supervisor.send(action.worker, lm.DonateMessage(action.step))
                 case r.Leave():
                     self.release(action.worker, action.reason)
-                case r.Expel():
+                case r.Evict():
                     self._lose(action.worker, action.reason, Cause.EVICTED)
                 case r.Stranded():
                     self._roll_back()
                     return
                 case Found(finding=NotTheData() as finding):
                     raise TrainingCodeError(finding.reason)
-                case EpochEnded():
+                case EpochCommitted():
                     self._events.append(EpochDone(action.epoch, action.step, action.quarantined))
                 case _:
                     pass
@@ -442,7 +444,7 @@ class LoopRun:
                 members = published.workers
                 self._publish(published, epoch, averaged)
         self._events.append(
-            StepDone(
+            LoopStepDone(
                 step,
                 epoch,
                 view,
@@ -457,11 +459,11 @@ class LoopRun:
         )
         self._carry_out(actions)
 
-    def _publish(self, published: r.Publish, epoch: int, averaged: Averaged) -> None:
+    def _publish(self, published: r.Publish, epoch: int, averaged: StepMean) -> None:
         rounds = self._rounds
         assert rounds is not None
         for worker in published.workers:
-            mean = lm.Mean(
+            mean = lm.MeanMessage(
                 published.step,
                 epoch,
                 published.over,
@@ -487,7 +489,7 @@ class LoopRun:
         headers, frames = lm.pack(state)
         self._watch.timer.restart(self._clock())
         assert self._rounds is not None
-        start = lm.Start(
+        start = lm.StartMessage(
             action.step,
             action.epoch,
             action.view,
@@ -526,7 +528,7 @@ class LoopRun:
         crashed, ready = cause is Cause.CRASHED, worker in arrived
         lost = Refused(worker, reason) if refused else Lost(worker, reason, crashed=crashed, ready=ready)
         self._events.append(lost)
-        actions = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
+        actions = self._rounds.handle(r.WorkerGone(worker, cause)) if self._rounds is not None else []
         # deaths that are blamed on samples do not count: they end when those samples are quarantined
         if not any(
             isinstance(action, Found) and not isinstance(action.finding, Innocent) for action in actions
@@ -551,10 +553,10 @@ class LoopRun:
         assert rounds is not None
         held = self._checkpointer.held
         self._open(rounds.ledger.sizes)
-        self._events.append(RolledBack(0 if held is None else held.step))
+        self._events.append(LoopRolledBack(0 if held is None else held.step))
         self._results.undo_from(0 if held is None else held.ledger["epoch"])
         for name in self.supervisor.arrived:
-            self._handle(r.Arrived(name, self.supervisor.host(name)))
+            self._handle(r.WorkerArrived(name, self.supervisor.host(name)))
         self._resize("after a checkpoint", ())
 
     # ---- watching ------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class LoopSupervisor(DirectWorkers):
         """Order a worker to end."""
         self.registry.leaving(worker)
         self.liveness.forget(worker)
-        self.send(worker, lm.Leave(reason))
+        self.send(worker, lm.LeaveMessage(reason))
 
     def mark_lost(self, worker: str) -> None:
         """End a worker that counts as lost, and ignore its messages from now on."""

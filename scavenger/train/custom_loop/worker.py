@@ -81,8 +81,8 @@ class LoopLink:
             raise TrainingCodeError(f"LoopJob names {', '.join(metrics)}: give loop.init an evaluate=")
         self._state, self._evaluate = state, evaluate
         fail_here("worker.joining")
-        self._send(lm.Hello(tuple(sizes), lm.headers_of(state()), metrics))
-        start, frames = self._wait_for(lm.Start)
+        self._send(lm.ReplicaBuilt(tuple(sizes), lm.headers_of(state()), metrics))
+        start, frames = self._wait_for(lm.StartMessage)
         if start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
@@ -90,14 +90,14 @@ class LoopLink:
         return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
-        self._send(lm.Ask(self.step, epoch))
-        message, frames = self._wait_for(lm.Grant, lm.Mean, lm.Over)
+        self._send(lm.AskMessage(self.step, epoch))
+        message, frames = self._wait_for(lm.GrantMessage, lm.MeanMessage, lm.OverMessage)
         self._since = time.monotonic()
         match message:
-            case lm.Grant():
+            case lm.GrantMessage():
                 fail_here("worker.leased")
                 return sdk.Granted(message.shard, message.attempt, message.start, message.stop)
-            case lm.Mean():
+            case lm.MeanMessage():
                 return self._decode_step(message, frames)
             case _:
                 return None
@@ -122,7 +122,7 @@ class LoopLink:
             frames,
         )
         fail_here("worker.pushed")
-        mean, received = self._wait_for(lm.Mean)
+        mean, received = self._wait_for(lm.MeanMessage)
         self._since = time.monotonic()
         return self._decode_step(mean, received)
 
@@ -158,14 +158,14 @@ class LoopLink:
         """Report that the training function has returned; raises `Left` when the worker is ordered to end."""
         assert self._state is not None
         headers, frames = lm.pack(self._state())
-        self._send(lm.Finished(self.step, headers), frames, copy=True)
+        self._send(lm.FinishedMessage(self.step, headers), frames, copy=True)
         self._wait_for()
 
     def status(self) -> Beat:
         """Return the worker's state for heartbeats."""
         return Beat(step=self.step, view=self.view)
 
-    def _decode_step(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
+    def _decode_step(self, mean: lm.MeanMessage, frames: list[bytes]) -> sdk.Step:
         self.view = mean.view
         if mean.shared and self._memory is not None:
             tensors = self._memory.arrays(MEAN, mean.tensors)
@@ -190,9 +190,9 @@ class LoopLink:
         body, *frames = self._socket.socket.recv_multipart()
         message = lm.decode(body)
         match message:
-            case lm.Leave():
+            case lm.LeaveMessage():
                 raise sdk.Left(message.reason)
-            case lm.Donate():
+            case lm.DonateMessage():
                 assert self._state is not None
                 headers, state = lm.pack(self._state())
                 self._send(lm.DonatedState(self.step, headers), state, copy=True)
@@ -200,19 +200,19 @@ class LoopLink:
             case lm.Evaluate():
                 self._send(self._evaluated(message.epoch))
                 return None
-            case lm.Grant() | lm.Mean() | lm.Over() | lm.Start():
+            case lm.GrantMessage() | lm.MeanMessage() | lm.OverMessage() | lm.StartMessage():
                 return message, frames
             case _:
                 return None
 
-    def _evaluated(self, epoch: int) -> lm.Evaluated:
+    def _evaluated(self, epoch: int) -> lm.EvaluatedMessage:
         began = time.monotonic()
         found = {} if self._evaluate is None else self._evaluate()
         metrics = {str(name): float(value) for name, value in found.items()}
         if missing := [name for name in self._code.metrics if name not in metrics]:
             raise TrainingCodeError(f"evaluate returned no {missing[0]!r}, which LoopJob names")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return lm.Evaluated(epoch, finite, time.monotonic() - began)
+        return lm.EvaluatedMessage(epoch, finite, time.monotonic() - began)
 
     def _send(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
         """Send a message; without `copy`, the frames must not be changed until the answer has arrived."""

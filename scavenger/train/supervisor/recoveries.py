@@ -183,7 +183,7 @@ class Recoveries:
         """
         entry = self._registry[ended.name]
         status, cause = entry.status, entry.cause if entry.status is Status.EXPELLED else ended.cause
-        self._registry.ended(ended.name, cause, expected=self._machine.phase is r.Phase.CLOSED)
+        self._registry.ended(ended.name, cause, expected=self._machine.phase is r.RecoveryPhase.CLOSED)
         log.info("%s %s", ended.name, cause)
         if entry.role is Role.WORKER:
             self._worker_ended(entry, status, cause, ended)

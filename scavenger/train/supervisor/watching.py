@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from scavenger.elastic.liveness import HEARTBEAT_S, LATE_S, SILENT_S
-from scavenger.elastic.outage import Outage
+from scavenger.elastic.outage import NetworkOutage
 from scavenger.train.engines.base import Engine
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.transport import messages as m
@@ -60,7 +60,7 @@ class NetworkWatch:
     """Decides, once per heartbeat, whether the silence of processes is the network's."""
 
     def __init__(self) -> None:
-        self._outage = Outage()
+        self._outage = NetworkOutage()
         self._looked_at = 0.0
 
     def heard(self, name: str) -> None:

@@ -213,7 +213,7 @@ class MapChanged(Tagged, frozen=True):
 
 
 class Migrated(Tagged, frozen=True):
-    """A migration has ended; see `scavenger.elastic.migration.Migrated`."""
+    """A migration has ended; see `scavenger.elastic.migration.MigrationEnded`."""
 
     request: int
     map: MapBody
