@@ -27,7 +27,7 @@ from gcs_server import GcsServer
 from gcsfs.core import GCSFileSystem
 
 from scavenger.errors import ConfigurationError, CredentialsError
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest, Part
+from scavenger.train.checkpoints.checkpoint import CheckpointFile, CheckpointManifest, CheckpointStore
 from scavenger.train.checkpoints.files import check_location, check_storage, open_files
 from scavenger.train.object_stores import filesystem_at
 
@@ -96,8 +96,8 @@ def commit(url: str, step: int, tensors: Mapping[str, npt.NDArray[np.generic]] =
     return store
 
 
-def manifest(step: int, parts: tuple[Part, ...]) -> Manifest:
-    return Manifest(
+def manifest(step: int, parts: tuple[CheckpointFile, ...]) -> CheckpointManifest:
+    return CheckpointManifest(
         fingerprint="f", step=step, attempt="a", parts=parts, created_at=datetime(2030, 1, 1, tzinfo=UTC),
         epoch=0, consumed=0, view=1, state={},
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_checkpoints_of_any_size_come_back_and_the_older_ones_are_removed(url: s
 
 
 def test_parts_that_several_write_at_once_make_one_checkpoint(url: str) -> None:
-    def write(number: int) -> Part:
+    def write(number: int) -> CheckpointFile:
         return CheckpointStore(url).write_part(5, "a", f"a{number}", {"kernel": np.full(9, number)})
 
     with ThreadPoolExecutor(4) as pool:

@@ -162,7 +162,7 @@ ROWS: list[tuple[Event, Situation, Mapping[Mode, list[type]]]] = [
     (step(1, "w0", "w1"), here("w0", "w1"), always([])),
     (view(1, "w0", "w1"), here("w0", "w1"), always([])),
     (RolledBack(0, "lost", 1.0), here("w0", "w1"), always([Write, Write, Warn])),
-    (m.Quarantined((3,), "it kills"), here("w0", "w1"), always([Write, Warn])),
+    (m.SamplesQuarantined((3,), "it kills"), here("w0", "w1"), always([Write, Warn])),
     (m.MemoryExceeded(64), here("w0", "w1"), {Mode.TRAIN: [Warn], Mode.DONE: [Warn]}),
     (m.CheckpointWritten(1, 0, 0.5, 10), here("w0", "w1"), always([Write, Notify, RecordNow])),
     (m.CheckpointFailed(1, "full"), here("w0", "w1"), always([Warn])),

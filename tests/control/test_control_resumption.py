@@ -29,7 +29,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import CheckpointSpec, GoalSpec
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.store import Store
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
+from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
 from scavenger.train.supervisor.events import RolledBack
 from scavenger.train.transport import messages as m
 
@@ -380,7 +380,7 @@ def written(url: str, step: int, *, epoch: int, consumed: int) -> None:
     checkpoints = CheckpointStore(url)
     part = checkpoints.write_part(step, "a", "part", {"w": np.ones(3, dtype=np.float32)})
     checkpoints.commit(
-        Manifest(
+        CheckpointManifest(
             fingerprint="f",
             step=step,
             attempt="a",

@@ -14,7 +14,7 @@ from scavenger.control.jobs.recovered import record_of_checkpoints
 from scavenger.control.jobs.resumption import find_resumption
 from scavenger.errors import ConfigurationError, JobFileError
 from scavenger.store import Store
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
+from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
 
 ID = "3b2a1c00-5d4e-4f6a-8b7c-9d0e1f2a3b4c"
 SPEC = {
@@ -38,7 +38,7 @@ def checkpoint(url: str, step: int) -> None:
     store = CheckpointStore(url)
     part = store.write_part(step, f"try{step}", "a0", {"kernel": np.ones((4, 3), np.float32)})
     store.commit(
-        Manifest(
+        CheckpointManifest(
             fingerprint="f",
             step=step,
             attempt=f"try{step}",

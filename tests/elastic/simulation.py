@@ -65,7 +65,7 @@ _MISCHIEF = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where the job stands; see `scavenger.train.transport.shared_memory.JobRecord`."""
+    """Where the job stands; see `scavenger.train.transport.shared_memory.ProgressRecord`."""
 
     step: int = 0
     position: Position = field(default_factory=Position)

@@ -16,7 +16,7 @@ import numpy as np
 
 from scavenger.errors import TransientError
 from scavenger.train.checkpoints import files as checkpoint_files
-from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointStore, Manifest
+from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointManifest, CheckpointStore
 from scavenger.train.checkpoints.format import Array
 
 BEGIN, END = "/checkpoint-begins", "/checkpoint-ends"
@@ -44,7 +44,7 @@ def tensors(value: int, part: str) -> dict[str, Array]:
 def write(store: CheckpointStore, value: int, *, step: int, attempt: str) -> None:
     parts = tuple(store.write_part(step, attempt, part, tensors(value, part)) for part in PARTS)
     store.commit(
-        Manifest(
+        CheckpointManifest(
             fingerprint="f",
             step=step,
             attempt=attempt,

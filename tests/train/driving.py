@@ -127,7 +127,7 @@ class Run:
             timeouts=Timeouts(start_s, step_s, evaluation_s),
             aggregators=aggregators,
             apart=apart,
-            restore=None if restore is None else m.Restore(str(restore)),
+            restore=None if restore is None else m.RestorePoint(str(restore)),
             checkpoint=checkpoint,
             engine=engine or (lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote)),
         )

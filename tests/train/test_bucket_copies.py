@@ -13,7 +13,7 @@ from test_ranges import ALL, Model, gradients, manifest, model, start
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import messages as m
 from scavenger.train.transport import replication
-from scavenger.train.transport.arrivals import Arrivals, Arrived, Best, CopyInbox, copied_ranges
+from scavenger.train.transport.arrivals import Arrivals, ArrivedState, Best, CopyInbox, copied_ranges
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
 
@@ -68,7 +68,7 @@ class Hosts:
             assert inbox.take(1 - target, chunk, data)
         assert not inbox.lacking
         shard = self.shards[target]
-        shard.arrivals.record(Arrived(number, step + 1, buckets, Best.APART))
+        shard.arrivals.record(ArrivedState(number, step + 1, buckets, Best.APART))
         shard.take(self.held, step + 1)
         self.layout = self.moved
         source = self.shards[1 - target]
@@ -170,7 +170,7 @@ def test_only_chunks_that_are_awaited_are_taken() -> None:
     assert not inbox.take(0, chunk, data[1:])
     assert inbox.take(0, chunk, data)
     assert not inbox.take(0, chunk, data)
-    lacking = inbox.check(0, m.Check(0, 2, 1))
+    lacking = inbox.check(0, m.ChunkQuery(0, 2, 1))
     assert lacking is not None
     assert chunk.offset not in lacking.offsets
     assert moved.chunks(0, 0, (0, 1 << 40, -1), 2)[0][0] == chunk
@@ -181,10 +181,10 @@ def test_what_arrived_is_known_after_a_restart_and_forgotten_as_the_job_begins_a
     fd = create_block()
     arrivals = Arrivals(fd, layout, 1)
     assert arrivals.recorded is None
-    arrivals.record(Arrived(3, 8, (0, 2), Best.APART))
+    arrivals.record(ArrivedState(3, 8, (0, 2), Best.APART))
 
     again = Arrivals(fd, layout, 1)
-    assert again.recorded == Arrived(3, 8, (0, 2), Best.APART)
+    assert again.recorded == ArrivedState(3, 8, (0, 2), Best.APART)
     assert Arrivals(fd, layout, 0).recorded is None
     ModelShard(fd, layout, 1).begin()
     assert again.recorded is None
@@ -198,7 +198,7 @@ def test_best_weights_that_arrive_late_do_not_meet_those_of_who_holds_the_bucket
     best = late.block.range(layout.best_at, 4)
     late.arrivals.range(0, 4)[:] = b"late"
     best[:] = b"best"
-    late.arrivals.record(Arrived(number, 5, (0,), Best.NEWEST))
+    late.arrivals.record(ArrivedState(number, 5, (0,), Best.NEWEST))
     assert bytes(best) == b"best"
     others = layout.moved([2, *layout.holders[1:]], number + 1)
     late.take(late.prepare(others), 6)
@@ -216,9 +216,9 @@ def test_what_has_arrived_is_looked_up_without_a_look_at_the_memory_that_it_arri
     )
     layout, fd = Layout.of(made, 2), create_block()
     arrivals = Arrivals(fd, layout, 1)
-    arrivals.record(Arrived(3, 8, (0,)))
+    arrivals.record(ArrivedState(3, 8, (0,)))
     before = os.fstat(fd).st_blocks
-    assert arrivals.recorded == Arrived(3, 8, (0,))
+    assert arrivals.recorded == ArrivedState(3, 8, (0,))
     assert (os.fstat(fd).st_blocks - before) * 512 <= 1 << 16
     os.close(fd)
 

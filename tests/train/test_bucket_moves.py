@@ -31,7 +31,7 @@ class Job:
     def carry_out(self) -> None:
         """Move everything that was asked for last."""
         request = self.asked[-1]
-        assert isinstance(request, m.Migrate)
+        assert isinstance(request, m.MoveBuckets)
         self.number, before = self.number + 1, self.migrations.spare
         body = m.MapBody(self.number, self.number, request.holders)
         self.migrations.take(m.MapChanged(body))
@@ -92,7 +92,7 @@ def test_what_an_empty_one_was_to_get_stays_elsewhere_if_its_process_ends(job: J
     assert job.migrations.spare == {2}
     job.migrations.use([0, 1, 2], 1.0)
     job.migrations.process_ended(2, 2.0)
-    assert isinstance(job.asked[-1], m.Migrate)
+    assert isinstance(job.asked[-1], m.MoveBuckets)
     assert {*job.asked[-1].holders} == {0, 1}
     job.carry_out()
 
@@ -152,7 +152,7 @@ def test_one_that_only_sequences_gives_its_share_away_and_holds_everything_while
 def test_who_still_holds_something_after_a_migration_was_given_up_is_asked_again_to_leave(job: Job) -> None:
     assert job.migrations.leave([1], 0.0)
     request = job.asked[-1]
-    assert isinstance(request, m.Migrate)
+    assert isinstance(request, m.MoveBuckets)
     job.migrations.take(m.Migrated(request.request, m.MapBody(0, 0, LAYOUT.holders), "a copy never ended"))
 
     assert job.migrations.leave([1], 5.0)

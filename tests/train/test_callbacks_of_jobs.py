@@ -50,7 +50,7 @@ def attempt(
         JobSource(job, JOBS, SEED, threads=1),
         work_dir=folder,
         timeouts=Timeouts(120.0, 60.0),
-        restore=m.Restore(str(folder / "saved")) if resumed else None,
+        restore=m.RestorePoint(str(folder / "saved")) if resumed else None,
         checkpoint=m.CheckpointPlan(str(folder / "saved"), 0.0, 7),
         engine=lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote),
     )

@@ -33,7 +33,12 @@ from vm_line import far_line
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, TransientError
 from scavenger.train.checkpoints import checkpoint
-from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, CheckpointStore, Manifest, Part
+from scavenger.train.checkpoints.checkpoint import (
+    FORMAT_VERSION,
+    CheckpointFile,
+    CheckpointManifest,
+    CheckpointStore,
+)
 from scavenger.train.checkpoints.files import LocalFiles, RemoteFiles
 from scavenger.train.checkpoints.format import (
     Array,
@@ -70,9 +75,11 @@ def weights(value: float = 1.0) -> dict[str, Array]:
     return {"kernel": np.full((40, 30), value, np.float32), "step": np.array(7)}
 
 
-def manifest(step: int, attempt: str, parts: tuple[Part, ...], **changes: Any) -> Manifest:
+def manifest(
+    step: int, attempt: str, parts: tuple[CheckpointFile, ...], **changes: Any
+) -> CheckpointManifest:
     fields: dict[str, Any] = {"epoch": 0, "consumed": 0, "view": 1, "state": {"best": 0.5}} | changes
-    return Manifest(
+    return CheckpointManifest(
         fingerprint="f",
         step=step,
         attempt=attempt,
@@ -385,7 +392,7 @@ def test_what_was_committed_comes_back_whole_to_whoever_looks(url: str) -> None:
 
 
 def test_parts_written_at_the_same_time_by_several_make_one_checkpoint(url: str) -> None:
-    def write(number: int) -> Part:
+    def write(number: int) -> CheckpointFile:
         return CheckpointStore(url).write_part(5, "try", f"a{number}", weights(number))
 
     with ThreadPoolExecutor(8) as pool:

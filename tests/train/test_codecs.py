@@ -35,7 +35,7 @@ SAMPLES: dict[str, list[bytes]] = {
         loop_messages.encode(loop_messages.LeaveMessage("ü")),
     ],
     "questions for files": [leader_files.questions.encode(leader_files.Folders(1, "/x"))],
-    "answers with files": [leader_files.answers.encode(leader_files.Failed(1, "ü"))],
+    "answers with files": [leader_files.answers.encode(leader_files.OperationFailed(1, "ü"))],
 }
 
 plain = st.recursive(

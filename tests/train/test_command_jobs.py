@@ -25,7 +25,7 @@ from scavenger.sdk import report as sdk
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.messages import Record
 from scavenger.train.command.output import Lines, LogPatterns, Reports, parse_report
-from scavenger.train.command.progress import Group, Progress
+from scavenger.train.command.progress import AttemptProcesses, CommandProgress
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.watch import MetricWatch, Restarts
@@ -66,7 +66,7 @@ def test_all_processes_are_told_the_same_group_each_with_its_own_number(
 def test_the_local_batches_of_all_processes_add_up_to_the_global_batch(batch: int, workers: int) -> None:
     workers = min(workers, batch)
     source = _source("prog {local_batch_size} {global_batch_size} {rank} {lr}", params={"lr": 0.5})
-    group = Group(3, tuple(f"w{k}" for k in range(workers)), batch)
+    group = AttemptProcesses(3, tuple(f"w{k}" for k in range(workers)), batch)
     addresses = [("127.0.0.1", 1000 + k) for k in range(workers)]
     words = [source.order(group, rank, addresses, "/d", None).words for rank in range(workers)]
 
@@ -85,14 +85,16 @@ def test_the_program_goes_on_from_the_step_and_epoch_of_its_checkpoint_with_the_
 ):
     source = _source("prog", environ={"KERAS_BACKEND": "jax"})
     held = CommandCheckpoint(40, 2, 8)
-    order = source.order(Group(1, ("w0",), 8), 0, [("127.0.0.1", 9)], "/d", held)
+    order = source.order(AttemptProcesses(1, ("w0",), 8), 0, [("127.0.0.1", 9)], "/d", held)
 
     assert (order.env["SCAVENGER_STEP"], order.env["SCAVENGER_EPOCH"]) == ("40", "2")
     assert order.env["KERAS_BACKEND"] == "jax"
     assert order.env["SCAVENGER_CHECKPOINT_DIR"] == "/d"
     assert (
         "KERAS_BACKEND"
-        in _source("prog", environ={}).order(Group(1, ("w0",), 8), 0, [("127.0.0.1", 9)], "/d", None).without
+        in _source("prog", environ={})
+        .order(AttemptProcesses(1, ("w0",), 8), 0, [("127.0.0.1", 9)], "/d", None)
+        .without
     )
 
 
@@ -292,7 +294,7 @@ def _steps(report: sdk.Report, count: int) -> None:
 # ---- what its steps mean -----------------------------------------------------------------------------------
 
 
-def _told(progress: Progress, steps: Iterable[int], *, since_s: float = 0.0) -> list[Any]:
+def _told(progress: CommandProgress, steps: Iterable[int], *, since_s: float = 0.0) -> list[Any]:
     return [e for n in steps for e in progress.take(Record("step", since_s + n, n, loss=1.0), since_s + n)]
 
 
@@ -303,9 +305,9 @@ def _told(progress: Progress, steps: Iterable[int], *, since_s: float = 0.0) -> 
 )
 def test_every_step_counts_once_however_often_it_is_done(attempts: list[tuple[int, int, int]]) -> None:
     """An attempt goes on some steps before the newest (0: at the next), and does some steps with K workers."""
-    progress, counted = Progress(), dict[int, int]()
+    progress, counted = CommandProgress(), dict[int, int]()
     for view, (back, count, workers) in enumerate(attempts, start=1):
-        progress.begin(Group(view, tuple(f"w{k}" for k in range(workers)), 8 * view))
+        progress.begin(AttemptProcesses(view, tuple(f"w{k}" for k in range(workers)), 8 * view))
         first = max(1, progress.step + 1 - back)
         newest = progress.step
         for event in _told(progress, range(first, first + count), since_s=100.0 * view):
@@ -329,10 +331,10 @@ def test_every_step_counts_once_however_often_it_is_done(attempts: list[tuple[in
 
 
 def test_the_first_step_of_an_attempt_has_the_time_of_the_change_and_later_ones_their_own() -> None:
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     _told(progress, range(1, 4))
-    progress.begin(Group(2, ("w0", "w1"), 8))
+    progress.begin(AttemptProcesses(2, ("w0", "w1"), 8))
     events = progress.take(Record("step", 1000.0, 4), 10.0) + progress.take(Record("step", 1000.5, 6), 10.6)
 
     view, *reports = events
@@ -346,13 +348,13 @@ def test_the_first_step_of_an_attempt_has_the_time_of_the_change_and_later_ones_
 
 
 def test_an_epoch_that_was_undone_counts_again_and_one_before_the_checkpoint_does_not() -> None:
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     _told(progress, range(1, 5))
     progress.take(Record("epoch", 5.0, epoch=0, metrics={"a": 1.0}), 5.0)
     _told(progress, range(5, 9))
     progress.take(Record("epoch", 9.0, epoch=1), 9.0)
-    progress.begin(Group(2, ("w0",), 8))
+    progress.begin(AttemptProcesses(2, ("w0",), 8))
     assert progress.epoch == 2
 
     again = _told(progress, [7], since_s=50.0)
@@ -363,15 +365,15 @@ def test_an_epoch_that_was_undone_counts_again_and_one_before_the_checkpoint_doe
     assert isinstance(epoch, m.EpochReport)
     assert (epoch.epoch, epoch.step, epoch.metrics["a"]) == (1, 7, 2.0)
 
-    progress.begin(Group(3, ("w0",), 8))
+    progress.begin(AttemptProcesses(3, ("w0",), 8))
     rolled, first, *_ = _told(progress, [5], since_s=90.0)
     assert (rolled.step, first.epoch, first.metrics["a"]) == (4, 0, 1.0)  # the end of epoch 0 was at step 4
 
 
 def test_successive_gradients_tell_the_noise() -> None:
     rng, true, batch = np.random.default_rng(0), np.full(50, 0.3), 16
-    progress, traces, squares = Progress(), [], []
-    progress.begin(Group(1, ("w0", "w1"), batch))
+    progress, traces, squares = CommandProgress(), [], []
+    progress.begin(AttemptProcesses(1, ("w0", "w1"), batch))
     report = sdk.Report({}, None)
     for step in range(1, 2000):
         gradient = true + rng.normal(size=50) / math.sqrt(batch)
@@ -421,8 +423,8 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("further", [0, 1])
 def test_a_program_that_said_so_has_ended_training_with_its_newest_epoch(further: int) -> None:
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     progress.take(Record("step", 1.0, step=1), 1.0)
     progress.take(Record("epoch", 1.5, step=1, epoch=0, metrics={"auc": 0.5}), 1.5)
     for step in range(2, 2 + further):
@@ -446,9 +448,9 @@ def test_a_program_that_tells_no_epochs_has_done_them_if_its_steps_are_enough(
     samples: int, batches: list[int], epochs: int, every: int
 ) -> None:
     """Also if it leaves out what makes no whole batch, and tells each few steps alone."""
-    progress, step = Progress(), 0
+    progress, step = CommandProgress(), 0
     for view, batch in enumerate(batches, start=1):
-        progress.begin(Group(view, ("w0",), batch))
+        progress.begin(AttemptProcesses(view, ("w0",), batch))
         count = epochs if view == len(batches) else 0
         for _ in range(count * max(1, samples // batch)):
             step += 1
@@ -463,8 +465,8 @@ def test_a_program_that_tells_no_epochs_has_done_them_if_its_steps_are_enough(
 
 def test_a_metric_that_is_never_told_is_warned_of_and_then_ends_a_job_with_a_target() -> None:
     for judged in (True, False):
-        progress = Progress()
-        progress.begin(Group(1, ("w0",), 8))
+        progress = CommandProgress()
+        progress.begin(AttemptProcesses(1, ("w0",), 8))
         watch = MetricWatch("val_acc", judged=judged, epochs=20, begun=0)
         warned = list[str]()
         for epoch in range(4):
@@ -484,8 +486,8 @@ def test_a_metric_that_is_never_told_is_warned_of_and_then_ends_a_job_with_a_tar
 
 
 def test_a_metric_that_is_told_after_the_fifth_epoch_is_enough() -> None:
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     watch = MetricWatch("acc", judged=True, epochs=20, begun=0)
     for epoch in range(12):
         metrics = {"acc": 0.5} if epoch % 5 == 4 else {}
@@ -508,8 +510,8 @@ def test_a_metric_that_is_told_after_the_fifth_epoch_is_enough() -> None:
 def test_an_epoch_without_the_metric_among_others_that_have_it_is_warned_of_once(
     told: Sequence[int], epochs: Sequence[int], warned: dict[int, int]
 ) -> None:
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     watch = MetricWatch("acc", judged=False, epochs=20, begun=0)
     found = dict[int, int]()
     for epoch in epochs:
@@ -522,8 +524,8 @@ def test_an_epoch_without_the_metric_among_others_that_have_it_is_warned_of_once
 
 
 def test_a_program_whose_ends_of_epochs_no_pattern_finds_is_warned_of_by_its_samples() -> None:
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     watch = MetricWatch("acc", judged=True, epochs=20, begun=0)
     warned = list[tuple[int, str]]()
     for step in range(1, 48):
@@ -564,8 +566,8 @@ def test_the_reason_of_a_program_for_ending_training_is_in_the_report_of_its_epo
     report.step()
     report.epoch(done="no\x1bbetter" + "." * 1000)
     records = Reports(tmp_path).read()
-    progress = Progress()
-    progress.begin(Group(1, ("w0",), 8))
+    progress = CommandProgress()
+    progress.begin(AttemptProcesses(1, ("w0",), 8))
     events = [event for record in records for event in progress.take(record, 1.0)]
     (told,) = [event for event in events if isinstance(event, m.EpochReport)]
     assert told.stopped_by.startswith("the program (no?better...")

@@ -14,7 +14,7 @@ from scavenger.elastic.order import Blocks, EpochOrder
 from scavenger.elastic.view import Share
 from scavenger.sdk import FromGenerator
 from scavenger.train.failure import DataError
-from scavenger.train.worker.data import Source, open_source
+from scavenger.train.worker.data import SampleSource, open_source
 from scavenger.train.worker.samples import Samples
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ DATA = {
 }
 
 
-def of_epoch(source: Source, seed: int, epoch: int, batch: int, workers: int = 1) -> list[Any]:
+def of_epoch(source: SampleSource, seed: int, epoch: int, batch: int, workers: int = 1) -> list[Any]:
     """The samples that each of some workers reads in an epoch, in steps of a batch."""
     order = EpochOrder(seed, epoch, len(source), source.blocks)
     steps = [

@@ -20,7 +20,7 @@ from scavenger.elastic.migration import BucketMap, Migration
 from scavenger.models.aggregation import WAITING_GRADIENTS, held_models, optimizer_copies
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest, Part
+from scavenger.train.checkpoints.checkpoint import CheckpointFile, CheckpointManifest, CheckpointStore
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
@@ -192,9 +192,9 @@ def test_a_step_in_place_waits_for_the_checkpoint_that_copies_what_it_overwrites
     assert not saved[0].error
     monkeypatch.setattr(ModelShard, "_records", records)
 
-    parts = tuple(Part(*part) for part in saved[0].parts)
+    parts = tuple(CheckpointFile(*part) for part in saved[0].parts)
     store.commit(
-        Manifest(
+        CheckpointManifest(
             fingerprint="",
             step=1,
             attempt="attempt",

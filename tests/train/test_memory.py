@@ -27,9 +27,9 @@ from scavenger.train.transport.messages.values import Manifest, SlotSpec, Tensor
 from scavenger.train.transport.shared_memory import (
     BUCKETS_MAX,
     Block,
-    JobRecord,
     OptimizerMemory,
     PartRecord,
+    ProgressRecord,
 )
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
@@ -305,7 +305,7 @@ def test_only_who_holds_a_bucket_differs_under_another_map(fd: int) -> None:
 
 _LAYOUT = Layout.of(manifest([((4,), "float32", "trainable")], [(1,)]), 3)
 _jobs = st.builds(
-    JobRecord,
+    ProgressRecord,
     step=st.integers(0, 2**40),
     position=st.builds(Position, st.integers(0, 10**6), st.integers(0, 2**40)),
     number=st.integers(0, 2**30),
@@ -325,17 +325,17 @@ def test_a_process_with_another_layout_of_the_block_is_refused(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an update of the program while a job runs."""
-    Block(fd, _LAYOUT).write_job(JobRecord(5))
+    Block(fd, _LAYOUT).write_job(ProgressRecord(5))
     with monkeypatch.context() as patch:
         patch.setattr(layout_module, "REPORT_BYTES", 32 << 10)
         with pytest.raises(NotSupportedError, match="another version"):
             Block(fd, _LAYOUT)
 
-    assert Block(fd, _LAYOUT).read_job() == JobRecord(5)
+    assert Block(fd, _LAYOUT).read_job() == ProgressRecord(5)
 
 
 @given(record=_jobs)
-def test_a_record_is_read_as_it_was_written(record: JobRecord) -> None:
+def test_a_record_is_read_as_it_was_written(record: ProgressRecord) -> None:
     fd = create_block()
     try:
         Block(fd, _LAYOUT).write_job(record)
@@ -347,25 +347,25 @@ def test_a_record_is_read_as_it_was_written(record: JobRecord) -> None:
 def test_records_of_parts_and_job_do_not_disturb_each_other(fd: int) -> None:
     block = Block(fd, _LAYOUT)
     for step in (5, 6):
-        block.write_job(JobRecord(step))
+        block.write_job(ProgressRecord(step))
         for index in range(3):
             block.write_part(index, PartRecord(step, index, 3, 0.5 * index))
 
-    assert block.read_job() == JobRecord(6)
+    assert block.read_job() == ProgressRecord(6)
     assert [block.read_part(index) for index in range(3)] == [PartRecord(6, i, 3, 0.5 * i) for i in range(3)]
 
 
 def test_what_is_forgotten_of_one_part_stays_known_of_the_others(fd: int) -> None:
     block = Block(fd, _LAYOUT)
     for step in (5, 6):
-        block.write_job(JobRecord(step))
+        block.write_job(ProgressRecord(step))
         for index in range(3):
             block.write_part(index, PartRecord(step))
 
     block.forget(1)
 
     assert [block.read_part(index) for index in range(3)] == [PartRecord(6), None, PartRecord(6)]
-    assert block.read_job() == JobRecord(6)
+    assert block.read_job() == ProgressRecord(6)
 
 
 @given(byte=st.integers(0, 63), value=st.integers(1, 255))
@@ -374,14 +374,14 @@ def test_a_record_that_was_cut_short_leaves_the_one_before(byte: int, value: int
     try:
         block = Block(fd, _LAYOUT)
         for step in (6, 7):
-            block.write_job(JobRecord(step, Position(0, step), 1))
+            block.write_job(ProgressRecord(step, Position(0, step), 1))
         place = block.range(3 * 64, 64)  # that of odd steps
         written = bytes(place)
         place[byte] ^= value
         found = block.read_job()
         place[:] = written
 
-        assert found in (JobRecord(6, Position(0, 6), 1), JobRecord(7, Position(0, 7), 1))
+        assert found in (ProgressRecord(6, Position(0, 6), 1), ProgressRecord(7, Position(0, 7), 1))
         # within what is written, no change goes unnoticed; beyond it, none matters
         assert (found == block.read_job()) == (byte >= 52)
     finally:

@@ -57,8 +57,8 @@ def arrive(end: PayloadServer | PayloadClient, count: int) -> list[tuple[Any, m.
 
 def connect(server: PayloadServer, client: PayloadClient, name: str = "w0", index: int = 0) -> None:
     client.connect(index, HOST, server.offer(name))
-    assert eventually(lambda: client.send(index, m.Check(0, 0, 0)), within_s=WITHIN_S)
-    assert arrive(server, 1) == [(name, m.Check(0, 0, 0), None)]
+    assert eventually(lambda: client.send(index, m.ChunkQuery(0, 0, 0)), within_s=WITHIN_S)
+    assert arrive(server, 1) == [(name, m.ChunkQuery(0, 0, 0), None)]
 
 
 def shown(link: socket.socket, offer: PayloadOffer) -> FrameWriter:

@@ -74,7 +74,7 @@ class Hosts:
                     self.lost -= 1
                 case m.Chunk():
                     self.copies.take(index, message, payload)
-                case m.Check():
+                case m.ChunkQuery():
                     self.copies.check(index, message)
         self.copies.tick()
 

@@ -25,7 +25,7 @@ from scavenger.train.transport.data_router import DataRouter
 from scavenger.train.transport.payload_frames import FrameWriter
 from scavenger.train.transport.sockets import Dealer, Router, new_keys
 from scavenger.train.worker import worker
-from scavenger.train.worker.connections import Connection
+from scavenger.train.worker.connections import AggregatorConnection
 from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.worker import Worker
 
@@ -44,9 +44,9 @@ class Host:
         self.orders = self.gradients = 0
         self.ordered = threading.Condition()
         self.reports: list[m.StepReport] = []
-        send, pass_on, seal = Connection.send, DataRouter.send, FrameWriter.begin
+        send, pass_on, seal = AggregatorConnection.send, DataRouter.send, FrameWriter.begin
 
-        def from_worker(connection: Connection, message: Any, payload: Any = None) -> None:
+        def from_worker(connection: AggregatorConnection, message: Any, payload: Any = None) -> None:
             if isinstance(message, m.Chunk | m.GradientBucket):
                 kind = "initial" if isinstance(message, m.Chunk) else "gradient"
                 self.bytes[kind] += memoryview(payload).nbytes
@@ -65,7 +65,7 @@ class Host:
                     self.orders += 1
                     self.ordered.notify_all()
 
-        monkeypatch.setattr(Connection, "send", from_worker)
+        monkeypatch.setattr(AggregatorConnection, "send", from_worker)
         monkeypatch.setattr(DataRouter, "send", from_aggregator)
         monkeypatch.setattr(FrameWriter, "begin", sealed)
 

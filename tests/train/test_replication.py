@@ -19,7 +19,7 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.messages import Check, Chunk, Pull
+from scavenger.train.transport.messages import Chunk, ChunkQuery, Pull
 from scavenger.train.transport.messages.data import Seed
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.replication import (
@@ -153,7 +153,7 @@ def send_twice(shard: ModelShard, inbox: WeightsInbox, lost: int) -> None:
     """Send all chunks but one, and the lost one when the receiver has said that it lacks it."""
     outbox, index = Outbox(), shard.index
     sent: list[Sent] = []
-    questions: list[Check] = []
+    questions: list[ChunkQuery] = []
     outbox.push(shard.payload(inbox.pull()), lambda chunk, data: sent.append((chunk, bytes(data))))
     for chunk, data in sent[:lost] + sent[lost + 1 :]:
         inbox.take(index, chunk, data)
@@ -262,7 +262,7 @@ def test_a_job_that_begins_again_gets_its_initial_weights_under_the_map_that_its
                 inbox.want(0, optimizers=shard.seeded_optimizer)
 
                 def take(head: Any, data: Any, inbox: WeightsInbox = inbox, index: int = index) -> None:
-                    if isinstance(head, Check):
+                    if isinstance(head, ChunkQuery):
                         lacking = inbox.check(index, head)
                         if lacking is not None:
                             initial.resend(index, lacking, take)

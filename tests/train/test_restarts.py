@@ -13,7 +13,7 @@ from stubs import manifest
 from waiting import eventually
 
 from scavenger.elastic.membership import Membership
-from scavenger.train.coordinator.initialization import Initialization
+from scavenger.train.coordinator.initialization import JobInitializer
 from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_configurations import ProcessConfigurations
 from scavenger.train.transport import messages as m
@@ -42,7 +42,7 @@ def address(boot: m.ProcessConfiguration) -> m.AggregatorAddress:
 def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initialised(tmp_path: Path) -> None:
     boots = bootstraps(tmp_path, hub="tcp://127.0.0.1:1", server_key=b"key")
     membership, sent = Membership(), []
-    initialization = Initialization(
+    initialization = JobInitializer(
         membership, token=1, send=lambda to, said: sent.append((to, said)), announce=lambda _: None
     )
     initialization.take_over(m.Brief(1, ("w0",), (NAME,), 60.0, 60.0, None, None, None, 0, 0, (), (), ()))

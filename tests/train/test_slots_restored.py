@@ -21,8 +21,8 @@ from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.start_up import checkpoint_of
 from scavenger.train.checkpoints import checkpoint
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
-from scavenger.train.checkpoints.checkpoint import Part as CheckpointPart
+from scavenger.train.checkpoints.checkpoint import CheckpointFile as CheckpointPart
+from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
 from scavenger.train.checkpoints.files import LocalFiles
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
@@ -88,7 +88,7 @@ class Model:
             part.wait_saved()
         assert not any(one.error for one in saved)
         store.commit(
-            Manifest(
+            CheckpointManifest(
                 fingerprint=self.layout.manifest.digest,
                 step=step,
                 attempt="attempt",
@@ -167,11 +167,11 @@ def test_a_checkpoint_of_the_form_that_confused_tensors_is_refused(
             first.save(store, 0)
 
         with pytest.raises(ScavengerError, match=r"format 1\).*start a new job"):
-            checkpoint_of(m.Restore(str(tmp_path)), made)
+            checkpoint_of(m.RestorePoint(str(tmp_path)), made)
         first.train(1, 1)
         first.save(store, 1)
 
-    newest = checkpoint_of(m.Restore(str(tmp_path)), made)
+    newest = checkpoint_of(m.RestorePoint(str(tmp_path)), made)
     assert newest.manifest.step == 1
 
 
@@ -208,7 +208,7 @@ def test_an_aggregator_reads_only_its_own_part_of_a_checkpoint(
         monkeypatch.setattr(LocalFiles, "reading", counted)
         for part in again.parts:
             counts.append(0)
-            chosen = checkpoint_of(m.Restore(str(tmp_path), found.manifest.folder), made)
+            chosen = checkpoint_of(m.RestorePoint(str(tmp_path), found.manifest.folder), made)
             with chosen.arrays() as saved:
                 part.load(2, saved)
         after = again.train(3, 3)
@@ -263,7 +263,7 @@ def test_a_checkpoint_of_whole_tensors_goes_on_in_ranges(name: str, tmp_path: Pa
         as_of_format_2(made, tmp_path, weights, dict(slots))
         expected = first.train(4, 6)
 
-    assert checkpoint_of(m.Restore(str(tmp_path)), made).manifest.version == 2
+    assert checkpoint_of(m.RestorePoint(str(tmp_path)), made).manifest.version == 2
     with model(made, 3) as again:
         again.restore(CheckpointStore(str(tmp_path)))
         found = again.train(4, 6)

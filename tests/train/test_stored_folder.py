@@ -239,7 +239,7 @@ def test_a_host_stores_what_the_program_told_of_last_and_what_it_left(tmp_path: 
     sent: list[Any] = []
     folder = tmp_path / "here"
     carrier = Carrier(sent.append)
-    order = cm.Run(1, ("x",), {}, storage=str(tmp_path / "stored"), folder=str(folder))
+    order = cm.StartProgram(1, ("x",), {}, storage=str(tmp_path / "stored"), folder=str(folder))
     carrier.begin(order)
     assert eventually(carrier.ready)
     write(folder, {"state": b"1"})

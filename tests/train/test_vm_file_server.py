@@ -251,7 +251,7 @@ def test_what_is_no_question_is_answered_or_ends_the_connection(line: FarLine, r
 
     assert asked(f.HEAD.pack(f.FRAME_BYTES_MAX + 1)) == b""
     assert b"Failed" in asked(f.HEAD.pack(1) + b"\xc1")
-    odd = [f.Write(LAUNCH, str(root), "step-1", "part"), f.More()]
+    odd = [f.WriteFile(LAUNCH, str(root), "step-1", "part"), f.More()]
     assert b"unexpected message while a file is written" in asked(
         b"".join(f.HEAD.pack(len(body)) + body for body in map(msgspec.msgpack.encode, odd))
     )

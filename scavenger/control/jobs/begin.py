@@ -22,7 +22,7 @@ from scavenger.domain.report import Noted, Observer, PhaseChanged
 from scavenger.errors import NotSupportedError
 from scavenger.store import Store
 from scavenger.train.names import partial_model
-from scavenger.train.transport.messages.values import Restore
+from scavenger.train.transport.messages.values import RestorePoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _build(
         folder=prepared.folder,
         work_dir=attempt.work_dir,
         checkpoints=checkpoints,
-        restore=None if resumed is None else Restore(resumed.url, resumed.folder),
+        restore=None if resumed is None else RestorePoint(resumed.url, resumed.folder),
         engine=resources.engine,
         apart=resources.sequencer_apart,
         clock=options.clock,

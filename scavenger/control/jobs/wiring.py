@@ -29,7 +29,7 @@ from scavenger.train.engines.ray.engine import engine_maker
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.supervisor.supervisor import Supervisor
-from scavenger.train.transport.messages.values import CheckpointPlan, Restore
+from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 
 def supervisor_of(
@@ -40,7 +40,7 @@ def supervisor_of(
     folder: Path,
     work_dir: Path,
     checkpoints: str,
-    restore: Restore | None,
+    restore: RestorePoint | None,
     engine: Callable[[Path, int], Engine] | None,
     apart: bool = False,
     clock: Callable[[], float],

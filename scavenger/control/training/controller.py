@@ -112,7 +112,7 @@ _RECORDED = (
     m.StepReport,
     m.ViewInstalled,
     RolledBack,
-    m.Quarantined,
+    m.SamplesQuarantined,
     m.CheckpointWritten,
     m.CheckpointFailed,
 )
@@ -225,7 +225,7 @@ class Controller:
                 return self._verdicts.called_back(event)
             case RolledBack():
                 return self._rolled_back(event)
-            case m.Quarantined():
+            case m.SamplesQuarantined():
                 return self._quarantined(event)
             case m.CheckpointWritten():
                 return self._checkpointed(event)
@@ -335,7 +335,7 @@ class Controller:
             ),
         ]
 
-    def _quarantined(self, event: m.Quarantined) -> list[Action]:
+    def _quarantined(self, event: m.SamplesQuarantined) -> list[Action]:
         samples = ", ".join(map(str, event.samples))
         return [
             Write("quarantined", msgspec.structs.asdict(event)),

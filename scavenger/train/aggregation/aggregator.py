@@ -23,7 +23,7 @@ from scavenger.train.aggregation.peers import Peers
 from scavenger.train.aggregation.posted import Posted
 from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
-from scavenger.train.aggregation.start_up import Started, StartUp, neighbours, new_migration
+from scavenger.train.aggregation.start_up import InitialShard, StartUp, neighbours, new_migration
 from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.names import aggregator_name
@@ -158,7 +158,7 @@ class Aggregator:
                 if self._sequencer is not None:
                     self._control.send(self._sequencer.inform(message.token))
                 elif self.index == 0:
-                    self._control.send(m.Inform(False, 0, None, 0))
+                    self._control.send(m.SequencerState(False, 0, None, 0))
             case m.Reconnect():
                 if self._upstream.connected:
                     self._connect_upstream(message.aggregators[0])
@@ -196,7 +196,7 @@ class Aggregator:
                 self._sums.take(peer, message, payload)
             case m.BucketsSent() if self._sums is not None:
                 self._sums.answered(peer, message)
-            case m.Check():
+            case m.ChunkQuery():
                 self._start_up.check(peer, message)
             case m.Pull() | m.PullBuckets():
                 self._remote_workers.pull(peer, message)
@@ -235,7 +235,7 @@ class Aggregator:
                 self._peers.joined(index, message)
             case m.Chunk() if self._maps is not None and payload is not None:
                 self._maps.copies.take(index, message, payload)
-            case m.Check() if self._maps is not None:
+            case m.ChunkQuery() if self._maps is not None:
                 self._maps.copies.check(index, message)
             case _ if index == 0:
                 self._from_sequencer(message)
@@ -386,7 +386,7 @@ class Aggregator:
         else:
             self._serve(started)
 
-    def _serve(self, started: Started | None) -> None:
+    def _serve(self, started: InitialShard | None) -> None:
         """Start to serve, with the shard in its initial or restored state; do nothing while there is none."""
         if started is None:
             return
@@ -424,7 +424,7 @@ class Aggregator:
             self._upstream.send(self._ready)
         self._answer_pulls()
 
-    def _sequence(self, started: Started) -> None:
+    def _sequence(self, started: InitialShard) -> None:
         message, shard, record = started.order, started.shard, started.record
         manifest, current = message.manifest, started.maps.current
         if message.checkpoint is not None and not message.recover:
@@ -464,7 +464,7 @@ class Aggregator:
         )
         if started.quarantined:
             self._control.send(
-                m.Quarantined(started.quarantined, "workers crashed on them in an earlier attempt")
+                m.SamplesQuarantined(started.quarantined, "workers crashed on them in an earlier attempt")
             )
         if message.recover and current.number:
             # the process before may have died between recording it and reporting it

@@ -11,8 +11,8 @@ from scavenger.train.aggregation.holding import Holding
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.peers import Peers
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.arrivals import Arrived, Best, CopyInbox, copied_ranges
-from scavenger.train.transport.messages.data import Check, Chunk, CopyBuckets, PullBuckets
+from scavenger.train.transport.arrivals import ArrivedState, Best, CopyInbox, copied_ranges
+from scavenger.train.transport.messages.data import Chunk, ChunkQuery, CopyBuckets, PullBuckets
 
 _ASK_AGAIN_S = 1.0
 
@@ -86,11 +86,11 @@ class BucketCopies:
         gained = tuple(sorted(bucket for some in copy.sources.values() for bucket in some))
         best = Best.NEWEST if order.best_step == order.step else Best.APART
         shard.arrivals.record(
-            Arrived(order.number, order.step + 1, gained, best if order.best_step else Best.NONE)
+            ArrivedState(order.number, order.step + 1, gained, best if order.best_step else Best.NONE)
         )
         self._copied(order.number)
 
-    def check(self, index: int, check: Check) -> None:
+    def check(self, index: int, check: ChunkQuery) -> None:
         """Answer another aggregator, which asks what has not arrived."""
         if self._copy is not None and (lacking := self._copy.inbox.check(index, check)) is not None:
             self._peers.send(index, lacking)

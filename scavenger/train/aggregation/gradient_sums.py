@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.train.aggregation.mean_gradient import SPAN_BYTES, Gradient, united
-from scavenger.train.transport.buckets import Bucket, Part, Values
+from scavenger.train.transport.buckets import Bucket, SegmentPart, Values
 from scavenger.train.transport.layout import Segment
 from scavenger.train.transport.rows import Rows
 
@@ -36,8 +36,8 @@ class GradientSums:
     def __init__(self, segments: dict[int, Segment], buckets: Sequence[Bucket]) -> None:
         self._segments, self._buckets = segments, buckets
         self._targets: dict[int, Array] = {}
-        self._rows: dict[Part, Rows] = {}
-        self._first: dict[Part, Array] = {}
+        self._rows: dict[SegmentPart, Rows] = {}
+        self._first: dict[SegmentPart, Array] = {}
         self.dense: set[int] = set()
         """The segments of which the memory of the new weights has been written to."""
 
@@ -99,7 +99,7 @@ class GradientSums:
     def _is_trainable(self, number: int) -> bool:
         return self._segments[number].spec.role == "trainable"
 
-    def _merge_state(self, part: Part, value: Array, share: float, *, first: bool) -> None:
+    def _merge_state(self, part: SegmentPart, value: Array, share: float, *, first: bool) -> None:
         target = self._targets[part.segment][part.begin : part.end]
         means = self._segments[part.segment].spec.role == "mean"
         if first:
@@ -110,7 +110,7 @@ class GradientSums:
             # computed from differences, so that values that no worker changed (frozen layers) stay bit-identical
             target += share * (value - self._first[part])
 
-    def _add_rows(self, part: Part, rows: Rows, *, first: bool) -> None:
+    def _add_rows(self, part: SegmentPart, rows: Rows, *, first: bool) -> None:
         before = self._rows.get(part)
         if not first and before is None:  # the sum is dense
             target = self._targets[part.segment][part.begin : part.end].reshape(-1, part.width)
@@ -126,7 +126,7 @@ class GradientSums:
         values[np.searchsorted(indices, rows.indices)] += rows.values
         self._rows[part] = Rows(indices, values)
 
-    def _fill(self, part: Part) -> None:
+    def _fill(self, part: SegmentPart) -> None:
         """Make the sum of a part dense."""
         rows = self._rows.pop(part)
         target = self._targets[part.segment][part.begin : part.end].reshape(-1, part.width)
@@ -136,14 +136,14 @@ class GradientSums:
 
     def gradients(self) -> list[Gradient]:
         """Return the mean gradient of each trainable segment, in the order of the layout, when all sums are formed."""
-        parts: dict[int, list[Part]] = {n: [] for n in self._segments if self._is_trainable(n)}
+        parts: dict[int, list[SegmentPart]] = {n: [] for n in self._segments if self._is_trainable(n)}
         for bucket in self._buckets:
             for part in bucket.parts:
                 if part.segment in parts:
                     parts[part.segment].append(part)
         return [self._gradient(number, parts[number]) for number in sorted(parts)]
 
-    def _gradient(self, number: int, parts: Sequence[Part]) -> Gradient:
+    def _gradient(self, number: int, parts: Sequence[SegmentPart]) -> Gradient:
         shape = self._segments[number].spec.shape
         if parts and all(part in self._rows for part in parts):
             rows = [self._rows[part] for part in parts]

@@ -15,7 +15,7 @@ from scavenger.train.aggregation.gradient_sums import GradientSums
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Update
-from scavenger.train.transport.arrivals import Arrivals, Arrived, Owned
+from scavenger.train.transport.arrivals import Arrivals, ArrivedState, Owned
 from scavenger.train.transport.buckets import Bucket, buckets
 from scavenger.train.transport.layout import Layout, Segment, joined
 from scavenger.train.transport.messages.values import RowCounts
@@ -84,7 +84,7 @@ class Holding:
         self.buckets: tuple[Bucket, ...] = buckets(layout) if before is None else before.buckets
         self.sums = GradientSums({n: segments[n] for n in self.numbers}, self.buckets)
         self.differing: Differing = [None] * len(self.trainable)
-        self._found: Arrived | None = None
+        self._found: ArrivedState | None = None
         self._arrived_step = -1
         self._arrived: ShardState | None = None
         self._arrived_states: dict[int, Array] = {}

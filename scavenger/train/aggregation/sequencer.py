@@ -14,11 +14,11 @@ from scavenger.train.aggregation.finalisation import Finalisation
 from scavenger.train.aggregation.left_out import LeftOut
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.step_in_progress import StepInProgress
-from scavenger.train.aggregation.step_timer import StepTimer
+from scavenger.train.aggregation.step_timer import SequencerTimer
 from scavenger.train.aggregation.worker_orders import WorkerOrders
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.shared_memory import JobRecord
+from scavenger.train.transport.shared_memory import ProgressRecord
 
 
 class Sequencer:
@@ -64,7 +64,7 @@ class Sequencer:
         self._checkpoints = Checkpointing(
             shard, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
         )
-        self._step, self._timer = StepInProgress(), StepTimer()
+        self._step, self._timer = StepInProgress(), SequencerTimer()
         self._workers = WorkerOrders(to_worker)
         self._evaluation = EpochEvaluation(shard.layout.manifest.metrics)
         self._finalisation: Finalisation | None = None
@@ -90,11 +90,11 @@ class Sequencer:
         evaluating = barrier.phase in (b.BarrierPhase.EVALUATE, b.BarrierPhase.SUMMARISE)
         return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
 
-    def inform(self, token: int) -> m.Inform:
+    def inform(self, token: int) -> m.SequencerState:
         """Return the job's state for a coordinator that takes over."""
         self._carry_out(self._barrier.handle(b.Lead(token)))
         view = self._barrier.view
-        return m.Inform(
+        return m.SequencerState(
             True, self._barrier.number, None if view is None else m.view_body(view), self._barrier.step
         )
 
@@ -125,7 +125,7 @@ class Sequencer:
                 if self._barrier.awaits(verdict):
                     self._take_verdict(message)
                 self._handle(verdict)
-            case m.Migrate():
+            case m.MoveBuckets():
                 self._handle(mig.RequestMigration(message.request, message.holders))
             case m.Finish() if self._finalisation is None:
                 self._request = message
@@ -329,7 +329,9 @@ class Sequencer:
         self._step.close()
         self._shard.block.write_report(plan.step, m.encode(report))
         self._shard.block.write_job(
-            JobRecord(plan.step, plan.next_position, self._barrier.number, self._best_step, self._rate_scale)
+            ProgressRecord(
+                plan.step, plan.next_position, self._barrier.number, self._best_step, self._rate_scale
+            )
         )
         fail_here("aggregator.published")
         self._report(report)
@@ -383,7 +385,7 @@ class Sequencer:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
         samples = self._left_out.add(piece.scope, piece.start, piece.stop)
-        self._report(m.Quarantined(samples, instruction.reason))
+        self._report(m.SamplesQuarantined(samples, instruction.reason))
 
     def _proceed(self, instruction: b.Proceed) -> None:
         self._timer.ordered(instruction.action)
@@ -444,7 +446,7 @@ class Sequencer:
     def _write_record(self) -> None:
         barrier = self._barrier
         self._shard.block.write_job(
-            JobRecord(barrier.step, barrier.position, barrier.number, self._best_step, self._rate_scale)
+            ProgressRecord(barrier.step, barrier.position, barrier.number, self._best_step, self._rate_scale)
         )
 
     def _take_verdict(self, verdict: m.VerdictGiven) -> None:

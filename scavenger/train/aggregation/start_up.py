@@ -20,7 +20,7 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.divisibility import Divisibility, divisibility
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.replication import WeightsInbox
-from scavenger.train.transport.shared_memory import BUCKETS_MAX, Block, JobRecord
+from scavenger.train.transport.shared_memory import BUCKETS_MAX, Block, ProgressRecord
 
 _ASK_AGAIN_S = 1.0
 
@@ -34,7 +34,7 @@ class Maps:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class InitialShard:
     """A shard in its initial or restored state.
 
     Attributes:
@@ -47,7 +47,7 @@ class Started:
     order: m.Initialise
     shard: ModelShard
     maps: Maps
-    record: JobRecord
+    record: ProgressRecord
     quarantined: tuple[int, ...] = ()
 
 
@@ -78,7 +78,7 @@ class StartUp:
         self._fd, self._index, self._shares_block, self._send = fd, index, shares_block, send
         self._seeding: _Seeding | None = None
 
-    def begin(self, order: m.Initialise) -> Started | None:
+    def begin(self, order: m.Initialise) -> InitialShard | None:
         """Make the shard; None if a worker has to send the weights first.
 
         Raises:
@@ -115,20 +115,20 @@ class StartUp:
         take_map(shard, current, held, beside=neighbours(order.aggregators, index))
         return shard, Maps(current, before)
 
-    def _restored(self, order: m.Initialise, shard: ModelShard, maps: Maps) -> Started | None:
+    def _restored(self, order: m.Initialise, shard: ModelShard, maps: Maps) -> InitialShard | None:
         """Initialise or restore the shard; None if a worker has to send the weights."""
         index = self._index
         kept, job = shard.block.read_part(index), shard.block.read_job()
         if order.recover and kept is not None and (index or job is not None):
-            record = job if job is not None and not index else JobRecord(step=kept.step)
-            return Started(order, shard, maps, record)
+            record = job if job is not None and not index else ProgressRecord(step=kept.step)
+            return InitialShard(order, shard, maps, record)
         shard.block.forget(index)
         quarantined: tuple[int, ...] = ()
         if order.restore is None:
             if order.seeder:
                 return None
             shard.begin()
-            record = JobRecord()
+            record = ProgressRecord()
         else:
             checkpoint = checkpoint_of(order.restore, order.manifest)
             manifest = checkpoint.manifest
@@ -136,7 +136,7 @@ class StartUp:
                 shard.load(manifest.step, saved)
             quarantined = tuple(int(sample) for sample in manifest.state.get("quarantined", ()))
             # without the view number: the coordinator of this attempt counts its own
-            record = JobRecord(
+            record = ProgressRecord(
                 manifest.step,
                 Position(manifest.epoch, manifest.consumed),
                 best_step=int(manifest.state.get("best_step", 0)),
@@ -144,7 +144,7 @@ class StartUp:
             )
         if index == 0:
             shard.block.write_job(record)
-        return Started(order, shard, maps, record, quarantined)
+        return InitialShard(order, shard, maps, record, quarantined)
 
     # ---- initial weights of a worker on another host -------------------------------------------------------
 
@@ -153,7 +153,7 @@ class StartUp:
         if self._seeding is not None and peer == self._seeding.order.seeder:
             self._seeding.asked_at = 0.0
 
-    def tick(self) -> Started | None:
+    def tick(self) -> InitialShard | None:
         """Request the initial weights until all have arrived; returns the shard once it is whole."""
         seeding = self._seeding
         if seeding is None:
@@ -166,7 +166,7 @@ class StartUp:
             self._send(seeding.order.seeder, m.Seed(seeding.inbox.number, holders))
         return None
 
-    def take(self, peer: str, chunk: m.Chunk, payload: bytes) -> Started | None:
+    def take(self, peer: str, chunk: m.Chunk, payload: bytes) -> InitialShard | None:
         """Take a part of the initial weights; returns the shard once it is whole."""
         seeding = self._seeding
         if seeding is None or peer != seeding.order.seeder:
@@ -175,22 +175,22 @@ class StartUp:
         seeding.inbox.take(self._index, chunk, payload)
         return None if seeding.inbox.lacking else self._seeded(seeding)
 
-    def check(self, peer: str, check: m.Check) -> None:
+    def check(self, peer: str, check: m.ChunkQuery) -> None:
         """Report missing chunks of the initial weights."""
         if self._seeding is not None and peer == self._seeding.order.seeder:
             lacking = self._seeding.inbox.check(self._index, check)
             if lacking is not None:
                 self._send(peer, lacking)
 
-    def _seeded(self, seeding: _Seeding) -> Started:
+    def _seeded(self, seeding: _Seeding) -> InitialShard:
         self._seeding = None
         seeding.shard.begin()
         if self._index == 0:
-            seeding.shard.block.write_job(JobRecord())
-        return Started(seeding.order, seeding.shard, seeding.maps, JobRecord())
+            seeding.shard.block.write_job(ProgressRecord())
+        return InitialShard(seeding.order, seeding.shard, seeding.maps, ProgressRecord())
 
 
-def checkpoint_of(restore: m.Restore, model: m.Manifest) -> Checkpoint:
+def checkpoint_of(restore: m.RestorePoint, model: m.Manifest) -> Checkpoint:
     """Return the checkpoint that was chosen, or the newest from which a job can resume.
 
     All aggregators have to find the same one. So what is verified here is the same for all: the manifest of the chosen

@@ -10,7 +10,7 @@ _REPEAT_S = 1.0
 """Time without progress after which pending requests are repeated."""
 
 
-class StepTimer:
+class SequencerTimer:
     """Times of the sequencer, monotonic seconds; a time of 0 means that there is none."""
 
     def __init__(self) -> None:

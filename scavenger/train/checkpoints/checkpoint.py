@@ -66,7 +66,7 @@ _PartName = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]
 _AttemptName = Annotated[str, msgspec.Meta(pattern=rf"^{_ATTEMPT}\Z")]
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One safetensors file. `finite`: none of its numbers is NaN or infinite."""
 
     name: _PartName
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finite: bool
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents and identity of a checkpoint.
 
     Attributes:
@@ -98,7 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     epoch: _Count
     consumed: _Count
     view: _Count
-    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
+    parts: Annotated[tuple[CheckpointFile, ...], msgspec.Meta(min_length=1)]
     created_at: Annotated[datetime, msgspec.Meta(tz=True)]
     state: dict[str, Any] = {}
     serial: _Count = 0
@@ -132,7 +132,7 @@ class Checkpoint:
         problems: Checkpoints that were skipped during the search, with reasons, one line each.
     """
 
-    manifest: Manifest
+    manifest: CheckpointManifest
     problems: tuple[str, ...]
     _files: Files
 
@@ -175,14 +175,14 @@ class _Reader:
         self._files, self._folder = files, folder
         self._opened = contextlib.ExitStack()
         self._file: Readable | None = None
-        self._place: tuple[Part, int] | None = None
+        self._place: tuple[CheckpointFile, int] | None = None
 
     def close(self) -> None:
         """Close the file."""
         self._opened.close()
         self._file = self._place = None
 
-    def ranges(self, part: Part) -> list[SavedRange] | None:
+    def ranges(self, part: CheckpointFile) -> list[SavedRange] | None:
         """Return what a part holds; None if it can only be verified as a whole."""
         with self._reading(part, 0) as file:
             header = read_header(file, size=part.bytes, sha256=part.sha256)
@@ -204,14 +204,14 @@ class _Reader:
             for name, tensor in header.tensors
         ]
 
-    def _load(self, part: Part, at: int, tensor: SavedTensor, sha256: str) -> Array:
+    def _load(self, part: CheckpointFile, at: int, tensor: SavedTensor, sha256: str) -> Array:
         with self._reading(part, at) as file:
             array = read_tensor(file, tensor, sha256=sha256)
         self._place = part, at + tensor.bytes
         return array
 
     @contextlib.contextmanager
-    def _reading(self, part: Part, at: int) -> Iterator[Readable]:
+    def _reading(self, part: CheckpointFile, at: int) -> Iterator[Readable]:
         with _transient(f"{self._files.root}/{self._folder}/{_file(part.name)}"):
             if self._file is None or self._place != (part, at):
                 self.close()
@@ -254,7 +254,7 @@ class CheckpointStore:
         self._verified: set[str] = set()
         self.problems: tuple[str, ...] = ()
 
-    def write_part(self, step: int, attempt: str, name: str, tensors: Mapping[str, Array]) -> Part:
+    def write_part(self, step: int, attempt: str, name: str, tensors: Mapping[str, Array]) -> CheckpointFile:
         """Write one part; it becomes valid when a manifest that lists it is committed.
 
         Needs no extra memory, except for a copy of one non-contiguous tensor at a time.
@@ -270,9 +270,9 @@ class CheckpointStore:
             raise ValueError(f"{name!r} cannot name a part")
         stream = TensorStream(tensors)
         self._write(folder, _file(name), stream)
-        return Part(name, stream.sha256, stream.bytes, stream.finite)
+        return CheckpointFile(name, stream.sha256, stream.bytes, stream.finite)
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: CheckpointManifest) -> None:
         """Commit a checkpoint: read its parts back, write the manifest, then remove superseded checkpoints.
 
         The newest `keep` verified checkpoints are kept, and also the newest finite one. The others are removed, and
@@ -322,7 +322,7 @@ class CheckpointStore:
         return None if found is None else Checkpoint(found, self.problems, self._files)
 
     def open(self, folder: str) -> Checkpoint | None:
-        """Return a checkpoint by its folder's name, as `Manifest.folder`; its parts are verified as they are read.
+        """Return a checkpoint by its folder's name, as `CheckpointManifest.folder`; its parts are verified as they are read.
 
         Returns:
             The checkpoint, or None if there is none that is committed and intact; `problems` then says why.
@@ -351,11 +351,11 @@ class CheckpointStore:
                 self._remove(folder, problems)
         self.problems = tuple(problems)
 
-    def _tidy_up(self, newest: Manifest) -> None:
+    def _tidy_up(self, newest: CheckpointManifest) -> None:
         problems: list[str] = []
         try:
             committed = [newest, *(m for m in self._committed([]) if m.folder != newest.folder)]
-            kept: list[Manifest] = []
+            kept: list[CheckpointManifest] = []
             superseded, suspect = [], []
             for manifest in committed:
                 finite = any(other.finite for other in kept)
@@ -393,7 +393,7 @@ class CheckpointStore:
         except OSError as error:
             raise self._failure(self._files.root, "cannot be read", error) from error
 
-    def _committed(self, problems: list[str]) -> list[Manifest]:
+    def _committed(self, problems: list[str]) -> list[CheckpointManifest]:
         """Return the readable manifests, newest commit first; add the others to `problems`."""
         manifests = []
         for folder in self._folders():
@@ -414,7 +414,7 @@ class CheckpointStore:
             self._problem(folder, _MANIFEST, error)
         return False
 
-    def _read_manifest(self, folder: str) -> Manifest:
+    def _read_manifest(self, folder: str) -> CheckpointManifest:
         with self._files.reading(folder, _MANIFEST) as (file, size):
             if size > _MANIFEST_BYTES_MAX:
                 raise DamagedError(f"it has {size} bytes")
@@ -427,13 +427,13 @@ class CheckpointStore:
             raise DamagedError(f"it belongs to {manifest.folder}")
         return manifest
 
-    def _check(self, manifest: Manifest) -> str | None:
+    def _check(self, manifest: CheckpointManifest) -> str | None:
         for part in manifest.parts:
             if problem := self._check_part(manifest.folder, part):
                 return problem
         return None
 
-    def _check_part(self, folder: str, part: Part) -> str | None:
+    def _check_part(self, folder: str, part: CheckpointFile) -> str | None:
         try:
             self._files.verify(folder, _file(part.name), size=part.bytes, sha256=part.sha256)
         except (DamagedError, OSError) as error:
@@ -482,10 +482,10 @@ def _reason(error: DamagedError | OSError) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def _encode(manifest: Manifest) -> bytes:
+def _encode(manifest: CheckpointManifest) -> bytes:
     try:
         body = msgspec.json.encode(manifest)
-        same = msgspec.json.decode(body, type=Manifest) == manifest
+        same = msgspec.json.decode(body, type=CheckpointManifest) == manifest
     except (msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
     names = [part.name for part in manifest.parts]
@@ -499,7 +499,7 @@ def _encode(manifest: Manifest) -> bytes:
     return data
 
 
-def _decode(data: bytes, place: str) -> Manifest:
+def _decode(data: bytes, place: str) -> CheckpointManifest:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         body = bytes(envelope.manifest)
@@ -510,6 +510,6 @@ def _decode(data: bytes, place: str) -> Manifest:
             raise NotSupportedError(
                 f"{place}: written by a newer Scavenger (format {version}, this one reads {FORMAT_VERSION})"
             )
-        return msgspec.json.decode(body, type=Manifest)
+        return msgspec.json.decode(body, type=CheckpointManifest)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DamagedError(f"it is not valid: {error}") from None

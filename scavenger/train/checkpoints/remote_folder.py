@@ -48,7 +48,7 @@ class Folders(Tagged, frozen=True):
     root: _Root
 
 
-class Remove(Tagged, frozen=True):
+class RemoveFile(Tagged, frozen=True):
     """Request for `Files.remove`; answered by `Ok`."""
 
     launch: _Count
@@ -68,8 +68,8 @@ class Verify(Tagged, frozen=True):
     sha256: _Name
 
 
-class Write(Tagged, frozen=True):
-    """Request for `Files.write`; followed by `Data` messages, each answered when written, and `Done`."""
+class WriteFile(Tagged, frozen=True):
+    """Request for `Files.write`; followed by `Data` messages, each answered when written, and `EndOfData`."""
 
     launch: _Count
     root: _Root
@@ -96,7 +96,7 @@ class Data(Tagged, frozen=True):
     data: bytes
 
 
-class Done(Tagged, frozen=True):
+class EndOfData(Tagged, frozen=True):
     """End of a written file; answered when the file is stored durably."""
 
 
@@ -123,7 +123,7 @@ class Opened(Tagged, frozen=True):
     size: _Count
 
 
-class Failed(Tagged, frozen=True):
+class OperationFailed(Tagged, frozen=True):
     """The operation has failed.
 
     Attributes:
@@ -137,8 +137,8 @@ class Failed(Tagged, frozen=True):
     damaged: bool = False
 
 
-Question = Folders | Remove | Verify | Write | Read | Data | Done | More
-Answer = Ok | Names | Opened | Data | Failed
+Question = Folders | RemoveFile | Verify | WriteFile | Read | Data | EndOfData | More
+Answer = Ok | Names | Opened | Data | OperationFailed
 _A = TypeVar("_A", Ok, Names, Opened, Data)
 
 questions: Codec[Question] = Codec(Question)
@@ -169,13 +169,13 @@ class LeaderFiles:
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
         with self._connect() as operation:
-            operation.send(Write(self._launch, self._path, folder, name))
+            operation.send(WriteFile(self._launch, self._path, folder, name))
             for chunk in chunks:
                 for start in range(0, len(chunk), CHUNK_BYTES):
                     while operation.unanswered >= AHEAD:
                         operation.receive(Ok)
                     operation.send(Data(bytes(chunk[start : start + CHUNK_BYTES])))
-            operation.send(Done())
+            operation.send(EndOfData())
             while operation.unanswered:
                 operation.receive(Ok)
 
@@ -191,7 +191,7 @@ class LeaderFiles:
 
     def remove(self, folder: str, first: str) -> None:
         with self._connect() as operation:
-            operation.ask(Remove(self._launch, self._path, folder, first), Ok)
+            operation.ask(RemoveFile(self._launch, self._path, folder, first), Ok)
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[_Operation]:
@@ -223,7 +223,7 @@ class _Operation:
         except MessageError as error:
             raise OSError(errno.EPROTO, f"the leader's answer is not a valid message: {error}") from None
         self.unanswered -= 1
-        if isinstance(answer, Failed):
+        if isinstance(answer, OperationFailed):
             if answer.damaged:
                 raise DamagedError(answer.text)
             raise OSError(answer.code, answer.text) if answer.code else OSError(answer.text)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scavenger.train.command import messages as cm
-from scavenger.train.command.progress import Group
+from scavenger.train.command.progress import AttemptProcesses
 from scavenger.train.command.stored_folder import Listing
 from scavenger.train.command.whole import WholeStates
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointPlace:
     """Where the command's checkpoints are.
 
     Attributes:
@@ -66,11 +66,11 @@ class Attempt:
         states: Which states of its folder are whole, if that is carried.
     """
 
-    group: Group
+    group: AttemptProcesses
     target: Target
     began_s: float
     heard_s: float
-    request: cm.Ask
+    request: cm.AskProgram
     states: WholeStates
     reporting: bool = False
     ended: dict[str, int] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class Carrier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="carrier")
         self._stored: StoredFolder | None = None
         self._carried = ("", "")
-        self._order: cm.Run | None = None
+        self._order: cm.StartProgram | None = None
         self._given_up = threading.Event()
         self._moved = False
         self._told_at = 0.0
@@ -49,7 +49,7 @@ class Carrier:
         self._number, self._pushed, self._told_ns = 0, 0, 0
         self._last: bool | None = None
 
-    def begin(self, order: cm.Run) -> None:
+    def begin(self, order: cm.StartProgram) -> None:
         """Have the folder as the order says; `ready` tells when."""
         self._give_up()
         self._order, self._number, self._pushed, self._last = order, 0, 0, None

@@ -16,7 +16,7 @@ import numpy as np
 
 from scavenger.errors import ConfigurationError
 from scavenger.sdk.report import COUNTS
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
+from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
 from scavenger.train.checkpoints.files import local_path, open_files
 from scavenger.train.command.stored_folder import OBJECT, Listing, StoredFile, StoredFolder, checked, size_of
 
@@ -128,7 +128,7 @@ class CommandCheckpoints:
             checkpoint.step, attempt, "record", {"step": np.array([checkpoint.step])}
         )
         self._store.commit(
-            Manifest(
+            CheckpointManifest(
                 fingerprint=self._fingerprint,
                 step=checkpoint.step,
                 attempt=attempt,

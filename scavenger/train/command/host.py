@@ -65,13 +65,13 @@ class Host:
     """
 
     def __init__(
-        self, socket: Dealer, job_dir: Path, folder: Path, carrier: Carrier, arrived: cm.Arrived
+        self, socket: Dealer, job_dir: Path, folder: Path, carrier: Carrier, arrived: cm.HostReady
     ) -> None:
         self._socket, self._job_dir, self._folder = socket, job_dir, folder
         self._carrier, self._arrived = carrier, arrived
         self._attempt = 0
-        self._order: cm.Run | None = None
-        self._request: cm.Ask | None = None
+        self._order: cm.StartProgram | None = None
+        self._request: cm.AskProgram | None = None
         self._status: int | None = None
         self._asked = False
         self._child: subprocess.Popen[bytes] | None = None
@@ -89,7 +89,7 @@ class Host:
         while True:
             if self._socket.socket.poll(_LOOK_MS):
                 message = cm.decode(self._socket.socket.recv_multipart()[0])
-                if isinstance(message, cm.Leave):
+                if isinstance(message, cm.EndHost):
                     log.info("the worker leaves: %s", message.reason)
                     self._kill()
                     return
@@ -105,9 +105,9 @@ class Host:
 
     def _handle(self, message: object) -> None:
         match message:
-            case cm.Run():
+            case cm.StartProgram():
                 self._start(message)
-            case cm.Ask() if message.attempt == self._attempt:
+            case cm.AskProgram() if message.attempt == self._attempt:
                 self._request = message
                 if self._child is not None:
                     self._ask(message)
@@ -124,13 +124,13 @@ class Host:
             case _:
                 pass
 
-    def _start(self, order: cm.Run) -> None:
+    def _start(self, order: cm.StartProgram) -> None:
         self._kill()
         self._attempt, self._kill_at, self.view = order.attempt, float("inf"), order.attempt
         self._order, self._request, self._status, self._asked = order, None, None, False
         self._carrier.begin(order)
 
-    def _begin(self, order: cm.Run) -> None:
+    def _begin(self, order: cm.StartProgram) -> None:
         """Start the program, whose folder is there."""
         self._order = None
         folder = self._folder / f"attempt-{order.attempt}"
@@ -177,7 +177,7 @@ class Host:
             for line in lines.rest():
                 self._told.extend(patterns.read(line, time.monotonic()))
 
-    def _ask(self, request: cm.Ask) -> None:
+    def _ask(self, request: cm.AskProgram) -> None:
         path = self._folder / f"attempt-{request.attempt}" / "request"
         content = {
             "save_at": request.save_at,
@@ -210,13 +210,13 @@ class Host:
         self._report()
         if not ended and time.monotonic() >= self._measure_at:
             self._measure_at = time.monotonic() + _MEASURE_S
-            self._send(cm.Used(tree_use(os.getpid()).memory_bytes))
+            self._send(cm.MemoryUsed(tree_use(os.getpid()).memory_bytes))
         if ended:
             self._child, self._status = None, child.returncode
             self._carrier.end(store=child.returncode == 0 or (self._asked and child.returncode != -9))
         self._carrier.look()
 
-    def _look_at_folder(self, order: cm.Run) -> None:
+    def _look_at_folder(self, order: cm.StartProgram) -> None:
         """Start the program once its folder is there."""
         try:
             if self._carrier.ready():
@@ -227,7 +227,7 @@ class Host:
 
     def _end(self, status: int, cause: str = "") -> None:
         self._status = None
-        self._send(cm.Ended(self._attempt, status, cause[:2000], _free_port()))
+        self._send(cm.AttemptEnded(self._attempt, status, cause[:2000], _free_port()))
 
     def _set_up(self, words: tuple[str, ...]) -> None:
         """Run a command that prepares this machine, to its end."""
@@ -281,7 +281,7 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     job_dir = Path(config.job_dir)
     # on a VM, beside the job's folder, which its agent removes at its end
     checkpoints = str(job_dir.parent / f"checkpoints-{config.name}") if VARIABLE in os.environ else ""
-    arrived = cm.Arrived(1, checkpoints, config.threads)
+    arrived = cm.HostReady(1, checkpoints, config.threads)
     with tempfile.TemporaryDirectory(prefix="command-") as folder:
         carrier = Carrier(lambda message: socket.socket.send(cm.encode(message)))
         host = Host(socket, job_dir, Path(folder), carrier, arrived)

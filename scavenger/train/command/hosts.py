@@ -32,7 +32,7 @@ class Hosts(DirectWorkers):
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         super().__init__(processes, first=first, clock=clock)
-        self.arrived: dict[str, cm.Arrived] = {}
+        self.arrived: dict[str, cm.HostReady] = {}
         self._set_up: set[str] = set()
         self.memory_bytes: dict[str, int] = {}
 
@@ -102,7 +102,7 @@ class Hosts(DirectWorkers):
         self.send(worker, cm.SetUp(words))
         return True
 
-    def arrive(self, worker: str, arrived: cm.Arrived) -> None:
+    def arrive(self, worker: str, arrived: cm.HostReady) -> None:
         """Note that a host has arrived."""
         entry = self.registry[worker]
         entry.status = Status.READY if entry.status is Status.STARTING else entry.status
@@ -120,7 +120,7 @@ class Hosts(DirectWorkers):
         """Order a host to end; returns False if that was done before."""
         if not self.registry.leaving(worker):
             return False
-        self.send(worker, cm.Leave(reason))
+        self.send(worker, cm.EndHost(reason))
         return True
 
     def expel(self, worker: str, cause: str) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from scavenger.elastic import recovery
 from scavenger.errors import ModelNotSavedError, ScavengerError, TrainingCodeError
 from scavenger.train.checkpoints.format import DamagedError
-from scavenger.train.command.attempt import Place, Target
+from scavenger.train.command.attempt import CheckpointPlace, Target
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.hosts import Hosts
-from scavenger.train.command.progress import Progress
+from scavenger.train.command.progress import CommandProgress
 from scavenger.train.command.run import CommandRun
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import Listing
@@ -33,7 +33,7 @@ from scavenger.train.supervisor.events import Event, Leaving
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.messages.values import CheckpointPlan, Restore
+from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 _GRACE_S = 5.0
 _CARRIED = "carried"
@@ -95,7 +95,7 @@ class CommandJobSupervisor(WithoutAggregators):
         timeouts: Timeouts,
         checkpoint: CheckpointPlan,
         first_batch: int,
-        restore: Restore | None = None,
+        restore: RestorePoint | None = None,
         engine: Callable[[Path, int], Engine] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> CommandJobSupervisor:
@@ -132,8 +132,8 @@ class CommandJobSupervisor(WithoutAggregators):
             run = CommandRun(
                 hosts,
                 replace(source, carry_every_s=checkpoint.every_s or 0.0),
-                Progress(begun.step, begun.epoch, begun.samples),
-                place=Place(
+                CommandProgress(begun.step, begun.epoch, begun.samples),
+                place=CheckpointPlace(
                     checkpoints.folder if checkpoints.is_here else str(work_dir.absolute() / _CARRIED),
                     hosts.engine.reachable(storage) if storage else "",
                     checkpoints.seen,

@@ -56,7 +56,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="command", tag=True, forbi
 # ---- from hosts --------------------------------------------------------------------------------------------
 
 
-class Arrived(_Message, frozen=True):
+class HostReady(_Message, frozen=True):
     """A host is ready to run the command.
 
     Attributes:
@@ -85,7 +85,7 @@ class Doubt(_Message, frozen=True):
     message: str
 
 
-class Ended(_Message, frozen=True):
+class AttemptEnded(_Message, frozen=True):
     """The process of an attempt has ended, with everything that it had started.
 
     Attributes:
@@ -123,7 +123,7 @@ class Carrying(_Message, frozen=True):
     attempt: int
 
 
-class Used(_Message, frozen=True):
+class MemoryUsed(_Message, frozen=True):
     """The private memory of a host with everything that its process has started."""
 
     memory_bytes: _Count
@@ -138,7 +138,7 @@ class SetUp(_Message, frozen=True):
     words: tuple[str, ...]
 
 
-class Run(_Message, frozen=True):
+class StartProgram(_Message, frozen=True):
     """Order to start the command.
 
     Attributes:
@@ -166,7 +166,7 @@ class Run(_Message, frozen=True):
     carry_every_s: float = 0.0
 
 
-class Ask(_Message, frozen=True):
+class AskProgram(_Message, frozen=True):
     """A request for the program: the content of its file `request`, see `scavenger.sdk.report`."""
 
     attempt: int
@@ -187,14 +187,25 @@ class End(_Message, frozen=True):
     store: bool = False
 
 
-class Leave(_Message, frozen=True):
+class EndHost(_Message, frozen=True):
     """Order for a host to end, which ends its process."""
 
     reason: str
 
 
 CommandMessage = (
-    Arrived | Records | Doubt | Ended | Stored | Carrying | Used | SetUp | Run | Ask | End | Leave
+    HostReady
+    | Records
+    | Doubt
+    | AttemptEnded
+    | Stored
+    | Carrying
+    | MemoryUsed
+    | SetUp
+    | StartProgram
+    | AskProgram
+    | End
+    | EndHost
 )
 _command: Codec[CommandMessage] = Codec(CommandMessage)
 _process: Codec[Beat | Failed] = Codec(Beat | Failed)

@@ -31,7 +31,7 @@ _STEPS_AT_ONCE_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AttemptProcesses:
     """The processes of one attempt.
 
     Attributes:
@@ -48,7 +48,7 @@ class Group:
     cause: str = ""
 
 
-class Progress:
+class CommandProgress:
     """The steps and epochs of a command. Not thread-safe; reads no clock.
 
     Args:
@@ -69,7 +69,7 @@ class Progress:
         self._begun = step, epoch
         self.step_time_s = 0.0
         self.stepped = self.told_epochs = False
-        self._group = Group(0, (), 0)
+        self._group = AttemptProcesses(0, (), 0)
         self.done = ""
         self._losses = EpochLosses()
         self._metrics: dict[str, float] = {}
@@ -79,7 +79,7 @@ class Progress:
         self._since_s: float | None = None
         self._sqnorm = 0.0
 
-    def begin(self, group: Group) -> None:
+    def begin(self, group: AttemptProcesses) -> None:
         """Begin another attempt."""
         self._group, self.stepped, self._at_s, self._sqnorm = group, False, None, 0.0
         self.done = ""

@@ -26,10 +26,10 @@ from scavenger.elastic.quarantine import Cause, cause_of_death
 from scavenger.elastic.recovery import Lost, Refused
 from scavenger.errors import ConfigurationError, TrainingCodeError
 from scavenger.train.command import messages as cm
-from scavenger.train.command.attempt import Attempt, Place, Target
+from scavenger.train.command.attempt import Attempt, CheckpointPlace, Target
 from scavenger.train.command.checkpoints import CommandCheckpoint, Kept
 from scavenger.train.command.hosts import Hosts
-from scavenger.train.command.progress import Group, Progress
+from scavenger.train.command.progress import AttemptProcesses, CommandProgress
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import checked
 from scavenger.train.command.watch import MetricWatch, Restarts
@@ -75,9 +75,9 @@ class CommandRun:
         self,
         hosts: Hosts,
         source: CommandSource,
-        progress: Progress,
+        progress: CommandProgress,
         *,
-        place: Place,
+        place: CheckpointPlace,
         kept: Kept | None,
         timeouts: Timeouts,
         clock: Callable[[], float],
@@ -198,7 +198,7 @@ class CommandRun:
         match message:
             case m.Failed():
                 raise error_of(message.kind, message.message, process=name, log=self.hosts.engine.log(name))
-            case cm.Arrived() if name in self.hosts.awaited:
+            case cm.HostReady() if name in self.hosts.awaited:
                 self._arrived(name, message)
             case cm.Records() if attempt is not None and message.attempt == attempt.group.view:
                 attempt.heard_s = self._clock()
@@ -207,7 +207,7 @@ class CommandRun:
             case cm.Doubt() if message.group not in self._doubted:
                 self._doubted.add(message.group)
                 self._events.append(Warned(message.message))
-            case cm.Used():
+            case cm.MemoryUsed():
                 self.hosts.memory_bytes[name] = max(
                     self.hosts.memory_bytes.get(name, 0), message.memory_bytes
                 )
@@ -216,13 +216,13 @@ class CommandRun:
                 attempt.until_s = max(attempt.until_s, now + self._source.run.grace)
             case cm.Stored() if attempt is not None and message.attempt == attempt.group.view:
                 self._stored(attempt, name, message)
-            case cm.Ended() if attempt is not None and message.attempt == attempt.group.view:
+            case cm.AttemptEnded() if attempt is not None and message.attempt == attempt.group.view:
                 self.hosts.next_port(name, message.port)
                 self._process_ended(attempt, name, message.status, message.cause)
             case _:
                 pass
 
-    def _arrived(self, name: str, arrived: cm.Arrived) -> None:
+    def _arrived(self, name: str, arrived: cm.HostReady) -> None:
         """Have a host prepare its machine, if it has one of its own, and note it when that is done."""
         if self._source.run.setup and self.hosts.set_up(name, self._source.setup_words):
             return
@@ -421,13 +421,13 @@ class CommandRun:
             return
         self.view += 1
         members = ready[: min(target.workers, target.global_batch_size)]
-        group = Group(
+        group = AttemptProcesses(
             self.view, members, target.global_batch_size, target.lr_scale, target.reason, self._cause
         )
         self.progress.begin(group)
         begun = (self.held.files if self.held is not None else None) or {}
         states = WholeStates(members, begun)
-        self.attempt = Attempt(group, target, now, now, cm.Ask(self.view), states)
+        self.attempt = Attempt(group, target, now, now, cm.AskProgram(self.view), states)
         addresses = [self.hosts.address(name) for name in members]
         for rank, name in enumerate(members):
             arrived = self.hosts.arrived[name]

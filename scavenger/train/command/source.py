@@ -12,7 +12,7 @@ from typing import Any
 from scavenger.domain.command import RunSpec, fill
 from scavenger.train.command import messages as cm
 from scavenger.train.command.checkpoints import CommandCheckpoint
-from scavenger.train.command.progress import Group
+from scavenger.train.command.progress import AttemptProcesses
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.custom_loop.job_reports import LOSS
 from scavenger.train.training_folder import digest_of, programs
@@ -57,7 +57,7 @@ class CommandSource:
 
     def order(
         self,
-        group: Group,
+        group: AttemptProcesses,
         rank: int,
         addresses: Sequence[tuple[str, int]],
         checkpoint_dir: str,
@@ -65,7 +65,7 @@ class CommandSource:
         *,
         threads: int = 0,
         storage: str = "",
-    ) -> cm.Run:
+    ) -> cm.StartProgram:
         """The order that starts one process of a group.
 
         Args:
@@ -100,7 +100,7 @@ class CommandSource:
         without = tuple(name for name in _OWN if name not in own)
         words = fill(self.run.command, {**self.params, **values})
         files = dict(held.files or {}) if held is not None and storage else {}
-        return cm.Run(
+        return cm.StartProgram(
             group.view,
             words,
             env,

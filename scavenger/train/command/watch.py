@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from scavenger.errors import ScavengerError, TrainingCodeError, WorkersLostError
-from scavenger.train.command.progress import Progress
+from scavenger.train.command.progress import CommandProgress
 from scavenger.train.supervisor.events import Event, Warned
 from scavenger.train.transport import messages as m
 
@@ -36,7 +36,9 @@ class MetricWatch:
         self._told: set[str] = set()
         self._newest, self._every, self._skipped = -1, 0, False
 
-    def look(self, events: Iterable[Event], progress: Progress, samples_per_epoch: int | None) -> list[Event]:
+    def look(
+        self, events: Iterable[Event], progress: CommandProgress, samples_per_epoch: int | None
+    ) -> list[Event]:
         """What follows from new events; a warning, or nothing.
 
         Raises:

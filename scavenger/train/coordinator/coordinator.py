@@ -17,7 +17,7 @@ from scavenger.elastic.barrier import Announce, Death
 from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
-from scavenger.train.coordinator.initialization import Initialization
+from scavenger.train.coordinator.initialization import JobInitializer
 from scavenger.train.coordinator.roster import RosterReport
 from scavenger.train.coordinator.watching import SequencerProgress, StartTimes
 from scavenger.train.failpoints import fail_here
@@ -54,7 +54,7 @@ class Coordinator:
         self._membership = Membership(config.token)
         self._liveness = Liveness()
         self._brief: m.Brief | None = None
-        self._initialization = Initialization(
+        self._initialization = JobInitializer(
             self._membership, token=config.token, send=hub.send_to, announce=self._announce
         )
         self._present: set[str] = set()
@@ -93,11 +93,16 @@ class Coordinator:
             if isinstance(message, m.Beat):
                 self._beat(peer.removesuffix(HEARTBEAT_SUFFIX), message)
             return
-        if isinstance(message, m.Quarantined):
+        if isinstance(message, m.SamplesQuarantined):
             self._initialization.quarantined(message.samples)
         elif isinstance(
             message,
-            m.AggregatorReady | m.Initialised | m.ViewInstalled | m.MapChanged | m.Migrated | m.Inform,
+            m.AggregatorReady
+            | m.Initialised
+            | m.ViewInstalled
+            | m.MapChanged
+            | m.Migrated
+            | m.SequencerState,
         ):
             if self._may_send(peer, message):
                 self._from_aggregator(message)
@@ -179,7 +184,7 @@ class Coordinator:
                     self._membership.installed(view.number, [member.worker for member in view.members])
                 )
                 fail_here("coordinator.installed")
-            case m.Inform() if not self._initialization.informed:
+            case m.SequencerState() if not self._initialization.informed:
                 self._inform(message)
             case _:
                 pass
@@ -202,7 +207,7 @@ class Coordinator:
             self._resize(brief.resize)
         self._command = brief.command
 
-    def _inform(self, message: m.Inform) -> None:
+    def _inform(self, message: m.SequencerState) -> None:
         """Lead the job from now on, since the sequencer has reported its view and members."""
         self._initialization.informed = True
         log.info("leads the job from view %d on", message.number)
@@ -234,7 +239,7 @@ class Coordinator:
         self._expelled.discard(name)
         self._initialization.aggregator_ready(message)
         if not message.initialised and message.index == 0 and not self._initialization.informed:
-            self._inform(m.Inform(False, 0, None, 0))  # it may have started after the roll call
+            self._inform(m.SequencerState(False, 0, None, 0))  # it may have started after the roll call
 
     # ---- views ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import EVERYBODY
 
 
-class Initialization:
+class JobInitializer:
     """The initialization of one job by one coordinator.
 
     Args:
@@ -69,7 +69,7 @@ class Initialization:
         if self.informed:
             self._handle(i.Informed())
 
-    def rewind(self, restore: m.Restore | None) -> None:
+    def rewind(self, restore: m.RestorePoint | None) -> None:
         """Note that all aggregators have been ended; their successors begin with `restore`, or initial weights."""
         assert self._brief is not None
         self._brief = msgspec.structs.replace(self._brief, restore=restore)

@@ -62,7 +62,7 @@ from scavenger.train.supervisor.events import (
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.messages.values import CheckpointPlan, Restore
+from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 _GRACE_S = 5.0
 
@@ -116,7 +116,7 @@ class LoopJobSupervisor(WithoutAggregators):
         *,
         work_dir: Path,
         timeouts: Timeouts,
-        restore: Restore | None = None,
+        restore: RestorePoint | None = None,
         checkpoint: CheckpointPlan | None = None,
         engine: Callable[[Path, int], Engine] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -372,7 +372,7 @@ class LoopJobSupervisor(WithoutAggregators):
         found = {} if rounds is None else quarantined_samples(rounds.ledger)
         if new := [at for at in found if at not in self.quarantined]:
             self.quarantined = tuple(sorted({*self.quarantined, *new}))
-            self._events.append(m.Quarantined(tuple(new), found[new[0]]))
+            self._events.append(m.SamplesQuarantined(tuple(new), found[new[0]]))
 
     def _set_roster(self) -> None:
         """Tell the registry which of the workers that have built their replicas train."""

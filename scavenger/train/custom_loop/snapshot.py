@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from scavenger.errors import ConfigurationError
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
+from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.custom_loop.report import Snapshotted
 
@@ -62,7 +62,7 @@ class LoopSnapshots:
         if snapshot.best:
             parts.append(self._store.write_part(step, attempt, _BEST, snapshot.best))
         self._store.commit(
-            Manifest(
+            CheckpointManifest(
                 fingerprint=self._fingerprint(ledger["sizes"]),
                 step=step,
                 attempt=attempt,

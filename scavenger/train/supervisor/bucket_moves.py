@@ -35,7 +35,7 @@ class Migrations:
 
     def __init__(self, send: Callable[[m.Message], None], aggregators: int, *, apart: bool = False) -> None:
         self._send, self._aggregators = send, aggregators
-        self._request: m.Migrate | None = None
+        self._request: m.MoveBuckets | None = None
         self._numbers, self._asked_s = 0, 0.0
         self._used = frozenset(range(int(apart), aggregators))
         self._apart = self._unspread = apart
@@ -170,5 +170,5 @@ class Migrations:
 
     def _ask(self, holders: Collection[int], now: float) -> None:
         self._numbers += 1
-        self._request, self._asked_s = m.Migrate(self._numbers, tuple(holders)), now
+        self._request, self._asked_s = m.MoveBuckets(self._numbers, tuple(holders)), now
         self._send(self._request)

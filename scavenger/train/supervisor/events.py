@@ -88,5 +88,5 @@ Event = (
     | Recovered
     | RolledBack
     | Warned
-    | m.Quarantined
+    | m.SamplesQuarantined
 )

@@ -134,7 +134,7 @@ class Incoming:
             case m.Migrated():
                 self._to.migrations.take(message)
                 self._event(message)
-            case m.Quarantined():
+            case m.SamplesQuarantined():
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._event(message)
             case m.ViewInstalled():

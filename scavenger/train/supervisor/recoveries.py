@@ -36,15 +36,15 @@ class Checkpoints:
     """
 
     plan: m.CheckpointPlan | None
-    restore: m.Restore | None
+    restore: m.RestorePoint | None
     written: bool = False
     unrecorded: int | None = None
     awaited: bool = False
 
-    def newest(self) -> m.Restore | None:
+    def newest(self) -> m.RestorePoint | None:
         """The newest checkpoint, which restarted aggregators begin with; None for initial weights."""
         if self.plan is not None and self.written:
-            self.restore = m.Restore(self.plan.url)
+            self.restore = m.RestorePoint(self.plan.url)
         return self.restore
 
 

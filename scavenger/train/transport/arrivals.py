@@ -30,7 +30,7 @@ from scavenger.train.transport.layout import (
     joined,
     tensor_bytes,
 )
-from scavenger.train.transport.messages.data import Check, Chunk, Lacking, PullBuckets
+from scavenger.train.transport.messages.data import Chunk, ChunkQuery, Lacking, PullBuckets
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 from scavenger.train.transport.replication import Payload, chunks_of
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, map_block
@@ -52,7 +52,7 @@ class Best(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ArrivedState:
     """What has arrived as a whole.
 
     Attributes:
@@ -168,7 +168,7 @@ class Arrivals:
             source = self.range(plane * self._layout.plane_bytes + begin, end - begin)
             block.range(self._layout.best_at + begin, end - begin)[:] = source
 
-    def record(self, arrived: Arrived) -> None:
+    def record(self, arrived: ArrivedState) -> None:
         """Record that all has arrived, for the process that follows if this one dies."""
         buckets = np.array(arrived.buckets, np.uint32).tobytes()
         head = _HEAD.pack(arrived.number, arrived.first, len(arrived.buckets), arrived.best, 0)[:-4]
@@ -180,7 +180,7 @@ class Arrivals:
         self._plane(_RECORD)[: _HEAD.size] = bytes(_HEAD.size)
 
     @property
-    def recorded(self) -> Arrived | None:
+    def recorded(self) -> ArrivedState | None:
         """What has arrived as a whole last; None for nothing."""
         plane = self._plane(_RECORD)
         number, first, count, best, checksum = _HEAD.unpack(plane[: _HEAD.size])
@@ -189,7 +189,7 @@ class Arrivals:
         buckets = plane[_HEAD.size : end] if count <= len(self._layout.buckets) else b""
         if zlib.crc32(plane[: _HEAD.size - 4] + buckets, 1) != checksum:
             return None
-        return Arrived(number, first, tuple(np.frombuffer(buckets, np.uint32).tolist()), Best(best))
+        return ArrivedState(number, first, tuple(np.frombuffer(buckets, np.uint32).tolist()), Best(best))
 
     def release(self, buckets: Collection[int]) -> None:
         """Free the memory of buckets that were read."""
@@ -227,7 +227,7 @@ class CopyInbox:
         arrival.took(chunk.offset)
         return True
 
-    def check(self, index: int, check: Check) -> Lacking | None:
+    def check(self, index: int, check: ChunkQuery) -> Lacking | None:
         """List the chunks of a copy that was sent as a whole which have not arrived; None for none."""
         arrival = self._of.get(index)
         if arrival is None or (check.step, check.number) != (self._step, self._number):

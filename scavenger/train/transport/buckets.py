@@ -31,7 +31,7 @@ Values = npt.NDArray[np.generic] | Rows
 """A part of a gradient: its elements, flat, or its rows, with their indices in the segment."""
 
 
-class Part(NamedTuple):
+class SegmentPart(NamedTuple):
     """Elements `begin` to `end` of a segment, at a byte offset of a state section; `width` is not 0 for whole rows."""
 
     segment: int
@@ -55,7 +55,7 @@ class Bucket(NamedTuple):
 
     begin: int
     end: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SegmentPart, ...] = ()
     place: int = -1
 
     @property
@@ -88,7 +88,7 @@ def numbers_of(layout: Layout, every: Sequence[Bucket], index: int) -> tuple[int
     return tuple(number for number, one in enumerate(every) if holders[one.place] == index)
 
 
-def _parts(layout: Layout, number: int) -> Iterator[Part]:
+def _parts(layout: Layout, number: int) -> Iterator[SegmentPart]:
     segment = layout.segments[number]
     spec = segment.spec
     dtype, size = np.dtype(spec.dtype), math.prod(spec.shape)
@@ -100,7 +100,7 @@ def _parts(layout: Layout, number: int) -> Iterator[Part]:
     longest = max(1, BUCKET_BYTES // (unit * dtype.itemsize)) * unit
     for at in range(0, size, longest):
         offset = segment.offset + at * dtype.itemsize
-        yield Part(number, at, min(at + longest, size), offset, dtype, width)
+        yield SegmentPart(number, at, min(at + longest, size), offset, dtype, width)
 
 
 def budget_bytes(layout: Layout, index: int) -> int:
@@ -126,7 +126,7 @@ def read(block: Block, slot_at: int, rows: RowCounts, bucket: Bucket) -> list[Va
     return found
 
 
-def _dense_part(rows: Rows, part: Part) -> npt.NDArray[np.generic]:
+def _dense_part(rows: Rows, part: SegmentPart) -> npt.NDArray[np.generic]:
     """Return a part, which does not consist of whole rows, of a sparse gradient."""
     target: npt.NDArray[np.generic] = np.zeros(part.end - part.begin, part.dtype)
     for index, values in zip(rows.indices, rows.values, strict=True):

@@ -64,7 +64,7 @@ class _Signal:
         self._far.close()
 
 
-class Loop:
+class PayloadLoop:
     """The thread, its connections, and what has arrived by them.
 
     Args:
@@ -78,7 +78,7 @@ class Loop:
         self._arrived: deque[tuple[Hashable, Message, memoryview | None]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
-        self._paused: list[Connection] = []
+        self._paused: list[StreamConnection] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -161,7 +161,7 @@ class Loop:
         self._arrived.append((peer, message, frame.payload))
         self._ready.set()
 
-    def pauses(self, connection: Connection) -> bool:
+    def pauses(self, connection: StreamConnection) -> bool:
         """Whether a connection has to wait before it reads on; it is called when it may."""
         if not self._is_full:
             return False
@@ -186,7 +186,7 @@ class Loop:
                 heapq.heappop(self._timers)[2]()
 
 
-class Connection:
+class StreamConnection:
     """One connection of a stream, used by the loop's thread only.
 
     Args:
@@ -198,7 +198,7 @@ class Connection:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: PayloadLoop,
         link: socket.socket,
         *,
         send_key: bytes,

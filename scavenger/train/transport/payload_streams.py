@@ -22,10 +22,16 @@ from typing import Any, cast
 
 from scavenger.train.transport.connections import raise_descriptor_limit
 from scavenger.train.transport.messages import Message, encode
-from scavenger.train.transport.messages.data import BucketsSent, Check, Chunk, Contributed, GradientBucket
+from scavenger.train.transport.messages.data import (
+    BucketsSent,
+    Chunk,
+    ChunkQuery,
+    Contributed,
+    GradientBucket,
+)
 from scavenger.train.transport.messages.values import PayloadOffer
 from scavenger.train.transport.payload_frames import HEADER_BYTES_MAX, KEY_BYTES, PAYLOAD_BYTES_MAX, Frame
-from scavenger.train.transport.payload_loop import Connection, Loop, Outgoing
+from scavenger.train.transport.payload_loop import Outgoing, PayloadLoop, StreamConnection
 
 _TICKET_BYTES = 16
 _BACKLOG = 1024
@@ -46,7 +52,7 @@ _Key = tuple[int, int]
 
 def is_ordered(message: Message) -> bool:
     """Whether a message belongs to a payload, or is about payloads before it: these must stay in their order."""
-    return isinstance(message, Chunk | Check | GradientBucket | BucketsSent | Contributed)
+    return isinstance(message, Chunk | ChunkQuery | GradientBucket | BucketsSent | Contributed)
 
 
 def _frame(message: Message, payload: Any) -> Outgoing | None:
@@ -58,7 +64,7 @@ def _frame(message: Message, payload: Any) -> Outgoing | None:
     return Outgoing(header, view)
 
 
-def _send(loop: Loop, connection: Connection | None, message: Message, payload: Any) -> bool:
+def _send(loop: PayloadLoop, connection: StreamConnection | None, message: Message, payload: Any) -> bool:
     frame = None if connection is None or not connection.open else _frame(message, payload)
     if frame is None or connection is None:
         return False
@@ -80,11 +86,11 @@ class PayloadServer:
 
     def __init__(self, host: str, malformed: Callable[[str], None]) -> None:
         self._host, self._malformed = host, malformed
-        self._loop = Loop(malformed)
+        self._loop = PayloadLoop(malformed)
         self._listener: socket.socket | None = None
         self._offers: dict[bytes, tuple[str, PayloadOffer]] = {}
         self._tickets: dict[str, bytes] = {}
-        self._streams: dict[str, Connection] = {}
+        self._streams: dict[str, StreamConnection] = {}
         self._guests: dict[_Guest, float] = {}
         """Until when each may stay, monotonic seconds; the oldest first."""
         self._sweeps = False
@@ -129,7 +135,7 @@ class PayloadServer:
         return self._loop.fileno()
 
     def receive(self) -> Iterator[tuple[str, Message, memoryview | None]]:
-        """Yield what has arrived, see `Loop.receive`."""
+        """Yield what has arrived, see `PayloadLoop.receive`."""
         return cast(Iterator[tuple[str, Message, memoryview | None]], self._loop.receive())
 
     def close(self) -> None:
@@ -179,7 +185,7 @@ class PayloadServer:
         found = self._offers.get(ticket)
         return None if found is None else found[1]
 
-    def admit(self, guest: _Guest, ticket: bytes, stream: Connection) -> str | None:
+    def admit(self, guest: _Guest, ticket: bytes, stream: StreamConnection) -> str | None:
         """Let a guest in that has the keys; returns its name. Its offer is used up, and its stream before is closed."""
         peer, _ = self._offers.pop(ticket, ("", None))
         if not peer:
@@ -199,7 +205,7 @@ class PayloadServer:
             del self._guests[guest]
             guest.close()
 
-    def ended(self, peer: str, stream: Connection) -> None:
+    def ended(self, peer: str, stream: StreamConnection) -> None:
         """A stream has ended."""
         if self._streams.get(peer) is stream:
             del self._streams[peer]
@@ -213,10 +219,10 @@ class PayloadServer:
 class _Guest:
     """A connection that somebody has made: first it shows a ticket, then an empty frame that only its keys can seal."""
 
-    def __init__(self, server: PayloadServer, loop: Loop, link: socket.socket) -> None:
+    def __init__(self, server: PayloadServer, loop: PayloadLoop, link: socket.socket) -> None:
         self._server, self._loop, self._link = server, loop, link
         self._ticket = b""
-        self._stream: Connection | None = None
+        self._stream: StreamConnection | None = None
         self._peer: str | None = None
         loop.selector.register(link, selectors.EVENT_READ, self._handle)
 
@@ -249,7 +255,7 @@ class _Guest:
             self._server.leave(self)
             return
         self._loop.selector.unregister(self._link)
-        self._stream = Connection(
+        self._stream = StreamConnection(
             self._loop,
             self._link,
             send_key=offer.to_worker,
@@ -284,10 +290,10 @@ class PayloadClient:
     """
 
     def __init__(self, malformed: Callable[[str], None]) -> None:
-        self._loop = Loop(malformed)
+        self._loop = PayloadLoop(malformed)
         self._round = 0
         """Grows with each call of `forget`; what began in an earlier round is over."""
-        self._streams: dict[_Key, Connection] = {}
+        self._streams: dict[_Key, StreamConnection] = {}
         self._connecting: set[socket.socket] = set()
         self._failures: dict[_Key, int] = {}
         self._lost: deque[_Key] = deque()
@@ -314,7 +320,7 @@ class PayloadClient:
         return self._loop.fileno()
 
     def receive(self) -> Iterator[tuple[int, Message, memoryview | None]]:
-        """Yield what has arrived, see `Loop.receive`."""
+        """Yield what has arrived, see `PayloadLoop.receive`."""
         for key, message, payload in self._loop.receive():
             number, index = cast(_Key, key)
             if number == self._round:
@@ -376,7 +382,7 @@ class PayloadClient:
             return
         self._connecting.remove(link)
         self._loop.selector.unregister(link)
-        stream = Connection(
+        stream = StreamConnection(
             self._loop,
             link,
             send_key=offer.to_aggregator,

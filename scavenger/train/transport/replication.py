@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from scavenger.elastic.payloads import Arrival, Delivery
 from scavenger.train.transport.layout import Layout, Ranges
-from scavenger.train.transport.messages import Check, Chunk, Lacking, Pull
+from scavenger.train.transport.messages import Chunk, ChunkQuery, Lacking, Pull
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 
 CHUNK_BYTES = 4 << 20
@@ -120,7 +120,7 @@ class Outbox:
         """Send a payload; or, if it was sent before, ask the receiver which of its chunks have not arrived."""
         head = payload.head
         if (delivery := self._sent.get((head.step, head.number))) is not None:
-            send(Check(head.step, head.number, delivery.ask()), None)
+            send(ChunkQuery(head.step, head.number, delivery.ask()), None)
             return
         self._sent[head.step, head.number] = Delivery()
         for chunk, data in payload.chunks():
@@ -143,7 +143,7 @@ class Outbox:
 # ---- receiving ---------------------------------------------------------------------------------------------
 
 
-def _answer(arrival: Arrival, check: Check) -> Lacking | None:
+def _answer(arrival: Arrival, check: ChunkQuery) -> Lacking | None:
     missing = arrival.missing
     return Lacking(check.step, check.number, check.question, missing) if missing else None
 
@@ -219,7 +219,7 @@ class WeightsInbox:
             if arrival.complete:
                 self._arrived_at[index] = self._clock()
 
-    def check(self, index: int, check: Check) -> Lacking | None:
+    def check(self, index: int, check: ChunkQuery) -> Lacking | None:
         """List the chunks of fully sent weights that have not arrived; None for none, or if they are not wanted."""
         arrival = self._arrivals.get(index)
         if arrival is None or (check.step, check.number) != (self._step, self.number):

@@ -63,7 +63,7 @@ _enlarging = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
+class ProgressRecord:
     """The job's progress; the sequencer writes it when every aggregator has applied the step.
 
     Attributes:
@@ -231,7 +231,7 @@ class Block:
     # Each record has two copies with checksums, which are written in turn: if a process dies while it writes one
     # copy, the checksum shows that, and the other copy still holds the previous record.
 
-    def write_job(self, record: JobRecord) -> None:
+    def write_job(self, record: ProgressRecord) -> None:
         """Write the job's record."""
         values = (
             record.step,
@@ -243,12 +243,12 @@ class Block:
         )
         self._write(0, _JOB, values)
 
-    def read_job(self) -> JobRecord | None:
+    def read_job(self) -> ProgressRecord | None:
         """Read the job's record; None if none was written."""
         if (values := self._read(0, _JOB)) is None:
             return None
         step, epoch, consumed, number, best, rate_scale = values
-        return JobRecord(step, Position(epoch, consumed), number, best, rate_scale)
+        return ProgressRecord(step, Position(epoch, consumed), number, best, rate_scale)
 
     def write_part(self, aggregator: int, record: PartRecord) -> None:
         """Write the record of an aggregator's model shard."""

@@ -17,7 +17,7 @@ from scavenger.train.transport.sockets import Dealer, Keys, Malformed
 log = logging.getLogger(__name__)
 
 
-class Connection:
+class AggregatorConnection:
     """A worker's connection to one aggregator.
 
     Args:
@@ -38,7 +38,7 @@ class Connection:
             self.dealer.send(message, payload)
 
 
-class Connections:
+class AggregatorConnections:
     """Connections to all aggregators, the sequencer first. There are none before `connect`.
 
     Args:
@@ -57,7 +57,7 @@ class Connections:
         self._poller = zmq.Poller()
         self._poller.register(control.socket, zmq.POLLIN)
         self._streams: PayloadClient | None = None
-        self._all: list[Connection] = []
+        self._all: list[AggregatorConnection] = []
         self._hosts: list[str] = []
         self._joined: set[int] = set()
         self._is_apart = False
@@ -82,7 +82,7 @@ class Connections:
         self._is_apart = any(not at.address.startswith("ipc://") for at in aggregators)
         self._hosts = [at.address.removeprefix("tcp://").rpartition(":")[0] for at in aggregators]
         self._all = [
-            Connection(
+            AggregatorConnection(
                 index, Dealer(self._context, self._name, at.address, at.key.encode(), self._keys), streams
             )
             for index, at in enumerate(aggregators)
@@ -107,7 +107,7 @@ class Connections:
         """Wait until a message arrives, at most `timeout_s`; None for no limit."""
         self._poller.poll(None if timeout_s is None else int(timeout_s * 1000))
 
-    def receive(self) -> Iterator[tuple[int, Connection, Message, Any]]:
+    def receive(self) -> Iterator[tuple[int, AggregatorConnection, Message, Any]]:
         """Yield the messages that have arrived: the aggregator's index, its connection, message and payload.
 
         The memory of a payload is used again when nobody has a view of it any more.
@@ -121,7 +121,7 @@ class Connections:
             for index in self._streams.lost():
                 self._all[index].send(Join(self._memory))
 
-    def to_aggregator(self, index: int) -> Connection:
+    def to_aggregator(self, index: int) -> AggregatorConnection:
         """Return the connection to an aggregator."""
         return self._all[index]
 

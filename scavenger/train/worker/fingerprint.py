@@ -10,14 +10,14 @@ import keras
 import numpy as np
 
 from scavenger.train.aggregation.keras_state import Rate, own_rate
-from scavenger.train.worker.data import Source, within_reach
+from scavenger.train.worker.data import SampleSource, within_reach
 
 _RATES_AT = (0, 10, 100, 1000, 10_000)  # steps whose learning rates identify a schedule
 _TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
 _PLACES, _BESIDE = 4, 2  # of the samples that are read twice, and how many there: random ones rarely agree
 
 
-def architecture(model: Any, train: Source, *, shuffle: bool = True) -> str:
+def architecture(model: Any, train: SampleSource, *, shuffle: bool = True) -> str:
     """SHA-256 of layers (classes, configurations, weight shapes) and loss, without names, and some targets.
 
     Data that is not shuffled trains otherwise, so `shuffle` is part of it.
@@ -39,7 +39,7 @@ def architecture(model: Any, train: Source, *, shuffle: bool = True) -> str:
     return digest.hexdigest()
 
 
-def digest_of_samples(*sources: Source | None) -> str:
+def digest_of_samples(*sources: SampleSource | None) -> str:
     """Digest of some samples of each data set, which tells it from another with the same targets.
 
     Returns:
@@ -60,7 +60,7 @@ def digest_of_samples(*sources: Source | None) -> str:
     return digest.hexdigest()
 
 
-def _some(source: Source) -> bytes:
+def _some(source: SampleSource) -> bytes:
     digest, size = hashlib.sha256(), len(source)
     for start in range(0, size, -(-size // _PLACES)):
         for leaf in keras.tree.flatten(source.batch(np.arange(start, min(start + _BESIDE, size)))):

@@ -15,7 +15,7 @@ from scavenger.elastic.order import Passes
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failure import DataError
-from scavenger.train.worker.data import ArraySource, Parts, Source, blocks_of_large, open_source
+from scavenger.train.worker.data import ArraySource, Parts, SampleSource, blocks_of_large, open_source
 
 
 class _Range:
@@ -36,7 +36,7 @@ class _Range:
 class _WeightedByClass:
     """A source of `(x, y)` with the weight of each sample's class."""
 
-    def __init__(self, source: Source, class_weight: Mapping[int, float]) -> None:
+    def __init__(self, source: SampleSource, class_weight: Mapping[int, float]) -> None:
         self._source, self._class_weight = source, dict(class_weight)
         self.blocks, self.notes = source.blocks, source.notes
         sample = source.batch(np.zeros(1, dtype=np.int64))
@@ -60,7 +60,7 @@ class _WeightedByClass:
         return x, y, class_weight_to_sample_weights(y, self._class_weight)
 
 
-def open_data(job: KerasJob) -> tuple[Source, Source | None]:
+def open_data(job: KerasJob) -> tuple[SampleSource, SampleSource | None]:
     """Open a job's training and validation data.
 
     Raises:
@@ -102,7 +102,7 @@ def passes_of(job: KerasJob, samples: int) -> Passes:
     return Passes(epochs, job.shuffle)
 
 
-def _split(source: Source, share: float) -> tuple[Source, Source]:
+def _split(source: SampleSource, share: float) -> tuple[SampleSource, SampleSource]:
     """Split off the last share of the samples."""
     if not isinstance(source, ArraySource):
         raise DataError("validation_split is for arrays, as in Keras: split the data and give validation=")

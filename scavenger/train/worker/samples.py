@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scavenger.elastic.order import EpochOrder, Passes
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Share, WorkerView, share_of, step_range
-from scavenger.train.worker.data import Source
+from scavenger.train.worker.data import SampleSource
 from scavenger.train.worker.prefetch import Prefetcher
 
 _STEPS_AHEAD = 2  # a batch that takes longer to read than others delays no step if the next is there already
@@ -20,7 +20,7 @@ _STEPS_AHEAD = 2  # a batch that takes longer to read than others delays no step
 class _AllPasses:
     """The samples of all passes in one sequence: sample i of pass p over D samples is p D + i."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    def __init__(self, source: SampleSource, seed: int) -> None:
         self._source, self._seed = source, seed
 
     def batch(self, numbers: npt.NDArray[np.int64]) -> tuple[Any, ...]:
@@ -40,7 +40,7 @@ class Samples:
         passes: How epochs go through the data.
     """
 
-    def __init__(self, source: Source, seed: int, passes: Passes | None = None) -> None:
+    def __init__(self, source: SampleSource, seed: int, passes: Passes | None = None) -> None:
         self._passes = passes or Passes()
         self._total, self._seed, self._blocks = len(source), seed, source.blocks
         self._size = self._total // self._passes.epochs

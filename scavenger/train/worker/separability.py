@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
-from scavenger.train.worker.data import Source, within_reach
+from scavenger.train.worker.data import SampleSource, within_reach
 from scavenger.train.worker.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Separability:
 
     model: Any
     steps: Steps
-    source: Source
+    source: SampleSource
     trainable: Sequence[Any]
     states: Sequence[Any]
     metrics: Sequence[Any]

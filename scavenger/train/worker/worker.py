@@ -39,7 +39,7 @@ from scavenger.train.transport.replication import (
 from scavenger.train.transport.shared_memory import OptimizerMemory
 from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.user_module import enter
-from scavenger.train.worker.connections import Connections
+from scavenger.train.worker.connections import AggregatorConnections
 from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
 from scavenger.train.worker.orders import Orders
@@ -167,7 +167,9 @@ class Worker:
         self._samples = Samples(self._program.train, config.seed, self._program.manifest.passes)
         self._fd = open_block(config)
         self._memory_id = memory_id(self._fd)
-        self._connections = Connections(context, config.name, keys, memory=self._memory_id, control=control)
+        self._connections = AggregatorConnections(
+            context, config.name, keys, memory=self._memory_id, control=control
+        )
         self._orders = Orders()
         # None before `Prepare`
         self._memory: WorkerMemory | None = None
@@ -227,7 +229,7 @@ class Worker:
             match message:
                 case m.Chunk() if payload is not None and self._inbox is not None:
                     self._inbox.take(index, message, payload)
-                case m.Check() if self._inbox is not None:
+                case m.ChunkQuery() if self._inbox is not None:
                     if (lacking := self._inbox.check(index, message)) is not None:
                         connection.send(lacking)
                 case m.Seed() if self._initial is not None:

@@ -138,7 +138,7 @@ class FileServer:
             _BrokenOffError: If the operation was cancelled.
         """
         first = receive()
-        if isinstance(first, f.Data | f.Done | f.More):
+        if isinstance(first, f.Data | f.EndOfData | f.More):
             raise OSError(errno.ECONNABORTED, "the leader has broken this off")
         if not self._is_allowed(intent, first.launch):
             raise PermissionError(errno.EACCES, "the leader counts this process as lost")
@@ -151,13 +151,13 @@ class FileServer:
                 if sum(map(len, names)) + 8 * len(names) > _ANSWER_BYTES_MAX:
                     raise OSError(errno.EFBIG, "there is too much in it")
                 send(f.Names(names))
-            case f.Remove():
+            case f.RemoveFile():
                 files.remove(_name(first.folder), _name(first.first))
                 send(f.Ok())
             case f.Verify():
                 files.verify(_name(first.folder), _name(first.name), size=first.size, sha256=first.sha256)
                 send(f.Ok())
-            case f.Write():
+            case f.WriteFile():
                 folder, name = _name(first.folder), _name(first.name)
                 self._check_entries(files.root, folder)
                 files.write(folder, name, self._with_room(files.root, _chunks(receive, send)))
@@ -198,7 +198,7 @@ def _chunks(receive: Callable[[], f.Question], send: Callable[[f.Answer], None])
         match receive():
             case f.Data(data=data):
                 yield memoryview(data)
-            case f.Done():
+            case f.EndOfData():
                 return
             case _:
                 raise ValueError("unexpected message while a file is written")
@@ -229,5 +229,5 @@ def _failure(error: Exception) -> bytes:
     code = error.errno or 0 if isinstance(error, OSError) else 0
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f.answers.encode(
-        f.Failed(code, text[:500] or type(error).__name__, isinstance(error, DamagedError))
+        f.OperationFailed(code, text[:500] or type(error).__name__, isinstance(error, DamagedError))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, MapBody, Restore, Tagged
+from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, MapBody, RestorePoint, Tagged
 
 
 class Brief(Tagged, frozen=True):
@@ -32,7 +32,7 @@ class Brief(Tagged, frozen=True):
     aggregators: tuple[str, ...]
     start_s: float
     step_s: float
-    restore: Restore | None
+    restore: RestorePoint | None
     checkpoint: CheckpointPlan | None
     resize: Resize | None
     command: int
@@ -57,7 +57,7 @@ class Rewind(Tagged, frozen=True):
     If `restore` is None, they begin with initial weights.
     """
 
-    restore: Restore | None
+    restore: RestorePoint | None
 
 
 class Launched(Tagged, frozen=True):

@@ -65,7 +65,7 @@ class Chunk(Tagged, frozen=True):
     number: int
 
 
-class Check(Tagged, frozen=True):
+class ChunkQuery(Tagged, frozen=True):
     """Question which chunks of a payload have not arrived; it is sent after all of them.
 
     It identifies the payload by the same fields as the chunks. For `question`, see
@@ -78,7 +78,7 @@ class Check(Tagged, frozen=True):
 
 
 class Lacking(Tagged, frozen=True):
-    """The answer to `Check`: offsets of the chunks that have not arrived. For a complete payload, no answer is sent."""
+    """The answer to `ChunkQuery`: offsets of the chunks that have not arrived. For a complete payload, no answer is sent."""
 
     step: int
     number: int
@@ -407,7 +407,7 @@ DataMessage = (
     | Joined
     | Contributed
     | Chunk
-    | Check
+    | ChunkQuery
     | Lacking
     | Pull
     | PullBuckets

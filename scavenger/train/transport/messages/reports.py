@@ -220,7 +220,7 @@ class Migrated(Tagged, frozen=True):
     reason: str = ""
 
 
-class Inform(Tagged, frozen=True):
+class SequencerState(Tagged, frozen=True):
     """The sequencer's answer to a `RollCall`.
 
     Attributes:
@@ -236,7 +236,7 @@ class Inform(Tagged, frozen=True):
     step: int
 
 
-class Quarantined(Tagged, frozen=True):
+class SamplesQuarantined(Tagged, frozen=True):
     """Samples, by their indices in the data, are left out from now on: workers died of them."""
 
     samples: tuple[int, ...]
@@ -299,13 +299,13 @@ ReportMessage = (
     | EpochReport
     | Failed
     | Hello
-    | Inform
+    | SequencerState
     | Initialised
     | MapChanged
     | MemoryExceeded
     | Migrated
     | Present
-    | Quarantined
+    | SamplesQuarantined
     | Ready
     | Saved
     | SavedPart

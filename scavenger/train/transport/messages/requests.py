@@ -13,7 +13,7 @@ from scavenger.train.transport.messages.values import (
     Manifest,
     MapBody,
     MemberBody,
-    Restore,
+    RestorePoint,
     Tagged,
 )
 
@@ -65,7 +65,7 @@ class Initialise(Tagged, frozen=True):
 
     manifest: Manifest
     aggregators: tuple[AggregatorAddress, ...]
-    restore: Restore | None
+    restore: RestorePoint | None
     checkpoint: CheckpointPlan | None
     recover: bool
     seeder: str
@@ -76,7 +76,7 @@ class Initialise(Tagged, frozen=True):
     in_place: bool = False
 
 
-class Migrate(Tagged, frozen=True):
+class MoveBuckets(Tagged, frozen=True):
     """To the sequencer: buckets are wanted elsewhere; repeated until `Migrated` answers.
 
     Attributes:
@@ -204,7 +204,7 @@ RequestMessage = (
     | Finish
     | Forget
     | Initialise
-    | Migrate
+    | MoveBuckets
     | Prepare
     | Quit
     | Reconnect

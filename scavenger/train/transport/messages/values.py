@@ -284,7 +284,7 @@ class DeathBody(Body, frozen=True):
         Cause(self.cause)
 
 
-class Restore(Body, frozen=True):
+class RestorePoint(Body, frozen=True):
     """Begin with a checkpoint instead of a worker's initial weights.
 
     Attributes:

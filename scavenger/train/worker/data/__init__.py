@@ -2,6 +2,6 @@
 
 from scavenger.train.worker.data.items import ArraySource
 from scavenger.train.worker.data.opening import open_source
-from scavenger.train.worker.data.source import Parts, Source, blocks_of_large, within_reach
+from scavenger.train.worker.data.source import Parts, SampleSource, blocks_of_large, within_reach
 
-__all__ = ["ArraySource", "Parts", "Source", "blocks_of_large", "open_source", "within_reach"]
+__all__ = ["ArraySource", "Parts", "SampleSource", "blocks_of_large", "open_source", "within_reach"]

@@ -12,7 +12,7 @@ from scavenger.train.failure import DataError
 from scavenger.train.worker.data.batches import is_py_dataset, open_py_dataset
 from scavenger.train.worker.data.items import ArraySource, ItemSource, threads_of
 from scavenger.train.worker.data.sequence import open_generator
-from scavenger.train.worker.data.source import Source, parts_of
+from scavenger.train.worker.data.source import SampleSource, parts_of
 
 _INSTEAD = "give arrays (x, y), or an object whose [i] is one sample (x, y) and whose len() counts samples"
 _ARRAYS = ("RaggedTensor", "SparseTensor")
@@ -67,7 +67,7 @@ def _is_grain_batched(data: Any) -> bool:
     return False
 
 
-def _open(data: Any, shuffle: bool) -> Source:
+def _open(data: Any, shuffle: bool) -> SampleSource:
     if isinstance(data, FromGenerator):
         return open_generator(data.make, data.length, data.shuffle_buffer)
     if isinstance(data, TFRecords):
@@ -102,7 +102,7 @@ def _open(data: Any, shuffle: bool) -> Source:
     )
 
 
-def open_source(data: Any, name: str, *, shuffle: bool = True) -> Source:
+def open_source(data: Any, name: str, *, shuffle: bool = True) -> SampleSource:
     """Open the user's data as a source.
 
     Args:

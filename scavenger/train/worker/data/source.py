@@ -21,7 +21,7 @@ _LARGE_BLOCK, _LARGE_MIXED = 1024, 1024
 """Data of more samples is shuffled by blocks: a permutation of it would take more than 128 MiB in every process."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Random access to samples by index."""
 
     @property
@@ -51,7 +51,7 @@ def blocks_of_large(samples: int) -> Blocks | None:
     return None if samples <= _BLOCKLESS_MAX else Blocks.alike(samples, _LARGE_BLOCK, mixed=_LARGE_MIXED)
 
 
-def within_reach(source: Source) -> int:
+def within_reach(source: SampleSource) -> int:
     """The samples, from the first on, among which a check may choose.
 
     They are all samples, since data may be sorted; of data that is read in sequence, those of its first block.

@@ -13,7 +13,7 @@ from scavenger.train.worker.data.batches import batch_of
 from scavenger.train.worker.data.blocks import BlockSource, rows_of
 from scavenger.train.worker.data.items import ItemSource, cpus
 from scavenger.train.worker.data.sequence import open_sequence
-from scavenger.train.worker.data.source import Source
+from scavenger.train.worker.data.source import SampleSource
 from scavenger.train.worker.data.tf_elements import Elements, chain, open_elements
 
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
@@ -25,7 +25,7 @@ _KEEP_ROWS = ("_PrefetchDataset", "_OptionsDataset", "CacheDataset", "_MapDatase
 _CARDINALITY = ".apply(tf.data.experimental.assert_cardinality(n))"
 
 
-def open_dataset(given: Any, *, shuffle: bool = True) -> Source:
+def open_dataset(given: Any, *, shuffle: bool = True) -> SampleSource:
     """Open a `tf.data.Dataset`.
 
     Scavenger makes the batches and shuffles, so a final `.shuffle().batch().prefetch()` is left out, with a note.
