@@ -15,11 +15,11 @@ import numpy as np
 from benchmarks.figures import Benchmark, Result
 from benchmarks.pools.clusters import Manager
 from benchmarks.pools.exact import cheapest, least_loss
-from scavenger.scheduler.assignment import Placement, Refused, assign_by_bucket
+from scavenger.scheduler.assignment import NoRoom, Placement, assign_by_bucket
 from scavenger.scheduler.events import JobArrived, JobLeft
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.packing import moved_buckets, repack
-from scavenger.scheduler.pool import Bucket, JobLoad, NodeType, Pool, Rules
+from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, PoolState, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
 _CASES = 1000
@@ -38,7 +38,7 @@ _POOLS = (320, 1000, 10_000)
 _MEASURED = 1000
 """Exits and arrivals in a pool of each size."""
 
-_Scheme = Callable[[Sequence[JobLoad], Sequence[NodeType]], tuple[Pool, int]]
+_Scheme = Callable[[Sequence[JobLoad], Sequence[NodeType]], tuple[PoolState, int]]
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Row:
     loss: list[float] = field(default_factory=list)
     moves: list[float] = field(default_factory=list)
 
-    def add(self, pool: Pool, moves: int, best: float, autops_best: float) -> None:
+    def add(self, pool: PoolState, moves: int, best: float, autops_best: float) -> None:
         self.price.append(pool.price_usd_per_hour)
         self.best.append(best)
         self.autops_best.append(autops_best)
@@ -79,18 +79,18 @@ def _jobs(rng: np.random.Generator) -> list[JobLoad]:
         parts *= rng.uniform(0.1, 0.6) * step_time_s / parts.sum()
         size = int(rng.uniform(0.1, 2.0) * 1e9)
         traffic = int(rng.uniform(0.01, 0.3) * 1e9 * step_time_s / len(parts))
-        buckets = (Bucket(float(part), size // len(parts), traffic) for part in parts)
+        buckets = (BucketLoad(float(part), size // len(parts), traffic) for part in parts)
         loads.append(JobLoad(f"job-{number}", step_time_s, tuple(buckets)))
     return loads
 
 
 def _arriving(
-    scheme: Callable[[Pool, JobLoad], Placement | Refused], rules: Rules, *, repacked: bool = False
+    scheme: Callable[[PoolState, JobLoad], Placement | NoRoom], rules: Rules, *, repacked: bool = False
 ) -> _Scheme:
     """Jobs that arrive one after the other, none of which knows of the next."""
 
-    def run(jobs: Sequence[JobLoad], types: Sequence[NodeType]) -> tuple[Pool, int]:
-        pool, moves = Pool(tuple(types), rules), 0
+    def run(jobs: Sequence[JobLoad], types: Sequence[NodeType]) -> tuple[PoolState, int]:
+        pool, moves = PoolState(tuple(types), rules), 0
         for load in jobs:
             placement = scheme(pool, load)
             assert isinstance(placement, Placement)
@@ -177,13 +177,13 @@ def _job(rng: np.random.Generator, number: int) -> JobLoad:
     """A job with steps of 0.1 to 5 s and 4 to 30 buckets that needs 0.1 to 3 processors."""
     step_time_s, count = 10 ** rng.uniform(-1.0, 0.7), int(rng.integers(4, 31))
     each = min(step_time_s, rng.uniform(0.1, 3.0) * step_time_s / count)
-    return JobLoad(f"job-{number}", step_time_s, (Bucket(each, 10**7, 10**6),) * count)
+    return JobLoad(f"job-{number}", step_time_s, (BucketLoad(each, 10**7, 10**6),) * count)
 
 
 def _speed(nodes: int) -> _Speed:
     """A pool that is filled until it has so many nodes; then jobs leave, and others come."""
     rng = np.random.default_rng(nodes)
-    manager = Manager(SharedPool(Pool((_LARGE,)), ScalingRules(pack_jobs_max=0)))
+    manager = Manager(SharedPool(PoolState((_LARGE,)), ScalingRules(pack_jobs_max=0)))
     gc.disable()
     present: list[str] = []
     number = 0

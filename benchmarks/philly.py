@@ -21,7 +21,7 @@ from benchmarks.pools.trace import History, PoolManager, replay
 from scavenger.scheduler.assignment import Placement, assign_by_bucket
 from scavenger.scheduler.events import Action, Event, JobArrived, JobLeft, MoveBucket
 from scavenger.scheduler.packing import moved_buckets, recycle
-from scavenger.scheduler.pool import Pool, Rules
+from scavenger.scheduler.pool import PoolState, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
 _AIM = 0.6
@@ -47,7 +47,7 @@ class ByBucket:
     """Pseudocode 1 of AutoPS with its recycling after each job that leaves, on one pool without clusters."""
 
     def __init__(self, rules: Rules) -> None:
-        self._pool = Pool((NODE,), rules)
+        self._pool = PoolState((NODE,), rules)
 
     @property
     def clusters(self) -> Mapping[str, SharedPool]:
@@ -138,7 +138,7 @@ class Study:
 
 def ours(rules: Rules) -> PoolManager:
     """The manager of real pools."""
-    return Manager(SharedPool(Pool((NODE,), rules), ScalingRules(pack_jobs_max=0)))
+    return Manager(SharedPool(PoolState((NODE,), rules), ScalingRules(pack_jobs_max=0)))
 
 
 def mapping() -> tuple[philly_jobs.Mapping, Rate]:

@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks.pools.nodes import Steps, step_time_alone
 from benchmarks.pools.trace import TracedJob
 from benchmarks.public_steps import DATA, read_step_times
-from scavenger.scheduler.pool import Bucket, JobLoad, NodeType
+from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType
 
 _TRACE = DATA / "philly" / "philly_compact.csv.gz"
 _GPUS_PER_WORKER = 4
@@ -220,9 +220,9 @@ class Mapping:
         alone_s = step_time_alone(buckets, ready_s, workers, int(NODE.cores))
         return JobLoad(arrival.name, alone_s, buckets), ready_s
 
-    def _buckets_of(self, model: str, workers: int) -> tuple[Bucket, ...]:
+    def _buckets_of(self, model: str, workers: int) -> tuple[BucketLoad, ...]:
         return tuple(
-            Bucket(self._rate.seconds(size, workers), _STATE_COPIES * size, workers * size)
+            BucketLoad(self._rate.seconds(size, workers), _STATE_COPIES * size, workers * size)
             for size, _ in self._models[model]
         )
 

@@ -32,7 +32,7 @@ from scavenger.scheduler.events import (
     RunAlone,
     StepTimeMeasured,
 )
-from scavenger.scheduler.pool import JobLoad, Pool
+from scavenger.scheduler.pool import JobLoad, PoolState
 from scavenger.scheduler.scaling import SharedPool, decide
 
 
@@ -208,7 +208,7 @@ class _Ranking:
         return (self._order[index][1] for index in range(end - 1, -1, -1))
 
 
-def _free_processors(pool: Pool) -> float:
+def _free_processors(pool: PoolState) -> float:
     """Free processors of the node that has most of them."""
     return max(
         (load.node.type.cores * (pool.rules.fill_max - load.utilisation) for load in pool.nodes.values()),
@@ -221,5 +221,5 @@ def _closed(state: SharedPool) -> SharedPool:
     return replace(state, pool=replace(state.pool, types=()))
 
 
-def _open(pool: Pool, before: SharedPool) -> Pool:
+def _open(pool: PoolState, before: SharedPool) -> PoolState:
     return replace(pool, types=before.pool.types)

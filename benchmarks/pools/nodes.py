@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.pools.serving import CyclicExecution, Execute, Request
 from benchmarks.pools.timetable import CyclicJob, Timetable, plan_timetable
-from scavenger.scheduler.pool import Bucket, Pool
+from scavenger.scheduler.pool import BucketLoad, PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class JobSpeed:
 
 
 def step_time_alone(
-    buckets: Sequence[Bucket], ready_s: Sequence[float], servers: int, cores: int, factor: float = 1.0
+    buckets: Sequence[BucketLoad], ready_s: Sequence[float], servers: int, cores: int, factor: float = 1.0
 ) -> float:
     """Step time of a job on servers of its own: each bucket is executed as soon as its server has an idle core.
 
@@ -103,7 +103,7 @@ def step_time_alone(
 
 
 def run_nodes(
-    pool: Pool,
+    pool: PoolState,
     steps: Mapping[str, Steps],
     delays: Delays,
     *,
@@ -139,7 +139,7 @@ def run_nodes(
 class _Job:
     """A job that runs: its step in progress and what was measured."""
 
-    def __init__(self, name: str, pool: Pool, steps: Steps, factors: list[float]) -> None:
+    def __init__(self, name: str, pool: PoolState, steps: Steps, factors: list[float]) -> None:
         placed = pool.jobs[name]
         self.name, self.buckets, self.nodes = name, placed.load.buckets, placed.nodes
         self.ready_s, self.factors = steps.ready_s, factors
@@ -175,7 +175,7 @@ _FACTORS = 64
 class _Run:
     """All nodes and jobs, and the events to come: (time, number, what to do)."""
 
-    def __init__(self, pool: Pool, steps: Mapping[str, Steps], delays: Delays, seed: int) -> None:
+    def __init__(self, pool: PoolState, steps: Mapping[str, Steps], delays: Delays, seed: int) -> None:
         generator = np.random.default_rng(seed)
         self._pool = pool
         self._jobs = {

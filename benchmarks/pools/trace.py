@@ -30,7 +30,7 @@ from scavenger.scheduler.events import (
     PeriodEnded,
     StepTimeMeasured,
 )
-from scavenger.scheduler.pool import JobLoad, NodeLoad, Pool
+from scavenger.scheduler.pool import JobLoad, NodeLoad, PoolState
 from scavenger.scheduler.scaling import SharedPool
 
 _UNPROMISED_LOSS = 0.5
@@ -275,7 +275,7 @@ class _Replay:
         load = state.pool.nodes.get(node) if state else None
         return list(load.tenants) if load else []
 
-    def _without_slots(self, changed: Iterable[tuple[str, str]]) -> tuple[Pool, str] | None:
+    def _without_slots(self, changed: Iterable[tuple[str, str]]) -> tuple[PoolState, str] | None:
         """A job on one of the nodes for which the timetable has no slots, and its pool; None if there is none."""
         for cluster, node in sorted(changed):
             if not self._tenants(cluster, node):
@@ -314,7 +314,7 @@ class _Replay:
         self._history.uses.append(Use(at_s, nodes, servers, len(self._running)))
 
 
-def _without_slots(pool: Pool, load: NodeLoad) -> str | None:
+def _without_slots(pool: PoolState, load: NodeLoad) -> str | None:
     """The job with most to do of those without slots on a node."""
     name = load.node.name
     jobs = [

@@ -240,7 +240,7 @@ def show_pool(_: Local) -> PoolAnswer:
     return PoolAnswer(pool=pool)
 
 
-def _node(load: protocol.NodeLoad) -> PoolNode:
+def _node(load: protocol.NodeUsage) -> PoolNode:
     node, elsewhere = load.node, bool(load.node.place)
     in_use = "drained" if load.drained else "in_use" if load.tenants else "empty"
     return gathered(

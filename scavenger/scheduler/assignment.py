@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from scavenger.scheduler.pool import Assignment, JobLoad, Node, NodeLoad, Pool, Tenant
+from scavenger.scheduler.pool import AggregatorNode, Assignment, JobLoad, JobOnNode, NodeLoad, PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Placement:
         started: Nodes that have to be started first.
     """
 
-    pool: Pool
+    pool: PoolState
     nodes: Assignment
-    started: tuple[Node, ...] = ()
+    started: tuple[AggregatorNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NoRoom:
     """No node, not even a new one, can hold the job, or a new one is not allowed."""
 
     reason: str
 
 
-def assign_by_bucket(pool: Pool, load: JobLoad, *, avoid: Collection[str] = ()) -> Placement | Refused:
+def assign_by_bucket(pool: PoolState, load: JobLoad, *, avoid: Collection[str] = ()) -> Placement | NoRoom:
     """Assign the buckets of a new job one after the other, by Pseudocode 1 of AutoPS.
 
     Args:
@@ -50,15 +50,15 @@ def assign_by_bucket(pool: Pool, load: JobLoad, *, avoid: Collection[str] = ()) 
         avoid: Nodes that get none of its buckets.
     """
     if not pool.types and not pool.nodes:
-        return Refused("the pool has no node, and none can be started")
+        return NoRoom("the pool has no node, and none can be started")
     rules, nodes = pool.rules, {node.node.name: node for node in pool.open_to(load.name, avoid)}
-    started: list[Node] = []
+    started: list[AggregatorNode] = []
     chosen: list[str] = []
     for index, bucket in enumerate(load.buckets):
 
         def tried(node: NodeLoad, index: int = index) -> NodeLoad:
             here = [load.buckets[i] for i in range(index) if chosen[i] == node.node.name]
-            tenant = Tenant.of(load.step_time_s, [*here, load.buckets[index]])
+            tenant = JobOnNode.of(load.step_time_s, [*here, load.buckets[index]])
             return node.with_tenant(load.name, tenant, rules)
 
         fitting = [after for after in map(tried, nodes.values()) if after.within(rules)]
@@ -66,11 +66,11 @@ def assign_by_bucket(pool: Pool, load: JobLoad, *, avoid: Collection[str] = ()) 
             best = min(fitting, key=lambda after: (after.free_s, after.node.name))
         else:
             if rules.nodes_max is not None and len(pool.nodes) >= rules.nodes_max:
-                return Refused(f"bucket {index} fits on none of {rules.nodes_max} nodes, the most allowed")
-            fresh = [(type_, tried(NodeLoad(Node("", type_)))) for type_ in pool.types]
+                return NoRoom(f"bucket {index} fits on none of {rules.nodes_max} nodes, the most allowed")
+            fresh = [(type_, tried(NodeLoad(AggregatorNode("", type_)))) for type_ in pool.types]
             usable = [type_ for type_, after in fresh if after.within(rules)]
             if not usable:
-                return Refused(f"bucket {index} of job {load.name} ({bucket}) fits on no type of node")
+                return NoRoom(f"bucket {index} of job {load.name} ({bucket}) fits on no type of node")
             pool, node = pool.started(min(usable, key=lambda type_: type_.price_usd_per_hour))
             started.append(node)
             best = tried(NodeLoad(node))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scavenger.scheduler.pool import Assignment, JobLoad, Node
+from scavenger.scheduler.pool import AggregatorNode, Assignment, JobLoad
 
 Reason = Literal["pack", "drain", "revert"]
 
@@ -58,7 +58,7 @@ Event = JobArrived | JobLeft | StepTimeMeasured | PeriodEnded | DrainNode | Node
 class StartNode:
     """Start this node; what follows it in the list may need it."""
 
-    node: Node
+    node: AggregatorNode
 
 
 @dataclass(frozen=True, slots=True)

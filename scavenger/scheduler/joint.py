@@ -15,15 +15,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scavenger.scheduler.assignment import Placement, Refused
+from scavenger.scheduler.assignment import NoRoom, Placement
 from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
-from scavenger.scheduler.pool import Bucket, JobLoad, Node, NodeLoad, NodeType, Pool, Rules, Tenant
+from scavenger.scheduler.pool import (
+    AggregatorNode,
+    BucketLoad,
+    JobLoad,
+    JobOnNode,
+    NodeLoad,
+    NodeType,
+    PoolState,
+    Rules,
+)
 
 _TOLERANCE = 1e-10
 """Below that of `NodeLoad.within`, so that what fits by the sums here fits by those there."""
 
 
-def assign(pool: Pool, load: JobLoad, *, avoid: Collection[str] = ()) -> Placement | Refused:
+def assign(pool: PoolState, load: JobLoad, *, avoid: Collection[str] = ()) -> Placement | NoRoom:
     """Assign all buckets of a new job.
 
     Args:
@@ -33,7 +42,7 @@ def assign(pool: Pool, load: JobLoad, *, avoid: Collection[str] = ()) -> Placeme
     return _spread(pool, load, {}, avoid)
 
 
-def reassign(pool: Pool, job: str, source: str, *, avoid: Collection[str] = ()) -> Placement | Refused:
+def reassign(pool: PoolState, job: str, source: str, *, avoid: Collection[str] = ()) -> Placement | NoRoom:
     """Assign those buckets of a job elsewhere that one node holds; the others stay where they are.
 
     Args:
@@ -46,8 +55,8 @@ def reassign(pool: Pool, job: str, source: str, *, avoid: Collection[str] = ()) 
 
 
 def _spread(
-    pool: Pool, load: JobLoad, kept: Mapping[int, str], avoid: Collection[str]
-) -> Placement | Refused:
+    pool: PoolState, load: JobLoad, kept: Mapping[int, str], avoid: Collection[str]
+) -> Placement | NoRoom:
     used: list[Room] = []
     empty: list[Room] = []
     least = min(bucket.execution_s for index, bucket in enumerate(load.buckets) if index not in kept)
@@ -58,12 +67,12 @@ def _spread(
         if room := room_for(node, load, pool.rules):
             (used if node.tenants else empty).append(room)
     left = [bucket for index, bucket in enumerate(load.buckets) if index not in kept]
-    if whole := _tightest(used, Tenant.of(load.step_time_s, left)):
+    if whole := _tightest(used, JobOnNode.of(load.step_time_s, left)):
         nodes = tuple(kept.get(index, whole.node) for index in range(len(load.buckets)))
         return Placement(pool.with_job(load, nodes), nodes)
     plans = [plan for rooms in (used, []) if (plan := _Plan(pool, load, kept).spread(rooms, empty))]
     if not plans:
-        return Refused(f"job {load.name} does not fit on the nodes that the pool has or may start")
+        return NoRoom(f"job {load.name} does not fit on the nodes that the pool has or may start")
     return min(plans, key=_Plan.cost).placement()
 
 
@@ -76,7 +85,7 @@ class Room:
     memory_bytes: float
     traffic_bytes: float
 
-    def holds(self, need: Bucket | Tenant) -> bool:
+    def holds(self, need: BucketLoad | JobOnNode) -> bool:
         """Whether a bucket, or several together, fit."""
         return (
             need.execution_s <= self.execution_s
@@ -84,7 +93,7 @@ class Room:
             and need.traffic_bytes <= self.traffic_bytes
         )
 
-    def without(self, need: Bucket | Tenant) -> Room:
+    def without(self, need: BucketLoad | JobOnNode) -> Room:
         """What is left beside a bucket, or several together."""
         return Room(
             self.node,
@@ -115,7 +124,7 @@ def room_for(node: NodeLoad, load: JobLoad, rules: Rules) -> Room | None:
     )
 
 
-def _tightest(rooms: Iterable[Room], need: Tenant) -> Room | None:
+def _tightest(rooms: Iterable[Room], need: JobOnNode) -> Room | None:
     """Of the rooms that hold all of it the one with least processor time."""
     return min(
         (room for room in rooms if room.holds(need)),
@@ -127,12 +136,12 @@ def _tightest(rooms: Iterable[Room], need: Tenant) -> Room | None:
 class _Plan:
     """A job's buckets being spread over nodes: the largest first."""
 
-    def __init__(self, pool: Pool, load: JobLoad, kept: Mapping[int, str]) -> None:
+    def __init__(self, pool: PoolState, load: JobLoad, kept: Mapping[int, str]) -> None:
         self._pool, self._load = pool, load
         self._places = dict(kept)
         left = (index for index in range(len(load.buckets)) if index not in kept)
         self._left = sorted(left, key=lambda index: (-load.buckets[index].execution_s, index))
-        self._started: list[Node] = []
+        self._started: list[AggregatorNode] = []
         self._opened = 0
 
     def cost(self) -> tuple[float, int, int]:
@@ -168,8 +177,8 @@ class _Plan:
                 self._places[index] = room.node
             self._left = [index for index in self._left if index not in self._places]
 
-    def _rest(self) -> Tenant:
-        return Tenant.of(self._load.step_time_s, [self._load.buckets[index] for index in self._left])
+    def _rest(self) -> JobOnNode:
+        return JobOnNode.of(self._load.step_time_s, [self._load.buckets[index] for index in self._left])
 
     def _start(self) -> Room | None:
         """Start the node that costs least for what it takes of the rest; None if none takes a bucket."""
@@ -178,11 +187,11 @@ class _Plan:
             return None
 
         def price(type_: NodeType) -> tuple[float, float] | None:
-            room = room_for(NodeLoad(Node("", type_)), self._load, rules)
+            room = room_for(NodeLoad(AggregatorNode("", type_)), self._load, rules)
             taken = _fitting(room, self._load.buckets, self._left) if room else []
             if not taken:
                 return None
-            need = Tenant.of(self._load.step_time_s, [self._load.buckets[index] for index in taken])
+            need = JobOnNode.of(self._load.step_time_s, [self._load.buckets[index] for index in taken])
             part = max(
                 need.execution_s / max(self._rest().execution_s, 1e-300), len(taken) / len(self._left) * 1e-9
             )
@@ -197,7 +206,7 @@ class _Plan:
         return room_for(self._pool.nodes[node.name], self._load, rules)
 
 
-def _fitting(room: Room, buckets: Sequence[Bucket], order: Iterable[int]) -> list[int]:
+def _fitting(room: Room, buckets: Sequence[BucketLoad], order: Iterable[int]) -> list[int]:
     """Which of the buckets the room takes, tried one after the other."""
     taken = []
     for index in order:

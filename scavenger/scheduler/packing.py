@@ -17,15 +17,15 @@ from itertools import product
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from scavenger.scheduler.assignment import Refused
+from scavenger.scheduler.assignment import NoRoom
 from scavenger.scheduler.joint import assign, reassign
-from scavenger.scheduler.pool import JobLoad, NodeLoad, NodeType, PlacedJob, Pool
+from scavenger.scheduler.pool import JobLoad, NodeLoad, NodeType, PlacedJob, PoolState
 
 _ORDERS_MAX = 12
 """About as many orders of the jobs are tried by `repack`."""
 
 
-def recycle(pool: Pool, *, failures_max: int = 0) -> Pool:
+def recycle(pool: PoolState, *, failures_max: int = 0) -> PoolState:
     """Empty as many nodes as possible, least loaded first, onto the others that are in use.
 
     A node is emptied wholly or not at all. Empty nodes stay in the pool.
@@ -46,19 +46,19 @@ def recycle(pool: Pool, *, failures_max: int = 0) -> Pool:
     return pool
 
 
-def _emptied(pool: Pool, name: str) -> Pool | None:
+def _emptied(pool: PoolState, name: str) -> PoolState | None:
     """The pool with nothing on a node, or None if the other nodes in use do not hold it."""
     jobs, trial = pool.nodes[name].tenants, replace(pool, types=())
     empty = [other for other, load in pool.nodes.items() if not load.tenants]
     for job in sorted(jobs, key=lambda job: (-jobs[job].execution_s / jobs[job].step_time_s, job)):
         placement = reassign(trial, job, name, avoid=empty)
-        if isinstance(placement, Refused):
+        if isinstance(placement, NoRoom):
             return None
         trial = placement.pool
     return replace(trial, types=pool.types)
 
 
-def repack(pool: Pool, *, unstarted: Collection[str] = ()) -> Pool:
+def repack(pool: PoolState, *, unstarted: Collection[str] = ()) -> PoolState:
     """The jobs on the cheapest nodes that are found for them; the same pool if none are cheaper.
 
     Every job is assigned again to nodes of the pool's types, and of each of them alone, in several orders. The
@@ -73,7 +73,7 @@ def repack(pool: Pool, *, unstarted: Collection[str] = ()) -> Pool:
     choices = [types, *((type_,) for type_ in types if len(types) > 1)]
     loads = [placed.load for placed in pool.jobs.values()]
     for order, choice in product(_orders(loads), choices):
-        blank = Pool(choice, replace(pool.rules, nodes_max=None), apart=pool.apart)
+        blank = PoolState(choice, replace(pool.rules, nodes_max=None), apart=pool.apart)
         packed = _assigned(blank, order)
         if packed is not None and _cost(packed := recycle(packed, failures_max=len(packed.nodes))) < _cost(
             best
@@ -85,7 +85,7 @@ def repack(pool: Pool, *, unstarted: Collection[str] = ()) -> Pool:
 
 
 def moved_buckets(
-    before: Pool, after: Pool, *, except_for: Collection[str] = ()
+    before: PoolState, after: PoolState, *, except_for: Collection[str] = ()
 ) -> Iterator[tuple[str, int, str, str]]:
     """Job, number, old and new node of every bucket that is elsewhere in the second pool.
 
@@ -99,7 +99,7 @@ def moved_buckets(
             yield from ((job, i, old, new) for i, (old, new) in enumerate(places) if old != new)
 
 
-def _without_starting(pool: Pool, unstarted: Collection[str]) -> Pool:
+def _without_starting(pool: PoolState, unstarted: Collection[str]) -> PoolState:
     """The pool with an empty node in the place of each of its type that is not there yet."""
     for name in sorted(unstarted):
         type_ = pool.nodes[name].node.type
@@ -115,8 +115,8 @@ def _without_starting(pool: Pool, unstarted: Collection[str]) -> Pool:
 
 
 def _with_loads(
-    pool: Pool, loads: Mapping[str, NodeLoad], jobs: Mapping[str, PlacedJob], names: Mapping[str, str]
-) -> Pool:
+    pool: PoolState, loads: Mapping[str, NodeLoad], jobs: Mapping[str, PlacedJob], names: Mapping[str, str]
+) -> PoolState:
     """The pool with other nodes' loads on its own nodes, and with these jobs where nodes are named anew.
 
     The loads come whole, with their cycles: jobs that are assigned one by one would be given the cycle that
@@ -130,17 +130,17 @@ def _with_loads(
     return replace(pool, nodes={**pool.nodes, **nodes}, jobs=placed)
 
 
-def _assigned(pool: Pool, loads: Sequence[JobLoad]) -> Pool | None:
+def _assigned(pool: PoolState, loads: Sequence[JobLoad]) -> PoolState | None:
     """The pool with these jobs too, assigned in this order; None if one does not fit."""
     for load in loads:
         placement = assign(pool, load)
-        if isinstance(placement, Refused):
+        if isinstance(placement, NoRoom):
             return None
         pool = placement.pool
     return pool
 
 
-def _cost(pool: Pool) -> tuple[float, int]:
+def _cost(pool: PoolState) -> tuple[float, int]:
     """Price and number of the nodes in use."""
     used = [load.node.type.price_usd_per_hour for load in pool.nodes.values() if load.tenants]
     return round(sum(used), 9), len(used)
@@ -163,7 +163,7 @@ def _demand(load: JobLoad) -> float:
     return sum(bucket.execution_s for bucket in load.buckets) / load.step_time_s
 
 
-def _laid_over(packed: Pool, pool: Pool) -> Pool | None:
+def _laid_over(packed: PoolState, pool: PoolState) -> PoolState | None:
     """The assignments of the first pool on nodes of the second where there are such; None if it may not grow so."""
     names: dict[str, str] = {}
     result = replace(pool, nodes={name: NodeLoad(load.node) for name, load in pool.nodes.items()}, jobs={})
@@ -182,7 +182,9 @@ def _laid_over(packed: Pool, pool: Pool) -> Pool | None:
     return _with_loads(result, loads, {job: packed.jobs[job] for job in pool.jobs}, names)
 
 
-def _matched(packed: Pool, pool: Pool, groups: Sequence[str], there: Sequence[str]) -> dict[str, str]:
+def _matched(
+    packed: PoolState, pool: PoolState, groups: Sequence[str], there: Sequence[str]
+) -> dict[str, str]:
     """Which node each group of buckets goes to so that most bytes, then most buckets, stay where they are."""
     stays = np.zeros((len(groups), len(there)))
     rows = {name: row for row, name in enumerate(groups)}
@@ -195,6 +197,6 @@ def _matched(packed: Pool, pool: Pool, groups: Sequence[str], there: Sequence[st
     return {groups[row]: there[column] for row, column in zip(*chosen, strict=True)}
 
 
-def _may_start(pool: Pool, type_: NodeType) -> bool:
+def _may_start(pool: PoolState, type_: NodeType) -> bool:
     limit = pool.rules.nodes_max
     return type_ in pool.types and (limit is None or len(pool.nodes) < limit)

@@ -2,7 +2,7 @@
 
 A `JobLoad` is what a job needs of the pool: its step time alone and its buckets. An `Assignment` is the node
 of each of its buckets. A `NodeLoad` is a node with its execution cycle and what each job has on it, and a
-`Pool` is all of them. Values are never changed: each method returns another pool, which shares with this one
+`PoolState` is all of them. Values are never changed: each method returns another pool, which shares with this one
 what did not change.
 """
 
@@ -55,7 +55,7 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class AggregatorNode:
     """An aggregator node: its name, by which assignments refer to it, and its type."""
 
     name: str
@@ -63,7 +63,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class BucketLoad:
     """What one bucket of a job's tensors needs of the node that holds it.
 
     Attributes:
@@ -96,7 +96,7 @@ class JobLoad:
 
     name: str
     step_time_s: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketLoad, ...]
 
     def __post_init__(self) -> None:
         if not self.step_time_s > 0.0:
@@ -136,7 +136,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class JobOnNode:
     """What one job has on one node: its step time alone, and the sums over its buckets there."""
 
     step_time_s: float
@@ -146,7 +146,7 @@ class Tenant:
     traffic_bytes: int
 
     @classmethod
-    def of(cls, step_time_s: float, buckets: Sequence[Bucket]) -> Tenant:
+    def of(cls, step_time_s: float, buckets: Sequence[BucketLoad]) -> JobOnNode:
         """A job's tenancy with these buckets."""
         return cls(
             step_time_s,
@@ -166,9 +166,9 @@ class NodeLoad:
         tenants: By the name of the job.
     """
 
-    node: Node
+    node: AggregatorNode
     cycle_s: float = 0.0
-    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    tenants: Mapping[str, JobOnNode] = field(default_factory=dict)
 
     def steps(self, job: str) -> int:
         """Steps that the job makes here in a cycle."""
@@ -244,7 +244,7 @@ class NodeLoad:
             {*self._alone_s, alone_s}, cycle_max=rules.cycle_max, loss_limit=rules.loss_limit
         )
 
-    def with_tenant(self, job: str, tenant: Tenant | None, rules: Rules) -> NodeLoad:
+    def with_tenant(self, job: str, tenant: JobOnNode | None, rules: Rules) -> NodeLoad:
         """This node with the job's buckets there as in `tenant`, or without the job if that is None.
 
         Without the job the cycle is chosen anew, but it is kept where the new one would cost a job too much:
@@ -259,7 +259,7 @@ class NodeLoad:
         cycle_s = self.cycle_s if same else rest.cycle_with(tenant.step_time_s, rules)
         return NodeLoad(self.node, cycle_s, {**others, job: tenant})
 
-    def _cycle_of(self, tenants: Mapping[str, Tenant], rules: Rules) -> float:
+    def _cycle_of(self, tenants: Mapping[str, JobOnNode], rules: Rules) -> float:
         alone = {tenant.step_time_s for tenant in tenants.values()}
         cycle_s = execution_cycle(alone, cycle_max=rules.cycle_max, loss_limit=rules.loss_limit)
         loss = worst_loss(cycle_s, alone)
@@ -286,7 +286,7 @@ class PlacedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolState:
     """The nodes of the pool and the jobs on them.
 
     Attributes:
@@ -325,7 +325,7 @@ class Pool:
             if name not in avoid and apart.isdisjoint(load.tenants):
                 yield load
 
-    def keeping_apart(self, job: str, others: Collection[str]) -> Pool:
+    def keeping_apart(self, job: str, others: Collection[str]) -> PoolState:
         """With a job that is from now on not put on a node with these others. Where they are now stays as it is."""
         apart = dict(self.apart)
         for other in others:
@@ -333,7 +333,7 @@ class Pool:
             apart[other] = apart.get(other, frozenset()) | {job}
         return replace(self, apart=apart)
 
-    def forgetting(self, job: str) -> Pool:
+    def forgetting(self, job: str) -> PoolState:
         """Without what was found out about a job that has left."""
         apart = {name: others - {job} for name, others in self.apart.items() if name != job}
         return replace(self, apart={name: others for name, others in apart.items() if others})
@@ -343,7 +343,7 @@ class Pool:
         shared = (self.nodes[name].tenants for name in set(self.jobs[job].nodes))
         return frozenset().union(*shared) - {job}
 
-    def with_node(self, node: Node) -> Pool:
+    def with_node(self, node: AggregatorNode) -> PoolState:
         """With one more node, which is empty.
 
         Raises:
@@ -353,12 +353,12 @@ class Pool:
             raise ValueError(f"the pool has a node {node.name}")
         return replace(self, nodes={**self.nodes, node.name: NodeLoad(node)})
 
-    def started(self, type_: NodeType) -> tuple[Pool, Node]:
+    def started(self, type_: NodeType) -> tuple[PoolState, AggregatorNode]:
         """With one more node of a type, and that node."""
-        node = Node(f"{self.prefix}{self.numbered}", type_)
+        node = AggregatorNode(f"{self.prefix}{self.numbered}", type_)
         return replace(self.with_node(node), numbered=self.numbered + 1), node
 
-    def without_node(self, name: str) -> Pool:
+    def without_node(self, name: str) -> PoolState:
         """Without a node.
 
         Raises:
@@ -369,7 +369,7 @@ class Pool:
             raise ValueError(f"node {name} still holds buckets of {', '.join(self.nodes[name].tenants)}")
         return replace(self, nodes={other: load for other, load in self.nodes.items() if other != name})
 
-    def with_job(self, load: JobLoad, nodes: Assignment) -> Pool:
+    def with_job(self, load: JobLoad, nodes: Assignment) -> PoolState:
         """With a job at these nodes; one of this name that is there is moved, and measured again.
 
         Raises:
@@ -379,16 +379,16 @@ class Pool:
         if len(nodes) != len(load.buckets):
             raise ValueError(f"{len(load.buckets)} buckets of job {load.name} at {len(nodes)} nodes")
         before = self.jobs[load.name].nodes if load.name in self.jobs else ()
-        here: dict[str, list[Bucket]] = {name: [] for name in (*before, *nodes)}
+        here: dict[str, list[BucketLoad]] = {name: [] for name in (*before, *nodes)}
         for bucket, name in zip(load.buckets, nodes, strict=True):
             here[name].append(bucket)
         changed = dict(self.nodes)
         for name, buckets in here.items():
-            tenant = Tenant.of(load.step_time_s, buckets) if buckets else None
+            tenant = JobOnNode.of(load.step_time_s, buckets) if buckets else None
             changed[name] = changed[name].with_tenant(load.name, tenant, self.rules)
         return replace(self, nodes=changed, jobs={**self.jobs, load.name: PlacedJob(load, nodes)})
 
-    def without_job(self, job: str) -> Pool:
+    def without_job(self, job: str) -> PoolState:
         """Without a job. Nodes that become empty stay.
 
         Raises:
@@ -400,7 +400,7 @@ class Pool:
         others = {name: placed for name, placed in self.jobs.items() if name != job}
         return replace(self, nodes=changed, jobs=others)
 
-    def moved(self, job: str, targets: Mapping[int, str]) -> Pool:
+    def moved(self, job: str, targets: Mapping[int, str]) -> PoolState:
         """With buckets of a job elsewhere.
 
         Args:

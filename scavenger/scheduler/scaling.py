@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scavenger.scheduler.assignment import Refused
+from scavenger.scheduler.assignment import NoRoom
 from scavenger.scheduler.cycles import speed_loss
 from scavenger.scheduler.events import (
     Action,
@@ -48,7 +48,7 @@ from scavenger.scheduler.events import (
 )
 from scavenger.scheduler.joint import assign, reassign
 from scavenger.scheduler.packing import moved_buckets, recycle, repack
-from scavenger.scheduler.pool import JobLoad, Pool
+from scavenger.scheduler.pool import JobLoad, PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ScalingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ScalingTrial:
     """A change whose effect is not known yet.
 
     Attributes:
@@ -96,10 +96,10 @@ class SharedPool:
         trials: Changes that are not confirmed, oldest first.
     """
 
-    pool: Pool
+    pool: PoolState
     rules: ScalingRules = ScalingRules()
     waiting: tuple[JobLoad, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[ScalingTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _measured_again(state: SharedPool, load: JobLoad) -> Decided:
 
 def _left(state: SharedPool, job: str) -> Decided:
     waiting = tuple(load for load in state.waiting if load.name != job)
-    trials = (Trial(trial.moved - {job}, trial.awaited - {job}) for trial in state.trials)
+    trials = (ScalingTrial(trial.moved - {job}, trial.awaited - {job}) for trial in state.trials)
     after = replace(state, waiting=waiting, trials=tuple(trial for trial in trials if trial.awaited))
     if job in state.pool.jobs:
         pool = state.pool.without_job(job).forgetting(job)
@@ -196,12 +196,12 @@ def _place_waiting(before: SharedPool, state: SharedPool, *, start: bool) -> Dec
     return _decided(before, after, "pack", "; ".join(reasons) or "no job is waiting")
 
 
-def _filled(pool: Pool, loads: Iterable[JobLoad]) -> tuple[Pool, tuple[JobLoad, ...]]:
+def _filled(pool: PoolState, loads: Iterable[JobLoad]) -> tuple[PoolState, tuple[JobLoad, ...]]:
     """The pool with those of the jobs that fit, and the others."""
     others = []
     for load in loads:
         placement = assign(pool, load)
-        if isinstance(placement, Refused):
+        if isinstance(placement, NoRoom):
             others.append(load)
         else:
             pool = placement.pool
@@ -214,7 +214,7 @@ def _measured(state: SharedPool, job: str, step_time_s: float) -> Decided:
     load = state.pool.jobs[job].load
     loss = speed_loss(step_time_s, load.step_time_s)
     if state.pool.rules.allows(loss):
-        trials = (Trial(trial.moved, trial.awaited - {job}) for trial in state.trials)
+        trials = (ScalingTrial(trial.moved, trial.awaited - {job}) for trial in state.trials)
         kept = tuple(trial for trial in trials if trial.awaited)
         return Decided(replace(state, trials=kept), (), f"job {job} loses {loss:.1%}, within the limit")
     reason = f"job {job} loses {loss:.1%} of its speed, above the limit of {state.pool.rules.loss_limit:.0%}"
@@ -242,7 +242,7 @@ def _assigned_again(state: SharedPool, load: JobLoad) -> tuple[SharedPool, bool]
     """A job of the pool at the place that it would get now, or waiting if there is none."""
     pool = state.pool.without_job(load.name)
     placement = assign(pool, load)
-    if isinstance(placement, Refused):
+    if isinstance(placement, NoRoom):
         return replace(state, pool=pool, waiting=(*state.waiting, load)), False
     return replace(state, pool=placement.pool), True
 
@@ -254,7 +254,7 @@ def _vacated(state: SharedPool, node: str, *, lost: bool) -> Decided:
     tenants = sorted(pool.nodes[node].tenants)
     for job in tenants:
         placement = reassign(pool, job, node)
-        if isinstance(placement, Refused):
+        if isinstance(placement, NoRoom):
             waiting.append(pool.jobs[job].load)
             pool = pool.without_job(job)
         else:
@@ -269,13 +269,15 @@ def _vacated(state: SharedPool, node: str, *, lost: bool) -> Decided:
     return decided
 
 
-def _within_moves(before: Pool, after: Pool, rules: ScalingRules, *, otherwise: Pool | None = None) -> Pool:
+def _within_moves(
+    before: PoolState, after: PoolState, rules: ScalingRules, *, otherwise: PoolState | None = None
+) -> PoolState:
     """The second pool if it takes at most the allowed moves, otherwise the first, or another one."""
     moves = sum(1 for _ in moved_buckets(before, after))
     return after if moves <= rules.moves_max else otherwise or before
 
 
-def _unstarted(pool: Pool, before: Pool) -> Pool:
+def _unstarted(pool: PoolState, before: PoolState) -> PoolState:
     """Without the empty nodes that are not in the second pool either."""
     for name, load in pool.nodes.items():
         if not load.tenants and name not in before.nodes:
@@ -314,13 +316,15 @@ def _decided(
     return Decided(replace(after, pool=pool, trials=trials), tuple(actions), reason)
 
 
-def _with_trial(trials: tuple[Trial, ...], pool: Pool, changed: frozenset[str]) -> tuple[Trial, ...]:
+def _with_trial(
+    trials: tuple[ScalingTrial, ...], pool: PoolState, changed: frozenset[str]
+) -> tuple[ScalingTrial, ...]:
     """With the change of these jobs on trial, if there is anyone whom it could slow down."""
     shared = {job: pool.neighbours(job) for job in changed}
     awaited = frozenset(job for job, others in shared.items() if others).union(*shared.values())
     older = (
-        trial if changed.isdisjoint(trial.moved) else Trial(trial.moved - changed, trial.awaited)
+        trial if changed.isdisjoint(trial.moved) else ScalingTrial(trial.moved - changed, trial.awaited)
         for trial in trials
     )
     kept = tuple(trial for trial in older if trial.moved)
-    return (*kept, Trial(changed, awaited)) if awaited else kept
+    return (*kept, ScalingTrial(changed, awaited)) if awaited else kept

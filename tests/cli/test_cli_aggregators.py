@@ -18,7 +18,7 @@ from scavenger.train.pool.protocol import (
     Drained,
     JobUse,
     NodeAdded,
-    NodeLoad,
+    NodeUsage,
     PoolLoad,
     RentalLoad,
     TenantLoad,
@@ -40,9 +40,9 @@ LOAD = PoolLoad(
     tenant_memory_bytes=GIB,
     free=5,
     nodes=(
-        NodeLoad(Node("node-0", (14, 15), 8 * GIB, 4), 1.5, 2 * GIB, 2, 0.44),
-        NodeLoad(Node("node-1", (12, 13), 8 * GIB, 4), 0.1, GIB, 1),
-        NodeLoad(Node("node-2", (10, 11), 8 * GIB, 4), 0.0, 0, 0, drained=True),
+        NodeUsage(Node("node-0", (14, 15), 8 * GIB, 4), 1.5, 2 * GIB, 2, 0.44),
+        NodeUsage(Node("node-1", (12, 13), 8 * GIB, 4), 0.1, GIB, 1),
+        NodeUsage(Node("node-2", (10, 11), 8 * GIB, 4), 0.0, 0, 0, drained=True),
     ),
     tenants=(
         tenant("a-job-with-a-name-of-many-words", "aggregator-0", "node-0", 1.4),
@@ -64,11 +64,11 @@ REMOTE = PoolLoad(
     tenant_memory_bytes=GIB,
     free=0,
     nodes=(
-        NodeLoad(
+        NodeUsage(
             Node("agg-1", (0, 1), 8 * GIB, 4, "aws/us-east-1", "192.0.2.11", 0.34), 0.5, GIB, 3, 0.2, pinned=1,
             idle_usd=1.25, drained=True,
         ),
-        NodeLoad(Node("agg-2", (0, 1), 8 * GIB, 4, "aws/us-east-1", "192.0.2.12", 0.34), 0.0, 0, 0),
+        NodeUsage(Node("agg-2", (0, 1), 8 * GIB, 4, "aws/us-east-1", "192.0.2.12", 0.34), 0.0, 0, 0),
     ),
     tenants=(tenant("a", "aggregator-1", "agg-1", 0.5),),
     jobs=(JobUse("a-1234-5678", "a", 86_340.0, usd=0.5),),
@@ -84,7 +84,7 @@ RENTED = PoolLoad(
     tenant_memory_bytes=GIB,
     free=0,
     nodes=(
-        NodeLoad(
+        NodeUsage(
             Node("rented-11", (0, 1), 8 * GIB, 4, "gcp/us-central1", "10.128.100.111", 0.134),
             0.5,
             GIB,

@@ -19,7 +19,7 @@ from waiting import wait_for
 from scavenger.cloud.boot.boot import Join
 from scavenger.cloud.boot.pod import pod_script
 from scavenger.cloud.catalog.types import Wanted
-from scavenger.cloud.kubernetes.nodes import Node, nodes_open
+from scavenger.cloud.kubernetes.nodes import KubernetesNode, nodes_open
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of, gib_of
@@ -100,12 +100,12 @@ POOLS = {
 }
 
 
-def node(name: str, cpus: int, gib: int, *, price: str = "", **labels: str) -> Node:
+def node(name: str, cpus: int, gib: int, *, price: str = "", **labels: str) -> KubernetesNode:
     priced = {"scavenger/usd-per-hour": price} if price else {}
-    return Node(name, {**labels, **priced}, allocatable={"cpu": str(cpus), "memory": f"{gib}Gi"})
+    return KubernetesNode(name, {**labels, **priced}, allocatable={"cpu": str(cpus), "memory": f"{gib}Gi"})
 
 
-def of_nodes(*nodes: Node, **settings: Any) -> PodCatalog:
+def of_nodes(*nodes: KubernetesNode, **settings: Any) -> PodCatalog:
     found = KubernetesSettings.model_validate(settings)
     pods = PodSettings(spot_labels=tuple(found.spot_labels.items()))
     read = functools.partial(nodes_open, nodes, pods)
@@ -167,9 +167,9 @@ def test_one_node_without_a_price_leaves_the_price_unknown() -> None:
 
 
 def test_a_pod_is_on_no_node_whose_taint_it_does_not_tolerate_or_that_may_be_taken_back() -> None:
-    tainted = Node("a", taints=(("dedicated", "team", "NoSchedule"),))
-    ill = Node("b", taints=(("node.kubernetes.io/not-ready", "", "NoExecute"),))
-    spot = Node("c", labels={"spot": "true", "more": "yes"})
+    tainted = KubernetesNode("a", taints=(("dedicated", "team", "NoSchedule"),))
+    ill = KubernetesNode("b", taints=(("node.kubernetes.io/not-ready", "", "NoExecute"),))
+    spot = KubernetesNode("c", labels={"spot": "true", "more": "yes"})
     tolerant = PodSettings(tolerations=({"key": "dedicated", "operator": "Equal", "value": "team"},))
     taking = PodSettings(spot_labels=(("spot", "true"),))
 

@@ -62,8 +62,8 @@ POOL = protocol.PoolLoad(
     tenant_memory_bytes=1 << 30,
     free=5,
     nodes=(
-        protocol.NodeLoad(Node("node-0", (0, 1), 1 << 32, 8), 0.5, 1 << 20, 1, 0.25),
-        protocol.NodeLoad(Node("node-1", (2, 3), 1 << 32, 8), 0.0, 0, 0, 0.0, drained=True),
+        protocol.NodeUsage(Node("node-0", (0, 1), 1 << 32, 8), 0.5, 1 << 20, 1, 0.25),
+        protocol.NodeUsage(Node("node-1", (2, 3), 1 << 32, 8), 0.0, 0, 0, 0.0, drained=True),
     ),
     tenants=(
         protocol.TenantLoad("abcdefgh-1", "digits", "aggregator-0", "node-0", 11, 1.75e9, 3.0, 0.5, 1 << 20),

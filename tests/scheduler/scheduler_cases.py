@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from scavenger.scheduler.assignment import Refused
+from scavenger.scheduler.assignment import NoRoom
 from scavenger.scheduler.joint import assign
-from scavenger.scheduler.pool import Bucket, JobLoad, Node, NodeLoad, NodeType, Pool, Rules, Tenant
+from scavenger.scheduler.pool import (
+    AggregatorNode,
+    BucketLoad,
+    JobLoad,
+    JobOnNode,
+    NodeLoad,
+    NodeType,
+    PoolState,
+    Rules,
+)
 
 GB = 10**9
 SMALL = NodeType("small", 1.0, 8 * GB, 1.0 * GB, 0.05)
@@ -14,9 +23,9 @@ LARGE = NodeType("large", 4.0, 32 * GB, 4.0 * GB, 0.18)
 
 
 @st.composite
-def buckets(draw: st.DrawFn, step_time_s: float) -> Bucket:
+def buckets(draw: st.DrawFn, step_time_s: float) -> BucketLoad:
     """A bucket that a small node can hold."""
-    return Bucket(
+    return BucketLoad(
         execution_s=draw(st.floats(0.0, 0.5)) * step_time_s,
         memory_bytes=draw(st.integers(0, 4 * GB)),
         traffic_bytes=draw(st.integers(0, int(0.5 * GB * step_time_s))),
@@ -46,26 +55,26 @@ rules = st.builds(
 
 def job(name: str, step_time_s: float, *execution_s: float, memory_bytes: int = 0) -> JobLoad:
     """A job with buckets of these execution times."""
-    return JobLoad(name, step_time_s, tuple(Bucket(each, memory_bytes) for each in execution_s))
+    return JobLoad(name, step_time_s, tuple(BucketLoad(each, memory_bytes) for each in execution_s))
 
 
-def assigned(pool: Pool, *loads: JobLoad) -> Pool:
+def assigned(pool: PoolState, *loads: JobLoad) -> PoolState:
     """The pool with these jobs, which fit."""
     for load in loads:
         placement = assign(pool, load)
-        assert not isinstance(placement, Refused)
+        assert not isinstance(placement, NoRoom)
         pool = placement.pool
     return pool
 
 
-def check_pool(pool: Pool) -> None:
+def check_pool(pool: PoolState) -> None:
     """Each bucket is on a node of the pool, no node and no job is beyond the rules, and the sums are right."""
-    expected: dict[str, dict[str, Tenant]] = {name: {} for name in pool.nodes}
+    expected: dict[str, dict[str, JobOnNode]] = {name: {} for name in pool.nodes}
     for name, placed in pool.jobs.items():
         assert len(placed.nodes) == len(placed.load.buckets)
         for node in set(placed.nodes):
             here = [placed.load.buckets[index] for index in placed.on(node)]
-            expected[node][name] = Tenant.of(placed.load.step_time_s, here)
+            expected[node][name] = JobOnNode.of(placed.load.step_time_s, here)
         assert pool.loss(name) <= pool.rules.loss_limit + 1e-6
     assert {name: dict(load.tenants) for name, load in pool.nodes.items()} == expected
     assert all(load.within(pool.rules) for load in pool.nodes.values())
@@ -73,4 +82,4 @@ def check_pool(pool: Pool) -> None:
 
 def empty_node(name: str, type_: NodeType = SMALL) -> NodeLoad:
     """A node without jobs."""
-    return NodeLoad(Node(name, type_))
+    return NodeLoad(AggregatorNode(name, type_))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import GB, LARGE, SMALL, check_pool, job, job_lists, rules
 
-from scavenger.scheduler.assignment import Placement, Refused, assign_by_bucket
+from scavenger.scheduler.assignment import NoRoom, Placement, assign_by_bucket
 from scavenger.scheduler.joint import assign
-from scavenger.scheduler.pool import Bucket, JobLoad, NodeType, Pool, Rules
+from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, PoolState, Rules
 
 SCHEMES = (assign_by_bucket, assign)
 schemes = pytest.mark.parametrize("scheme", SCHEMES)
@@ -23,7 +23,7 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_bucket_has_one_node_and_no_job_loses_more_than_the_limit(
     scheme, loads: list[JobLoad], rules: Rules, types: tuple[NodeType, ...]
 ) -> None:
-    pool = Pool(types, rules)
+    pool = PoolState(types, rules)
     for load in loads:
         placement = scheme(pool, load)
         assert isinstance(placement, Placement)
@@ -38,7 +38,7 @@ def test_every_bucket_has_one_node_and_no_job_loses_more_than_the_limit(
 @given(loads=job_lists(), rules=rules)
 def test_the_same_jobs_get_the_same_nodes(scheme, loads: list[JobLoad], rules: Rules) -> None:
     def nodes(order: list[JobLoad]) -> dict[str, tuple[str, ...]]:
-        pool = Pool((SMALL,), rules)
+        pool = PoolState((SMALL,), rules)
         for load in order:
             pool = scheme(pool, load).pool
         shuffled = replace(pool, nodes=dict(reversed(pool.nodes.items())))
@@ -54,9 +54,9 @@ def test_the_same_jobs_get_the_same_nodes(scheme, loads: list[JobLoad], rules: R
 def test_sharing_never_costs_more_than_nodes_of_each_jobs_own(
     loads: list[JobLoad], rules: Rules, types: tuple[NodeType, ...]
 ) -> None:
-    shared, own_usd = Pool(types, rules), 0.0
+    shared, own_usd = PoolState(types, rules), 0.0
     for load in loads:
-        own_usd += assign(Pool(types, rules), load).pool.price_usd_per_hour
+        own_usd += assign(PoolState(types, rules), load).pool.price_usd_per_hour
         shared = assign(shared, load).pool
 
     assert shared.price_usd_per_hour <= own_usd + 1e-9
@@ -64,7 +64,7 @@ def test_sharing_never_costs_more_than_nodes_of_each_jobs_own(
 
 @schemes
 def test_the_papers_two_jobs_share_a_node(scheme) -> None:
-    pool = Pool((SMALL,))
+    pool = PoolState((SMALL,))
     for load in (job("J1", 6.0, 2.0), job("J2", 12.0, 3.0)):
         pool = scheme(pool, load).pool
 
@@ -75,10 +75,10 @@ def test_the_papers_two_jobs_share_a_node(scheme) -> None:
 
 @schemes
 def test_a_job_that_would_lose_a_sixth_gets_another_node(scheme) -> None:
-    pool = scheme(scheme(Pool((SMALL,)), job("J2", 12.0, 3.0)).pool, job("J1", 5.0, 1.0)).pool
+    pool = scheme(scheme(PoolState((SMALL,)), job("J2", 12.0, 3.0)).pool, job("J1", 5.0, 1.0)).pool
     assert len(pool.nodes) == 2
 
-    tolerant = Pool((SMALL,), Rules(loss_limit=0.2))
+    tolerant = PoolState((SMALL,), Rules(loss_limit=0.2))
     pool = scheme(scheme(tolerant, job("J2", 12.0, 3.0)).pool, job("J1", 5.0, 1.0)).pool
     assert len(pool.nodes) == 1
     assert pool.loss("J1") == pytest.approx(1 / 6)
@@ -86,14 +86,14 @@ def test_a_job_that_would_lose_a_sixth_gets_another_node(scheme) -> None:
 
 @schemes
 def test_a_job_that_fits_by_one_step_but_not_by_all_of_a_cycle_gets_another_node(scheme) -> None:
-    pool = scheme(scheme(Pool((SMALL,)), job("long", 4.0, 2.5)).pool, job("short", 1.0, 0.5)).pool
+    pool = scheme(scheme(PoolState((SMALL,)), job("long", 4.0, 2.5)).pool, job("short", 1.0, 0.5)).pool
 
     assert len(pool.nodes) == 2  # 1.5 s are free, one step needs 0.5 s, four need 2 s
 
 
 @schemes
 def test_best_fit_leaves_the_larger_gap_for_the_next_job(scheme) -> None:
-    pool = Pool((SMALL,), Rules(nodes_max=2))
+    pool = PoolState((SMALL,), Rules(nodes_max=2))
     for load in (job("a", 1.0, 0.6), job("b", 1.0, 0.5), job("c", 1.0, 0.4), job("d", 1.0, 0.5)):
         pool = scheme(pool, load).pool
 
@@ -103,10 +103,10 @@ def test_best_fit_leaves_the_larger_gap_for_the_next_job(scheme) -> None:
 
 @schemes
 @pytest.mark.parametrize(
-    "bucket", [Bucket(0.01, memory_bytes=5 * GB), Bucket(0.01, traffic_bytes=int(0.6 * GB))]
+    "bucket", [BucketLoad(0.01, memory_bytes=5 * GB), BucketLoad(0.01, traffic_bytes=int(0.6 * GB))]
 )
-def test_memory_and_bandwidth_bound_a_node(scheme, bucket: Bucket) -> None:
-    pool = Pool((SMALL,))
+def test_memory_and_bandwidth_bound_a_node(scheme, bucket: BucketLoad) -> None:
+    pool = PoolState((SMALL,))
     for name in ("a", "b"):
         pool = scheme(pool, JobLoad(name, 1.0, (bucket,))).pool
 
@@ -115,21 +115,21 @@ def test_memory_and_bandwidth_bound_a_node(scheme, bucket: Bucket) -> None:
 
 @schemes
 def test_what_fits_nowhere_is_refused(scheme) -> None:
-    assert isinstance(scheme(Pool((SMALL,)), job("huge", 1.0, 0.1, memory_bytes=9 * GB)), Refused)
-    full = scheme(Pool((SMALL,), Rules(nodes_max=1)), job("first", 1.0, 0.9)).pool
-    assert isinstance(scheme(full, job("second", 1.0, 0.5)), Refused)
-    assert isinstance(scheme(Pool(), job("any", 1.0, 0.1)), Refused)
+    assert isinstance(scheme(PoolState((SMALL,)), job("huge", 1.0, 0.1, memory_bytes=9 * GB)), NoRoom)
+    full = scheme(PoolState((SMALL,), Rules(nodes_max=1)), job("first", 1.0, 0.9)).pool
+    assert isinstance(scheme(full, job("second", 1.0, 0.5)), NoRoom)
+    assert isinstance(scheme(PoolState(), job("any", 1.0, 0.1)), NoRoom)
 
 
 @schemes
 def test_nodes_to_avoid_get_nothing(scheme) -> None:
-    pool = scheme(Pool((SMALL,)), job("a", 1.0, 0.1)).pool
+    pool = scheme(PoolState((SMALL,)), job("a", 1.0, 0.1)).pool
 
     assert scheme(pool, job("b", 1.0, 0.1), avoid={"node-0"}).nodes == ("node-1",)
 
 
 def test_a_job_whose_buckets_fit_one_node_is_not_spread() -> None:
-    pool = Pool((SMALL,))
+    pool = PoolState((SMALL,))
     for name in ("a", "b"):
         pool = assign(pool, job(name, 1.0, 0.9)).pool  # 0.1 s of a step are free on each
     pool = assign(pool, job("c", 1.0, 0.1, 0.1, 0.1)).pool
@@ -140,7 +140,7 @@ def test_a_job_whose_buckets_fit_one_node_is_not_spread() -> None:
 
 
 def test_a_job_is_spread_where_that_saves_a_node() -> None:
-    pool = Pool((SMALL,), Rules(nodes_max=2))
+    pool = PoolState((SMALL,), Rules(nodes_max=2))
     for load in (job("a", 1.0, 0.8), job("b", 1.0, 0.7), job("c", 1.0, 0.3, 0.2)):
         pool = assign(pool, load).pool
 
@@ -148,16 +148,16 @@ def test_a_job_is_spread_where_that_saves_a_node() -> None:
 
 
 def test_a_new_node_is_of_the_type_that_costs_least_for_the_job() -> None:
-    pool = assign(Pool((SMALL, LARGE)), job("little", 1.0, 0.5)).pool
+    pool = assign(PoolState((SMALL, LARGE)), job("little", 1.0, 0.5)).pool
     assert [load.node.type for load in pool.nodes.values()] == [SMALL]
 
-    pool = assign(Pool((SMALL, LARGE)), job("much", 1.0, *[0.9] * 4)).pool
+    pool = assign(PoolState((SMALL, LARGE)), job("much", 1.0, *[0.9] * 4)).pool
     assert [load.node.type for load in pool.nodes.values()] == [LARGE]
 
 
 def test_longer_cycles_let_more_jobs_share() -> None:
     loads = (job("a", 2.0, 0.4), job("b", 3.0, 0.6))
-    autops, longer = Pool((SMALL,)), Pool((SMALL,), Rules(cycle_max=2.0))
+    autops, longer = PoolState((SMALL,)), PoolState((SMALL,), Rules(cycle_max=2.0))
     for load in loads:
         autops, longer = assign(autops, load).pool, assign(longer, load).pool
 
@@ -167,7 +167,7 @@ def test_longer_cycles_let_more_jobs_share() -> None:
 
 
 def test_a_jobs_exit_does_not_slow_the_others_down() -> None:
-    pool = Pool((SMALL,), Rules(nodes_max=1))
+    pool = PoolState((SMALL,), Rules(nodes_max=1))
     for load in (job("long", 20.0, 1.0), job("a", 5.0, 1.0), job("b", 4.0, 1.0)):
         pool = assign(pool, load).pool
     pool = pool.without_job("long")

@@ -20,13 +20,13 @@ from scavenger.scheduler.events import (
     StartNode,
     StepTimeMeasured,
 )
-from scavenger.scheduler.pool import JobLoad, Pool, Rules
+from scavenger.scheduler.pool import JobLoad, PoolState, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
 
 def manager(*, nodes_max: int | None = None, cluster: int = 2, starts_min: int = 1) -> Manager:
     """Clusters of so many small nodes."""
-    blank = SharedPool(Pool((SMALL,), Rules(nodes_max=nodes_max)), ScalingRules(starts_min=starts_min))
+    blank = SharedPool(PoolState((SMALL,), Rules(nodes_max=nodes_max)), ScalingRules(starts_min=starts_min))
     return Manager(blank, ClusterRules(nodes_max=cluster))
 
 

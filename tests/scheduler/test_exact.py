@@ -14,7 +14,7 @@ from benchmarks.pools.exact import cheapest, least_loss
 from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.packing import repack
-from scavenger.scheduler.pool import JobLoad, NodeType, Pool, Rules
+from scavenger.scheduler.pool import JobLoad, NodeType, PoolState, Rules
 
 
 def all_assignments(jobs: list[JobLoad], nodes: int):
@@ -100,7 +100,7 @@ def test_no_scheme_is_cheaper_than_the_best(
     jobs: list[JobLoad], types: tuple[NodeType, ...], cycle_max: float
 ) -> None:
     rules = Rules(cycle_max=cycle_max)
-    pool = Pool(types, rules)
+    pool = PoolState(types, rules)
     for load in jobs:
         pool = assign(pool, load).pool
     packed = repack(pool)

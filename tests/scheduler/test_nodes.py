@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.pools.nodes import Delays, JobSpeed, Steps, run_nodes, step_time_alone
-from scavenger.scheduler.pool import Bucket, JobLoad, Node, NodeType, Pool, Rules
+from scavenger.scheduler.pool import AggregatorNode, BucketLoad, JobLoad, NodeType, PoolState, Rules
 
 _TYPE = NodeType("node", 2, 1000, 1e9)
 _READY_S = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
-def pool_of(*executions_s: float, rules: Rules | None = None, scale: tuple[float, ...] = ()) -> Pool:
+def pool_of(*executions_s: float, rules: Rules | None = None, scale: tuple[float, ...] = ()) -> PoolState:
     """A node with jobs of six equal buckets, whose steps compute for 1 s or as `scale` says."""
-    pool = Pool((_TYPE,), rules or Rules()).with_node(Node("n", _TYPE))
+    pool = PoolState((_TYPE,), rules or Rules()).with_node(AggregatorNode("n", _TYPE))
     for number, execution_s in enumerate(executions_s):
         factor = scale[number] if scale else 1.0
-        buckets = (Bucket(execution_s),) * len(_READY_S)
+        buckets = (BucketLoad(execution_s),) * len(_READY_S)
         alone_s = step_time_alone(buckets, _READY_S, 1, 2, factor)
         pool = pool.with_job(JobLoad(f"j{number}", alone_s, buckets), ("n",) * len(_READY_S))
     return pool
 
 
-def steps_of(pool: Pool, scale: tuple[float, ...] = ()) -> dict[str, Steps]:
+def steps_of(pool: PoolState, scale: tuple[float, ...] = ()) -> dict[str, Steps]:
     factors = scale or (1.0,) * len(pool.jobs)
     return {
         name: Steps(tuple(factor * ready for ready in _READY_S))
@@ -31,7 +31,7 @@ def steps_of(pool: Pool, scale: tuple[float, ...] = ()) -> dict[str, Steps]:
 
 
 def test_step_time_alone_ends_with_the_last_bucket() -> None:
-    buckets = (Bucket(0.1),) * 3
+    buckets = (BucketLoad(0.1),) * 3
     assert step_time_alone(buckets, (0.1, 0.2, 1.0), 1, 1) == pytest.approx(1.1)
     assert step_time_alone(buckets, (1.0, 1.0, 1.0), 1, 1) == pytest.approx(1.3)
     assert step_time_alone(buckets, (1.0, 1.0, 1.0), 1, 2) == pytest.approx(1.2)

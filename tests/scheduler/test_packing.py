@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from scheduler_cases import GB, SMALL, assigned, check_pool, job, job_lists, rules
 
 from scavenger.scheduler.packing import moved_buckets, recycle, repack
-from scavenger.scheduler.pool import JobLoad, Pool, Rules
+from scavenger.scheduler.pool import JobLoad, PoolState, Rules
 
 
 @settings(max_examples=50, deadline=None)
 @given(job_lists(), rules)
 def test_packing_never_costs_more_and_keeps_the_rules(loads: list[JobLoad], rules: Rules) -> None:
-    pool = assigned(Pool((SMALL,), rules), *loads)
+    pool = assigned(PoolState((SMALL,), rules), *loads)
     for packed in (recycle(pool), repack(pool)):
         check_pool(packed)
         assert set(packed.jobs) == set(pool.jobs)
@@ -28,15 +28,15 @@ def test_packing_again_keeps_the_cycle_in_which_the_jobs_fit() -> None:
         job("d", 0.109375, 0.0478515625, 0.05126953125),
         job("e", 1.0, 0.125, 0.125),
     )
-    packed = repack(assigned(Pool((SMALL,), Rules(cycle_max=4.0)), *loads))
+    packed = repack(assigned(PoolState((SMALL,), Rules(cycle_max=4.0)), *loads))
 
     check_pool(packed)
     assert sum(bool(load.tenants) for load in packed.nodes.values()) == 2
 
 
-def placed(*nodes: tuple[JobLoad, ...]) -> Pool:
+def placed(*nodes: tuple[JobLoad, ...]) -> PoolState:
     """A pool in which each of the nodes has these jobs."""
-    pool = Pool((SMALL,))
+    pool = PoolState((SMALL,))
     for loads in nodes:
         pool, node = pool.started(SMALL)
         for load in loads:
@@ -58,15 +58,15 @@ def test_packing_again_finds_what_emptying_nodes_does_not_and_leaves_most_bytes_
 
 
 def test_an_empty_node_is_used_before_one_that_would_have_to_be_started() -> None:
-    pool = assigned(Pool((SMALL,)), job("a", 1.0, 0.6), job("b", 1.0, 0.6)).without_job("a")
+    pool = assigned(PoolState((SMALL,)), job("a", 1.0, 0.6), job("b", 1.0, 0.6)).without_job("a")
 
     assert repack(pool, unstarted={"node-1"}).jobs["b"].nodes == ("node-0",)
 
 
 def test_a_cheap_large_node_takes_the_place_of_small_ones() -> None:
     large = SMALL.__class__("large", 2.0, 16 * GB, 2e9, 0.06)
-    pool = assigned(Pool((SMALL,)), job("a", 1.0, 0.9), job("b", 1.0, 0.9))
-    packed = repack(Pool((SMALL, large), pool.rules, pool.nodes, pool.jobs, numbered=2))
+    pool = assigned(PoolState((SMALL,)), job("a", 1.0, 0.9), job("b", 1.0, 0.9))
+    packed = repack(PoolState((SMALL, large), pool.rules, pool.nodes, pool.jobs, numbered=2))
 
     (used,) = (load for load in packed.nodes.values() if load.tenants)
     assert used.node.type == large

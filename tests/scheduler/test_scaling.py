@@ -24,7 +24,7 @@ from scavenger.scheduler.events import (
     StartNode,
     StepTimeMeasured,
 )
-from scavenger.scheduler.pool import JobLoad, Pool, Rules
+from scavenger.scheduler.pool import JobLoad, PoolState, Rules
 from scavenger.scheduler.scaling import Decided, ScalingRules, SharedPool, decide
 
 
@@ -78,7 +78,7 @@ def after(state: SharedPool, *events: Event) -> SharedPool:
 def pool(*, nodes_max: int | None = None, loss_limit: float = 0.1, **rules: int) -> SharedPool:
     """An empty pool of small nodes."""
     return SharedPool(
-        Pool((SMALL,), Rules(loss_limit=loss_limit, nodes_max=nodes_max)), ScalingRules(**rules)
+        PoolState((SMALL,), Rules(loss_limit=loss_limit, nodes_max=nodes_max)), ScalingRules(**rules)
     )
 
 
@@ -123,7 +123,7 @@ def event_lists(draw: st.DrawFn) -> list[Event]:
 def test_actions_lead_to_the_state_and_the_rules_hold_after_every_event(
     events: list[Event], nodes_max: int | None, rules: ScalingRules, types: tuple, cycle_max: float
 ) -> None:
-    state = SharedPool(Pool(types, Rules(nodes_max=nodes_max, cycle_max=cycle_max)), rules)
+    state = SharedPool(PoolState(types, Rules(nodes_max=nodes_max, cycle_max=cycle_max)), rules)
     world, asked = World(), set()
     for event in events:
         match event:

@@ -7,21 +7,21 @@ import pytest
 
 from benchmarks.pools.clusters import ClusterRules, Manager
 from benchmarks.pools.trace import TracedJob, replay
-from scavenger.scheduler.pool import Bucket, JobLoad, NodeType, Pool, Rules
+from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, PoolState, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
 _TYPE = NodeType("node", 2, 1000, 1e9)
 
 
 def manager(rules: Rules | None = None, clusters: ClusterRules | None = None) -> Manager:
-    return Manager(SharedPool(Pool((_TYPE,), rules or Rules()), ScalingRules(pack_jobs_max=0)), clusters)
+    return Manager(SharedPool(PoolState((_TYPE,), rules or Rules()), ScalingRules(pack_jobs_max=0)), clusters)
 
 
 def job(
     name: str, arrival_s: float, work_s: float, *, step_s: float = 1.0, busy: float = 0.2, servers: int = 1
 ) -> TracedJob:
     """A job that keeps a node busy for that share of its time."""
-    buckets = (Bucket(busy * step_s / 2),) * 4
+    buckets = (BucketLoad(busy * step_s / 2),) * 4
     return TracedJob(JobLoad(name, step_s, buckets), arrival_s, work_s, servers)
 
 

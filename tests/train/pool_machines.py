@@ -97,7 +97,7 @@ def lodged(train: str, work_dir: Path, pool: Machines, *, aggregators: int = 1) 
             log_dir,
             agents,
             folder=pool.folder,
-            join=protocol.Join(protocol.PROTOCOL, job, job, PLACE),
+            join=protocol.PoolJoin(protocol.PROTOCOL, job, job, PLACE),
             local=FaultyEngine(log_dir, fd, faults=(), remote=()),
             owned=True,
         )

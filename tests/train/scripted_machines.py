@@ -10,10 +10,10 @@ from typing import cast
 
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool import protocol
-from scavenger.train.pool.machines import Machines, Wanted
+from scavenger.train.pool.machines import ExpectedNode, Machines
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.remote_site import RemoteSite
-from scavenger.train.pool.site import PoolJob
+from scavenger.train.pool.site import JobConnection
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import new_keys
 
@@ -34,7 +34,7 @@ class Agents:
     def server(self) -> AgentServer:
         return cast(AgentServer, None)
 
-    def expect_rented(self, wanted: Wanted, intent: str) -> None:
+    def expect_rented(self, wanted: ExpectedNode, intent: str) -> None:
         assert wanted.name not in self.expected
         self.expected[wanted.name] = intent
 
@@ -66,10 +66,10 @@ class Pool:
         self.site = RemoteSite(cast(Machines, self.agents))
         self.ends: dict[str, socket.socket] = {}
 
-    def job(self, name: str) -> PoolJob:
+    def job(self, name: str) -> JobConnection:
         ours, self.ends[name] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ends[name].setblocking(False)
-        job = PoolJob(ours, f"{name}#1", id=name, name=name, refused="")
+        job = JobConnection(ours, f"{name}#1", id=name, name=name, refused="")
         self.site.jobs.append(job)
         return job
 
@@ -77,7 +77,7 @@ class Pool:
         self.site.add(Node(name, (0, 1), 1 << 30, tenants_max, "local", "192.0.2.1", price))
 
     def lodge(
-        self, job: PoolJob, number: int = 1, *, pinned: bool = False, movable: bool = False
+        self, job: JobConnection, number: int = 1, *, pinned: bool = False, movable: bool = False
     ) -> protocol.Lodged:
         name = "aggregator-0" if pinned else "aggregator-1"
         intent = f"{job.id}-{name}-{number}"

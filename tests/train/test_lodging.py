@@ -139,7 +139,7 @@ class Job:
             tmp_path,
             cast(AgentServer, self.agents),
             folder=tmp_path / "pool",
-            join=protocol.Join(protocol.PROTOCOL, "0123456789", "tiny", "aws/us-east-1"),
+            join=protocol.PoolJoin(protocol.PROTOCOL, "0123456789", "tiny", "aws/us-east-1"),
             clock=lambda: self.now,
         )
 
@@ -173,7 +173,7 @@ def test_an_aggregator_runs_on_the_tenant_that_the_pool_has_started_for_it(job: 
     for name in ("aggregator-0", "aggregator-1"):
         job.launch(name)
     joined, *asked = job.pool.heard()
-    assert isinstance(joined, protocol.Join)
+    assert isinstance(joined, protocol.PoolJoin)
     assert [(one.name, one.pinned, one.endpoint) for one in asked if isinstance(one, protocol.Lodge)] == [
         ("aggregator-0", True, "tcp://127.0.0.1:1"),
         ("aggregator-1", False, "tcp://127.0.0.1:1"),
@@ -203,7 +203,7 @@ def test_a_tenant_that_is_to_be_left_is_left_when_it_holds_nothing_and_another_i
     job.engine.vacated("aggregator-1")
     (ended,) = job.engine.poll()
     assert (ended.name, ended.cause) == ("aggregator-1", "has left one")
-    assert job.pool.heard() == [protocol.Leave(intent)]
+    assert job.pool.heard() == [protocol.ReleaseTenant(intent)]
     assert [*job.agents.ended] == [intent]
 
     assert job.lodged() != intent
@@ -229,7 +229,7 @@ def test_an_aggregator_whose_tenant_is_lost_has_ended_and_gets_another(job: Job)
     (ended,) = job.engine.poll()
 
     assert ended.reason == "was lost with its aggregator node one"
-    assert job.pool.heard() == [protocol.Leave(intent)]
+    assert job.pool.heard() == [protocol.ReleaseTenant(intent)]
     assert job.lodged() != intent
 
 

@@ -206,7 +206,7 @@ def test_what_is_no_request_ends_the_connection_and_nothing_else(
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (protocol.Join(protocol.PROTOCOL + 1, "a", "b"), "another version"),
+        (protocol.PoolJoin(protocol.PROTOCOL + 1, "a", "b"), "another version"),
         (Reap(1), "did not join"),
     ],
 )
@@ -215,7 +215,7 @@ def test_who_has_not_joined_gets_no_tenant(folder: Path, first: msgspec.Struct, 
     nothing = os.open(os.devnull, os.O_RDWR)
     with connected(folder) as connection:
         protocol.send_packet(connection, first)
-        protocol.send_packet(connection, protocol.Launch(1, "w0", ("true",), {}), [nothing, nothing])
+        protocol.send_packet(connection, protocol.LaunchTenant(1, "w0", ("true",), {}), [nothing, nothing])
         reply = decode_reply(connection.recv(1000))
     os.close(nothing)
 
@@ -226,7 +226,7 @@ def test_who_has_not_joined_gets_no_tenant(folder: Path, first: msgspec.Struct, 
 def test_a_job_cannot_release_the_tenant_of_another(start: Start, folder: Path) -> None:
     pid = running(start(SLEEP), "w0")
     with connected(folder) as connection:
-        protocol.send_packet(connection, protocol.Join(protocol.PROTOCOL, "a", "b"))
+        protocol.send_packet(connection, protocol.PoolJoin(protocol.PROTOCOL, "a", "b"))
         protocol.send_packet(connection, Reap(pid))
 
     assert eventually(lambda: [tenant.pid for tenant in wait_for_load(folder).tenants] == [pid])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.train.pool.growth import Growth, RentalLimits, RentedSeen, grow, missing_nodes
-from scavenger.train.pool.measuring import Measured
+from scavenger.train.pool.measuring import MeasuredSteps
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.planning import PoolPlan
 
@@ -33,7 +33,7 @@ def arrived(plan: PoolPlan, *tenants: tuple[str, str]) -> PoolPlan:
 
 
 def measured(plan: PoolPlan, job: str, step_time_s: float, execution_s: float) -> PoolPlan:
-    return plan.after_steps(job, None, Measured(step_time_s, {"aggregator-1": execution_s}, 0.0))[0]
+    return plan.after_steps(job, None, MeasuredSteps(step_time_s, {"aggregator-1": execution_s}, 0.0))[0]
 
 
 def test_nothing_is_rented_for_nobody() -> None:
@@ -90,8 +90,8 @@ def test_a_node_is_rented_for_a_job_that_the_rules_give_more_room_than_there_is(
 def test_a_job_that_loses_too_much_beside_another_is_parted_once_there_is_another_node() -> None:
     plan = arrived(plan_of(1), ("a", "aggregator-1"), ("b", "aggregator-1"))
     plan = measured(measured(plan, "a", 0.1, 0.01), "b", 0.1, 0.01)
-    slow = Measured(0.15, {"aggregator-1": 0.014}, 0.05)
-    plan = plan.after_steps("b", Measured(0.1, {"aggregator-1": 0.01}, 0.0), slow)[0]
+    slow = MeasuredSteps(0.15, {"aggregator-1": 0.014}, 0.05)
+    plan = plan.after_steps("b", MeasuredSteps(0.1, {"aggregator-1": 0.01}, 0.0), slow)[0]
     assert set(plan.cramped) == {"a", "b"}
     assert missing_nodes(plan, {}, OFFERED, cramped=plan.cramped)[0] == 1
 

@@ -14,7 +14,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.values import Gone
 from scavenger.train.pool import protocol
-from scavenger.train.pool.machines import Listen, Machines, Wanted, listen_at
+from scavenger.train.pool.machines import ExpectedNode, Listen, Machines, listen_at
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_node_is_drained_by_asking_the_jobs_which_then_get_a_tenant_elsewhere(
     pool.lodge(job, pinned=True)
     pool.node("two")
 
-    assert pool.site.drain(protocol.Drain("one")) == protocol.Drained(1, later=True)
+    assert pool.site.drain(protocol.DrainRequest("one")) == protocol.Drained(1, later=True)
 
     (asked,) = pool.told("a")
     assert isinstance(asked, protocol.Vacate)
@@ -68,7 +68,7 @@ def test_what_sequences_leaves_a_drained_node_if_its_job_can_go_back_to_a_checkp
     stays, leaves = pool.job("stays"), pool.job("leaves")
     pool.lodge(stays, pinned=True)
     pool.lodge(leaves, pinned=True, movable=True)
-    pool.site.drain(protocol.Drain("one"))
+    pool.site.drain(protocol.DrainRequest("one"))
     pool.site.ask_again(time.monotonic())
     assert pool.told("leaves") == [], "there is no other node"
 
@@ -171,12 +171,12 @@ def test_the_join_file_of_a_machine_has_a_key_of_its_own() -> None:
     machines = Machines.open(Listen("127.0.0.1"))
     try:
         tickets = [
-            msgspec.json.decode(machines.ticket(Wanted(name, "aws/us-east-1", 0.0, 8)))
+            msgspec.json.decode(machines.ticket(ExpectedNode(name, "aws/us-east-1", 0.0, 8)))
             for name in ("one", "two")
         ]
         assert machines.expected == ("one", "two")
         with pytest.raises(ValueError, match="has a node one"):
-            machines.ticket(Wanted("one", "local", 0.0, 8))
+            machines.ticket(ExpectedNode("one", "local", 0.0, 8))
     finally:
         machines.close()
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.train.pool.measuring import STEPS_MAX, JobMeter, Measured, Used, charged_step_time
+from scavenger.train.pool.measuring import STEPS_MAX, JobMeter, MeasuredSteps, TenantUsage, charged_step_time
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.planning import Move, PoolPlan, moves, touched
+from scavenger.train.pool.planning import PoolPlan, TenantMove, moves, touched
 
 GIB = 1 << 30
 
@@ -25,11 +25,11 @@ def arrived(plan: PoolPlan, *jobs: str) -> PoolPlan:
     return plan
 
 
-def measured(step_time_s: float, execution_s: float, waited_s: float = 0.0) -> Measured:
-    return Measured(step_time_s, {"aggregator-0": execution_s}, waited_s)
+def measured(step_time_s: float, execution_s: float, waited_s: float = 0.0) -> MeasuredSteps:
+    return MeasuredSteps(step_time_s, {"aggregator-0": execution_s}, waited_s)
 
 
-def after(plan: PoolPlan, job: str, found: Measured, alone: Measured | None = None) -> PoolPlan:
+def after(plan: PoolPlan, job: str, found: MeasuredSteps, alone: MeasuredSteps | None = None) -> PoolPlan:
     return plan.after_steps(job, alone, found)[0]
 
 
@@ -176,7 +176,7 @@ EVENTS = st.lists(
 def test_every_tenant_has_a_place_that_has_room_for_it(
     events: list[tuple[str, int, int, float, float, float]],
 ) -> None:
-    plan, alone, expected = plan_of(3, tenants_max=3), dict[str, Measured](), dict[str, set[str]]()
+    plan, alone, expected = plan_of(3, tenants_max=3), dict[str, MeasuredSteps](), dict[str, set[str]]()
     for what, number, index, step_s, share, waited in events:
         job, tenant, node = f"job-{number}", f"aggregator-{index}", f"node-{index}"
         if what == "tenant":
@@ -186,7 +186,7 @@ def test_every_tenant_has_a_place_that_has_room_for_it(
                 plan = found
                 expected.setdefault(job, set()).add(tenant)
         elif what == "steps" and job in expected:
-            used = Measured(step_s, dict.fromkeys(expected[job], step_s * share), waited * step_s)
+            used = MeasuredSteps(step_s, dict.fromkeys(expected[job], step_s * share), waited * step_s)
             plan, alone[job] = plan.after_steps(job, alone.get(job), used)
         elif what == "leave":
             plan = plan.without_job(job)
@@ -218,26 +218,26 @@ def test_every_tenant_has_a_place_that_has_room_for_it(
 
 def test_steps_are_a_measurement_when_they_are_enough() -> None:
     meter = JobMeter()
-    assert meter.note(1, [9.0], {"a": Used(1.0, 1.0)}, 0.0) is None  # only the begin of a window
+    assert meter.note(1, [9.0], {"a": TenantUsage(1.0, 1.0)}, 0.0) is None  # only the begin of a window
 
-    assert meter.note(1, [0.1] * 60, {"a": Used(1.3, 1.0)}, 6.0) is None
-    found = meter.note(1, [0.1] * 39 + [5.0], {"a": Used(2.0, 1.5)}, 7.0)
+    assert meter.note(1, [0.1] * 60, {"a": TenantUsage(1.3, 1.0)}, 6.0) is None
+    found = meter.note(1, [0.1] * 39 + [5.0], {"a": TenantUsage(2.0, 1.5)}, 7.0)
 
-    assert found == Measured(0.1, {"a": pytest.approx(1.0 / STEPS_MAX)}, pytest.approx(0.5 / STEPS_MAX))
-    assert meter.note(1, [1.0] * 9, {"a": Used(2.0, 1.5)}, 16.0) is None
-    assert meter.note(1, [1.0] * 2, {"a": Used(2.1, 1.5)}, 18.0) is not None, "slow steps: by time"
+    assert found == MeasuredSteps(0.1, {"a": pytest.approx(1.0 / STEPS_MAX)}, pytest.approx(0.5 / STEPS_MAX))
+    assert meter.note(1, [1.0] * 9, {"a": TenantUsage(2.0, 1.5)}, 16.0) is None
+    assert meter.note(1, [1.0] * 2, {"a": TenantUsage(2.1, 1.5)}, 18.0) is not None, "slow steps: by time"
 
 
 @pytest.mark.parametrize("what", ["another view", "a tenant started again", "another tenant", "a move"])
 def test_a_window_begins_again_after(what: str) -> None:
     meter = JobMeter(alone=measured(0.1, 0.01))
-    meter.note(1, [], {"a": Used(1.0, 0.0)}, 0.0)
+    meter.note(1, [], {"a": TenantUsage(1.0, 0.0)}, 0.0)
     meter.alone = measured(0.1, 0.01)
     if what == "a move":
         meter.restart()
-    used = {"a": Used(0.1 if what == "a tenant started again" else 1.1, 0.0)}
+    used = {"a": TenantUsage(0.1 if what == "a tenant started again" else 1.1, 0.0)}
     if what == "another tenant":
-        used["b"] = Used(0.0, 0.0)
+        used["b"] = TenantUsage(0.0, 0.0)
 
     assert meter.note(2 if what == "another view" else 1, [0.1] * STEPS_MAX, used, 1.0) is None
 
@@ -252,7 +252,7 @@ def test_a_move_names_the_job_the_tenant_and_the_new_node() -> None:
     (move,) = moves(plan, plan.draining(node))
 
     assert (move.job, move.tenant) == ("a", "aggregator-0")
-    assert isinstance(move, Move)
+    assert isinstance(move, TenantMove)
     assert move.node.name != node
 
 

@@ -13,7 +13,7 @@ from scavenger.train.pool import protocol
 from scavenger.train.pool.growth import CRAMPED_S, RentalLimits
 from scavenger.train.pool.machines import Machines
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.rental import AGE_MAX_S, Rental, RentedMachine
+from scavenger.train.pool.rental import AGE_MAX_S, RentedMachine, RentedNodes
 
 WALL = 1_800_000_000.0
 IDLE_S = 60.0
@@ -51,7 +51,7 @@ class Scene:
 
     def __init__(self, pool: Pool, nodes_max: int) -> None:
         self.pool, self.source, self.now = pool, Source(nodes_max), 0.0
-        self.rental = Rental(self.source, cast(Machines, pool.agents))
+        self.rental = RentedNodes(self.source, cast(Machines, pool.agents))
 
     def look(self, after_s: float = 1.0) -> tuple[int, ...]:
         self.now += after_s
@@ -117,7 +117,7 @@ def test_names_are_never_used_twice_and_there_are_no_more_nodes_than_may_be(scen
     assert (load.free, set(load.since)) == (0, {"rented-1", "rented-2"})
 
     scene.pool.site.leave(scene.pool.site.jobs[0])
-    scene.pool.site.drain(protocol.Drain("rented-1"))
+    scene.pool.site.drain(protocol.DrainRequest("rented-1"))
     scene.waits("c")
     assert scene.look() == (2, 3)
 

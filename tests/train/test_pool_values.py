@@ -246,7 +246,7 @@ def unserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     """A connection where no manager begins to serve, and what its clock shows."""
     now = [0.0]
     monkeypatch.setattr(connection_module, "start_manager", lambda _: None)
-    made = PoolConnection(tmp_path, protocol.Join(protocol.PROTOCOL, "id", "name"), clock=lambda: now[0])
+    made = PoolConnection(tmp_path, protocol.PoolJoin(protocol.PROTOCOL, "id", "name"), clock=lambda: now[0])
     yield made, now
     made.close()
 

@@ -15,7 +15,7 @@ _KEEPING_OUT = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KubernetesNode:
     """A node.
 
     Attributes:
@@ -31,16 +31,16 @@ class Node:
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
-def node_of(node: Any) -> Node:
+def node_of(node: Any) -> KubernetesNode:
     """A node as the client library has it."""
     meta = node.metadata
     taints = tuple((one.key, one.value or "", one.effect) for one in node.spec.taints or ())
-    return Node(
+    return KubernetesNode(
         meta.name, meta.labels or {}, meta.annotations or {}, taints, dict(node.status.allocatable or {})
     )
 
 
-def is_open(node: Node, settings: PodSettings, *, spot: bool) -> bool:
+def is_open(node: KubernetesNode, settings: PodSettings, *, spot: bool) -> bool:
     """Whether pods with these settings may be on a node, by its labels and lasting taints.
 
     A pod that must not be interrupted is on none of the nodes that the cloud may take back.
@@ -62,7 +62,9 @@ def _tolerates(settings: PodSettings, key: str, value: str) -> bool:
     )
 
 
-def nodes_open(nodes: Iterable[Node], settings: PodSettings, *, spot: bool) -> tuple[Node, ...]:
+def nodes_open(
+    nodes: Iterable[KubernetesNode], settings: PodSettings, *, spot: bool
+) -> tuple[KubernetesNode, ...]:
     """The nodes on which pods with these settings may be."""
     return tuple(node for node in nodes if is_open(node, settings, spot=spot))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 
 from scavenger.cloud.catalog.types import GIB, Listing, MachineType, Wanted
-from scavenger.cloud.kubernetes.nodes import Node, share_of
+from scavenger.cloud.kubernetes.nodes import KubernetesNode, share_of
 from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import Price
@@ -27,7 +27,7 @@ DEFAULT_SIZE = str(PodShape(_CPUS, _CPUS * _GIB_PER_CPU))
 _BY_AMOUNT = "prices of a CPU, a GiB and a GPU in the settings"
 _NODE_USD_MAX = 1000.0
 
-NodesOf = Callable[[bool], Sequence[Node]]
+NodesOf = Callable[[bool], Sequence[KubernetesNode]]
 """Reads the nodes on which pods may be that may be interrupted, or that may not."""
 
 
@@ -154,7 +154,7 @@ class PodCatalog:
             return None
         return max(known, key=lambda price: price.usd_per_hour, default=by_amount)
 
-    def _of_node(self, shape: PodShape, node: Node, by_amount: Price | None) -> Price | None:
+    def _of_node(self, shape: PodShape, node: KubernetesNode, by_amount: Price | None) -> Price | None:
         share = share_of(shape, node.allocatable)
         for name, pool in self._settings.pools.items():
             if pool.labels.items() <= node.labels.items():
@@ -192,7 +192,7 @@ class PodCatalog:
         return Price(usd_per_hour, source, self._today)
 
 
-def usd_of_node(node: Node, label: str) -> float | None:
+def usd_of_node(node: KubernetesNode, label: str) -> float | None:
     """What a node costs in an hour by its label, or else by its annotation; None if it has neither.
 
     Raises:

@@ -25,7 +25,7 @@ from kubernetes.client.exceptions import ApiException
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.kubernetes.autoscaling import has_autoscaler, is_growing
 from scavenger.cloud.kubernetes.errors import is_reason, translated_errors
-from scavenger.cloud.kubernetes.nodes import Node, node_of, nodes_open
+from scavenger.cloud.kubernetes.nodes import KubernetesNode, node_of, nodes_open
 from scavenger.cloud.kubernetes.pods import (
     CONTAINER,
     LAUNCHED,
@@ -168,7 +168,7 @@ class KubernetesProvider:
             raise ConfigurationError(no_room(vm))
         return tuple(sorted({self._zone_of(node) for node in able})) or (self.region,)
 
-    def _zone_of(self, node: Node) -> str:
+    def _zone_of(self, node: KubernetesNode) -> str:
         return node.labels.get(ZONE_LABEL) or self.region
 
     def _avoided(self, request: VmRequest) -> frozenset[str]:
@@ -184,7 +184,7 @@ class KubernetesProvider:
         avoided = names & frozenset(request.template.avoided)
         return avoided if avoided < names or self.autoscaled() else frozenset()
 
-    def nodes(self, *, spot: bool) -> tuple[Node, ...]:
+    def nodes(self, *, spot: bool) -> tuple[KubernetesNode, ...]:
         """The nodes on which the job's pods may be, by labels and taints.
 
         Raises:

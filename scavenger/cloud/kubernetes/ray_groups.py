@@ -23,7 +23,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from scavenger.cloud.kubernetes.errors import is_reason, translated_errors
-from scavenger.cloud.kubernetes.nodes import Node
+from scavenger.cloud.kubernetes.nodes import KubernetesNode
 from scavenger.cloud.kubernetes.pods import PodSettings, seen_of
 from scavenger.cloud.kubernetes.provider import KubernetesProvider
 from scavenger.cloud.kubernetes.ray_claims import (
@@ -152,7 +152,7 @@ class RayGroupProvider:
         """
         return find_group(self._read(), self._group)
 
-    def nodes(self, *, spot: bool) -> tuple[Node, ...]:
+    def nodes(self, *, spot: bool) -> tuple[KubernetesNode, ...]:
         """The nodes on which the group's pods may be; see `KubernetesProvider.nodes`."""
         group = self.group
         settings = PodSettings(

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from scavenger.control.job_file.yaml_loader import BYTES_MAX, Node, load_yaml, read_scalar
+from scavenger.control.job_file.yaml_loader import BYTES_MAX, YamlNode, load_yaml, read_scalar
 from scavenger.domain.forms import FAULT, did_you_mean, nearest, shown
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
@@ -328,7 +328,7 @@ def _example(loc: Loc) -> str:
     return f"{leaf}: {example}"
 
 
-def _empty(node: Node, loc: Loc) -> Iterator[Loc]:
+def _empty(node: YamlNode, loc: Loc) -> Iterator[Loc]:
     """Locations of missing or null values, which are refused since their meaning is ambiguous."""
     if node.value is None:
         yield loc
@@ -340,7 +340,7 @@ def _empty(node: Node, loc: Loc) -> Iterator[Loc]:
             yield from _empty(child, (*loc, index))
 
 
-def _place(fault: _Fault, root: Node) -> tuple[int, int]:
+def _place(fault: _Fault, root: YamlNode) -> tuple[int, int]:
     """Line and column of a fault, or of the nearest enclosing value in the file."""
     node = root
     for index, part in enumerate(fault.loc):

@@ -49,7 +49,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value and its position.
 
     Attributes:
@@ -58,7 +58,7 @@ class Node:
         keys: For a mapping, the position of each key as (line, column).
     """
 
-    value: str | int | float | bool | dict[str, Node] | list[Node] | None
+    value: str | int | float | bool | dict[str, YamlNode] | list[YamlNode] | None
     line: int
     column: int
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def read_scalar(text: str) -> str | int | float | bool | None:
     return text
 
 
-def load_yaml(text: str, *, path: str) -> Node:
+def load_yaml(text: str, *, path: str) -> YamlNode:
     """Parse the text of a YAML file.
 
     Args:
@@ -115,7 +115,7 @@ class _Loader:
         self._line, self._column = 1, 1
         self._events: Iterator[Event] = iter(())
 
-    def load(self) -> Node:
+    def load(self) -> YamlNode:
         size = len(self._text.encode("utf-8", "surrogatepass"))
         if size > BYTES_MAX:
             raise JobFileError(
@@ -159,8 +159,8 @@ class _Loader:
         self._line, self._column = mark.line + 1, mark.column + 1
         return event
 
-    def _document(self) -> Node:
-        root: Node | None = None
+    def _document(self) -> YamlNode:
+        root: YamlNode | None = None
         self._next()  # the start of the stream
         while isinstance(self._next(), DocumentStartEvent):
             if root is not None:
@@ -172,7 +172,7 @@ class _Loader:
             raise self._error("the file is empty; begin with version: 1")
         return root
 
-    def _node(self, event: Event, depth: int) -> Node:
+    def _node(self, event: Event, depth: int) -> YamlNode:
         line, column = self._line, self._column
         if isinstance(event, AliasEvent):
             raise self._error(f"aliases ({shown(f'*{event.anchor}')}) are not read; write the value out")
@@ -182,19 +182,19 @@ class _Loader:
             short = str(tag).replace("tag:yaml.org,2002:", "!!")
             raise self._error(f"tags ({shown(short)}) are not read; remove it")
         if isinstance(event, ScalarEvent):
-            return Node(self._scalar(event), line, column)
+            return YamlNode(self._scalar(event), line, column)
         if depth > DEPTH_MAX:
             raise self._error(f"nested more than {DEPTH_MAX} levels deep")
         if isinstance(event, SequenceStartEvent):
-            items: list[Node] = []
+            items: list[YamlNode] = []
             while not isinstance(event := self._next(), SequenceEndEvent):
                 items.append(self._node(event, depth + 1))
-            return Node(items, line, column)
+            return YamlNode(items, line, column)
         assert isinstance(event, MappingStartEvent)
         return self._mapping(line, column, depth)
 
-    def _mapping(self, line: int, column: int, depth: int) -> Node:
-        members: dict[str, Node] = {}
+    def _mapping(self, line: int, column: int, depth: int) -> YamlNode:
+        members: dict[str, YamlNode] = {}
         keys: dict[str, tuple[int, int]] = {}
         while not isinstance(event := self._next(), MappingEndEvent):
             place = self._line, self._column
@@ -208,7 +208,7 @@ class _Loader:
                 raise self._error(f"key {shown(key)} is given twice; first on line {keys[key][0]}")
             keys[key] = place
             members[key] = self._node(self._next(), depth + 1)
-        return Node(members, line, column, keys)
+        return YamlNode(members, line, column, keys)
 
     def _scalar(self, event: ScalarEvent) -> str | int | float | bool | None:
         text: str = event.value

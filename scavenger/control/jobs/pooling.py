@@ -19,7 +19,7 @@ from scavenger.train.engines.vm.engine import VmEngine
 from scavenger.train.pool.connection import load_of, wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.pool.lodging import LodgedEngine
-from scavenger.train.pool.protocol import PROTOCOL, Join, PoolLoad, pool_folder
+from scavenger.train.pool.protocol import PROTOCOL, PoolJoin, PoolLoad, pool_folder
 
 LOCAL_PLACE = "local"
 """The place of nodes on other machines whose jobs have `infra: local`."""
@@ -52,7 +52,7 @@ def pooled_resources(
     folder = pool_folder()
     load = wait_for_load(folder)
     if load.free < aggregators <= load.free_at(LOCAL_PLACE):
-        join = Join(PROTOCOL, record.id, record.name, LOCAL_PLACE)
+        join = PoolJoin(PROTOCOL, record.id, record.name, LOCAL_PLACE)
         make = partial(_lodged_engine, address=load.address, folder=folder, join=join, gpus=gpus)
         return LodgedResources(space, make, store, record.id, usd_per_cpu_hour)
     check_room(load, aggregators)
@@ -61,7 +61,7 @@ def pooled_resources(
 
 
 def _lodged_engine(
-    log_dir: Path, memory_fd: int, *, address: str, folder: Path, join: Join, gpus: Sequence[str]
+    log_dir: Path, memory_fd: int, *, address: str, folder: Path, join: PoolJoin, gpus: Sequence[str]
 ) -> LodgedEngine:
     with tempfile.TemporaryDirectory() as empty:  # aggregators need no training code
         agents = AgentServer(address, Path(empty))
@@ -88,7 +88,7 @@ def lodged_on_vms(job: JobSpec, record: JobRecord) -> Callable[..., VmEngine]:
             "`scavenger aggregators add-node`"
         )
     check_room(load, job.elastic.aggregators, place)
-    join, checkpoints = Join(PROTOCOL, record.id, record.name, place), job.checkpoint is not None
+    join, checkpoints = PoolJoin(PROTOCOL, record.id, record.name, place), job.checkpoint is not None
     return partial(LodgedEngine, folder=folder, join=join, checkpoints=checkpoints)
 
 

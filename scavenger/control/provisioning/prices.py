@@ -14,7 +14,7 @@ from scavenger.cloud.catalog.cache import read_cache
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.prices import Discount, OwnPrice, OwnPrices, PriceFile
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.control.job_file.yaml_loader import Node, load_yaml
+from scavenger.control.job_file.yaml_loader import YamlNode, load_yaml
 from scavenger.domain.forms import FAULT, did_you_mean, shown
 from scavenger.errors import JobFileError
 
@@ -92,7 +92,7 @@ def _words(kind: str, message: str, loc: tuple[str | int, ...], value: object) -
     return f"cannot be {shown(value)}: {message[:1].lower()}{message[1:]}"
 
 
-def _place(root: Node, loc: tuple[str | int, ...]) -> tuple[int, int]:
+def _place(root: YamlNode, loc: tuple[str | int, ...]) -> tuple[int, int]:
     """Line and column of a location, or of the nearest enclosing value in the file."""
     node, place = root, (root.line, root.column)
     for part in loc:

@@ -322,7 +322,7 @@ class CheckpointStore:
         return None if found is None else Checkpoint(found, self.problems, self._files)
 
     def open(self, folder: str) -> Checkpoint | None:
-        """Return a checkpoint by its folder's name, as `CheckpointManifest.folder`; its parts are verified as they are read.
+        """Return a checkpoint by its folder's name, as `CheckpointManifest.folder`; its files are verified when read.
 
         Returns:
             The checkpoint, or None if there is none that is committed and intact; `problems` then says why.

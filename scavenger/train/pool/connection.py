@@ -43,7 +43,7 @@ _added = msgspec.json.Decoder(protocol.NodeAdded)
 
 @dataclass(slots=True)
 class _Request:
-    message: protocol.Launch
+    message: protocol.LaunchTenant
     fds: list[int]
 
 
@@ -57,7 +57,7 @@ class PoolConnection(ProcessServer):
     """
 
     def __init__(
-        self, folder: Path, join: protocol.Join, clock: Callable[[], float] = time.monotonic
+        self, folder: Path, join: protocol.PoolJoin, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._folder, self._join, self._clock = folder, join, clock
@@ -69,14 +69,14 @@ class PoolConnection(ProcessServer):
     def launch(
         self, name: str, command: Sequence[str], env: dict[str, str], log: int, memory: int
     ) -> ForkedProcess:
-        """Have a tenant started; see `protocol.Launch`. Log and memory are descriptors, of memory -1 for none.
+        """Have a tenant started; see `protocol.LaunchTenant`. Log and memory are descriptors, of memory -1 for none.
 
         Raises:
             OSError: If there is no descriptor left.
         """
 
         def send(number: int, standard_input: int) -> None:
-            message = protocol.Launch(number, name, tuple(command), env)
+            message = protocol.LaunchTenant(number, name, tuple(command), env)
             fds = (standard_input, log) if memory < 0 else (standard_input, log, memory)
             self._waiting.append(_Request(message, [os.dup(fd) for fd in fds]))
 
@@ -85,12 +85,12 @@ class PoolConnection(ProcessServer):
         return process
 
     def report(self, view: int, steps_s: Sequence[float]) -> None:
-        """Tell the manager of steps; see `protocol.Progress`. One that is too busy to be told is told less."""
+        """Tell the manager of steps; see `protocol.StepsReport`. One that is too busy to be told is told less."""
         if self.alive and self._manager:
             with contextlib.suppress(OSError):
                 for begin in range(0, len(steps_s), _STEPS_MAX):
                     steps = tuple(steps_s[begin : begin + _STEPS_MAX])
-                    protocol.send_packet(self._control, protocol.Progress(view, steps))
+                    protocol.send_packet(self._control, protocol.StepsReport(view, steps))
 
     def receive(self) -> None:
         self._send_waiting()
@@ -176,7 +176,7 @@ class LodgingConnection:
     """
 
     def __init__(
-        self, folder: Path, join: protocol.Join, clock: Callable[[], float] = time.monotonic
+        self, folder: Path, join: protocol.PoolJoin, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._path, self._join, self._clock = folder / protocol.SOCKET, join, clock
         self._socket: socket.socket | None = None
@@ -211,9 +211,9 @@ class LodgingConnection:
         return notices
 
     def report(self, view: int, steps_s: Sequence[float], step_bytes: int) -> None:
-        """Tell the manager of steps; see `protocol.Progress`."""
+        """Tell the manager of steps; see `protocol.StepsReport`."""
         for begin in range(0, len(steps_s), _STEPS_MAX):
-            self.send(protocol.Progress(view, tuple(steps_s[begin : begin + _STEPS_MAX]), step_bytes))
+            self.send(protocol.StepsReport(view, tuple(steps_s[begin : begin + _STEPS_MAX]), step_bytes))
 
     def close(self) -> None:
         """End the connection, and with it all tenants that the manager still has; a later `send` makes another."""
@@ -266,17 +266,17 @@ def load_of(folder: Path) -> protocol.PoolLoad | None:
     Raises:
         TransientError: If it does not answer, or not this user's process does.
     """
-    packet = _asked(folder, protocol.Ask())
+    packet = _asked(folder, protocol.LoadRequest())
     return None if packet is None else _decoded(_loads, packet)
 
 
 def drain(folder: Path, node: str, *, undo: bool = False) -> protocol.Drained | None:
-    """Have a node drained, or used again; see `protocol.Drain`. None if no manager serves.
+    """Have a node drained, or used again; see `protocol.DrainRequest`. None if no manager serves.
 
     Raises:
         TransientError: If it does not answer, or not this user's process does.
     """
-    packet = _asked(folder, protocol.Drain(node, undo))
+    packet = _asked(folder, protocol.DrainRequest(node, undo))
     return None if packet is None else _decoded(_drained, packet)
 
 

@@ -45,7 +45,7 @@ class PooledEngine(ProcessEngine):
         gpus: Sequence[str] | None = None,
     ) -> None:
         super().__init__(log_dir, memory_fd, command=command, gpus=gpus)
-        self._folder, self._join = folder, protocol.Join(protocol.PROTOCOL, job_id, job)
+        self._folder, self._join = folder, protocol.PoolJoin(protocol.PROTOCOL, job_id, job)
         self._pool: PoolConnection | None = None
         self._used: dict[int, float] = {}  # processor seconds, by process id
 

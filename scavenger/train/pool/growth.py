@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from scavenger.scheduler.events import DrainNode, Event, JobArrived, StartNode
-from scavenger.scheduler.pool import Bucket, JobLoad
+from scavenger.scheduler.pool import BucketLoad, JobLoad
 from scavenger.scheduler.scaling import Decided, ScalingRules, SharedPool, decide
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.planning import UNMEASURED_S, PoolPlan, scheduled
@@ -172,5 +172,5 @@ def _decided(state: SharedPool, event: Event) -> Decided:
 
 def _waiting_load(job: str, tenants: int, offered: Node) -> JobLoad:
     """What is known of tenants that were not started: the memory that they may use."""
-    buckets = (Bucket(0.0, offered.tenant_bytes),) * tenants or (Bucket(0.0),)
+    buckets = (BucketLoad(0.0, offered.tenant_bytes),) * tenants or (BucketLoad(0.0),)
     return JobLoad(f"{job} waiting", UNMEASURED_S, buckets)

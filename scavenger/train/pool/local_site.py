@@ -15,9 +15,9 @@ from scavenger.train.engines.fork_server import Ended, Forked
 from scavenger.train.engines.forking import kill_group
 from scavenger.train.pool import protocol
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.planning import Move
+from scavenger.train.pool.planning import TenantMove
 from scavenger.train.pool.shares import Shares, TenantGroup, move_to
-from scavenger.train.pool.site import NO_ROOM, PoolJob, Site, Tenant
+from scavenger.train.pool.site import NO_ROOM, JobConnection, Site, Tenant
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LocalSite(Site[_Child]):
         """How tenants share a node."""
         return self._shares
 
-    def launch(self, job: PoolJob, request: protocol.Launch, fds: Sequence[int]) -> Forked:
+    def launch(self, job: JobConnection, request: protocol.LaunchTenant, fds: Sequence[int]) -> Forked:
         """Start a tenant, unless there is no room."""
         plan = None if job.refused else self.plan.with_tenant(job.key, request.name, self._loads())
         node = None if plan is None else plan.node_of(job.key, request.name)
@@ -105,7 +105,7 @@ class LocalSite(Site[_Child]):
         log.info("started %s of job %s on %s, process %d", request.name, job.id, node.name, pid)
         return Forked(request.number, pid)
 
-    def release(self, job: PoolJob, pid: int) -> None:
+    def release(self, job: JobConnection, pid: int) -> None:
         """Forget a tenant that has ended, or is about to, and release its process id."""
         tenant = self._children.get(pid)
         if tenant is None or tenant.job is not job:
@@ -118,7 +118,7 @@ class LocalSite(Site[_Child]):
         tenant.child.wait()
         tenant.group.remove()
 
-    def leave(self, job: PoolJob) -> None:
+    def leave(self, job: JobConnection) -> None:
         """End a job's tenants."""
         left = [tenant.pid for tenant in self._of(job)]
         for pid in left:
@@ -145,7 +145,7 @@ class LocalSite(Site[_Child]):
             os.close(tenant.watched)
             tenant.watched = -1
 
-    def _move(self, tenant: _Child, move: Move) -> None:
+    def _move(self, tenant: _Child, move: TenantMove) -> None:
         tenant.node = move.node
         if tenant.watched >= 0:
             move_to(tenant.pid, move.node.processors)

@@ -72,7 +72,7 @@ class LodgedEngine(VmEngine):
         agents: AgentServer,
         *,
         folder: Path,
-        join: protocol.Join,
+        join: protocol.PoolJoin,
         local: ProcessEngine | None = None,
         owned: bool = False,
         checkpoints: bool = False,
@@ -192,7 +192,7 @@ class LodgedEngine(VmEngine):
     def _leave(self, name: str, reason: str) -> None:
         """Give up the tenant of an aggregator: what runs there is lost."""
         lodging = self._lodgings.pop(name)
-        self._pool.send(protocol.Leave(lodging.intent))
+        self._pool.send(protocol.ReleaseTenant(lodging.intent))
         self._agents.gone(lodging.intent, reason)
 
     def _ask_again(self) -> None:

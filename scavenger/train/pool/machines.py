@@ -56,7 +56,7 @@ def listen_at(text: str) -> Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedNode:
     """What is known of a node before its machine has joined; see `Node`."""
 
     name: str
@@ -77,7 +77,7 @@ class Machines:
 
     def __init__(self, server: AgentServer, empty: tempfile.TemporaryDirectory[str]) -> None:
         self._server, self._empty = server, empty
-        self._wanted: dict[str, Wanted] = {}  # by intent
+        self._wanted: dict[str, ExpectedNode] = {}  # by intent
         self._intents: dict[str, str] = {}  # by node, of those that are wanted
         self._joined_at: dict[str, float] = {}
         self._rented: set[str] = set()  # of the intents, those of machines whose cloud proves who they are
@@ -132,7 +132,7 @@ class Machines:
         """Names of the nodes whose machines have not joined yet."""
         return tuple(name for name, intent in self._intents.items() if intent not in self._joined_at)
 
-    def ticket(self, wanted: Wanted) -> str:
+    def ticket(self, wanted: ExpectedNode) -> str:
         """Expect a machine; returns the content of the file with which its agent joins, once.
 
         Raises:
@@ -152,7 +152,7 @@ class Machines:
         )
         return msgspec.json.encode(ticket).decode()
 
-    def expect_rented(self, wanted: Wanted, intent: str) -> None:
+    def expect_rented(self, wanted: ExpectedNode, intent: str) -> None:
         """Expect a machine that is being rented.
 
         Args:
@@ -165,7 +165,7 @@ class Machines:
         self._expect(wanted, intent)
         self._rented.add(intent)
 
-    def _expect(self, wanted: Wanted, intent: str) -> str:
+    def _expect(self, wanted: ExpectedNode, intent: str) -> str:
         if wanted.name in self._intents:
             raise ValueError(f"the pool has a node {wanted.name}")
         self._wanted[intent], self._intents[wanted.name] = wanted, intent

@@ -29,12 +29,12 @@ from scavenger.errors import ConfigurationError, TransientError
 from scavenger.train.engines.fork_server import Forked, Reap
 from scavenger.train.pool import protocol
 from scavenger.train.pool.local_site import LocalSite, keep_at_memory_fd
-from scavenger.train.pool.machines import Machines, Wanted
+from scavenger.train.pool.machines import ExpectedNode, Machines
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.remote_site import RemoteSite
-from scavenger.train.pool.rental import PREFIX, Rental
+from scavenger.train.pool.rental import PREFIX, RentedNodes
 from scavenger.train.pool.shares import Shares
-from scavenger.train.pool.site import PoolJob
+from scavenger.train.pool.site import JobConnection
 
 _SAMPLE_S = 1.0
 """How often the use of tenants is measured, seconds."""
@@ -73,7 +73,7 @@ class Manager:
         nodes: Sequence[Node],
         shares: Shares,
         machines: Machines | None,
-        rental: Rental | None,
+        rental: RentedNodes | None,
         idle_s: float | None,
     ) -> None:
         self._listener, self._lock = listener, lock
@@ -82,7 +82,7 @@ class Manager:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._local = LocalSite(nodes, shares, self._selector)
         self._remote: dict[str, RemoteSite] = {}  # by place
-        self._jobs: dict[PoolJob, LocalSite | RemoteSite | None] = {}  # None before it has joined
+        self._jobs: dict[JobConnection, LocalSite | RemoteSite | None] = {}  # None before it has joined
         self._since, self._busy_at = datetime.now(UTC).timestamp(), time.monotonic()
         self._sampled_at = self._busy_at
         self._joined = 0
@@ -96,7 +96,7 @@ class Manager:
         shares: Shares,
         *,
         machines: Machines | None = None,
-        rental: Rental | None = None,
+        rental: RentedNodes | None = None,
         idle_s: float | None = None,
     ) -> Manager:
         """Begin to listen.
@@ -215,11 +215,11 @@ class Manager:
             return
         connection.setblocking(False)
         self._joined += 1
-        job = PoolJob(connection, f"#{self._joined}")
+        job = JobConnection(connection, f"#{self._joined}")
         self._jobs[job] = None
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(job))
 
-    def _receive(self, job: PoolJob) -> None:
+    def _receive(self, job: JobConnection) -> None:
         if job not in self._jobs:  # ended by what has just been handled
             return
         fds: list[int] = []
@@ -238,28 +238,28 @@ class Manager:
             for fd in fds:
                 os.close(fd)
 
-    def _take(self, job: PoolJob, request: protocol.Request, fds: list[int]) -> None:
+    def _take(self, job: JobConnection, request: protocol.Request, fds: list[int]) -> None:
         match request, self._jobs[job]:
-            case protocol.Ask(), _:
+            case protocol.LoadRequest(), _:
                 protocol.send_packet(job.connection, self.load())
-            case protocol.Drain(), _:
+            case protocol.DrainRequest(), _:
                 protocol.send_packet(job.connection, self._drain(request))
             case protocol.AddNode(), _:
                 protocol.send_packet(job.connection, self._add_node(request))
-            case protocol.Join(), None:
+            case protocol.PoolJoin(), None:
                 self._join(job, request)
-            case protocol.Launch(), LocalSite() as site if len(fds) >= 2:
+            case protocol.LaunchTenant(), LocalSite() as site if len(fds) >= 2:
                 protocol.send_packet(job.connection, site.launch(job, request, fds))
             case protocol.Lodge(), RemoteSite() as site:
                 protocol.send_packet(job.connection, site.lodge(job, request))
-            case protocol.Leave(), RemoteSite() as site:
+            case protocol.ReleaseTenant(), RemoteSite() as site:
                 site.left(job, request.intent)
-            case protocol.Progress(), LocalSite() as site:
+            case protocol.StepsReport(), LocalSite() as site:
                 site.progress(job, request)
-            case protocol.Progress(), RemoteSite() as site:
+            case protocol.StepsReport(), RemoteSite() as site:
                 site.progress(job, request)
                 protocol.send_packet(job.connection, site.bill(job))
-            case protocol.Launch(), None:
+            case protocol.LaunchTenant(), None:
                 protocol.send_packet(job.connection, Forked(request.number, 0, job.refused))
             case Reap(), None:
                 pass
@@ -268,7 +268,7 @@ class Manager:
             case _:
                 raise ValueError(f"not expected: {type(request).__name__}")
 
-    def _join(self, job: PoolJob, request: protocol.Join) -> None:
+    def _join(self, job: JobConnection, request: protocol.PoolJoin) -> None:
         job.id, job.name, job.key = request.job_id, request.job, f"{request.job_id[:8]}{job.key}"
         job.refused = "" if request.protocol == protocol.PROTOCOL else _OTHER_VERSION
         site = self._site_at(request.place)
@@ -289,7 +289,7 @@ class Manager:
             self._remote[place] = RemoteSite(self._machines)
         return self._remote[place]
 
-    def _leave(self, job: PoolJob) -> None:
+    def _leave(self, job: JobConnection) -> None:
         """End a connection with everything that belongs to it, unless that has been done."""
         if job not in self._jobs:
             return
@@ -301,7 +301,7 @@ class Manager:
 
     # ---- nodes ---------------------------------------------------------------------------------------------
 
-    def _drain(self, request: protocol.Drain) -> protocol.Drained:
+    def _drain(self, request: protocol.DrainRequest) -> protocol.Drained:
         for site in self._sites:
             if request.node in site.plan.nodes:
                 return site.drain(request)
@@ -318,7 +318,7 @@ class Manager:
             )
         try:
             self._site_at(request.place)
-            wanted = Wanted(request.node, request.place, request.usd_per_hour, request.tenants_max)
+            wanted = ExpectedNode(request.node, request.place, request.usd_per_hour, request.tenants_max)
             return protocol.NodeAdded(self._machines.ticket(wanted))
         except ValueError as error:
             return protocol.NodeAdded(error=str(error))
@@ -343,7 +343,7 @@ class Manager:
         if (rental := self._rental) is not None:
             rental.look(self._rented_site(rental), time.monotonic(), datetime.now(UTC).timestamp())
 
-    def _rented_site(self, rental: Rental) -> RemoteSite:
+    def _rented_site(self, rental: RentedNodes) -> RemoteSite:
         site = self._site_at(rental.place)
         assert isinstance(site, RemoteSite)
         return site

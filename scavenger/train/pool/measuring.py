@@ -16,7 +16,7 @@ _CHANGE_MIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class TenantUsage:
     """What a tenant has used since its begin.
 
     Attributes:
@@ -29,7 +29,7 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredSteps:
     """The mean of a job's steps within a window.
 
     Attributes:
@@ -51,7 +51,7 @@ class Measured:
         return abs(now - before) > _CHANGE_MIN * max(before, 1e-3)
 
 
-def charged_step_time(alone: Measured, shared: Measured) -> float:
+def charged_step_time(alone: MeasuredSteps, shared: MeasuredSteps) -> float:
     """The step time that counts against the neighbours of a job, seconds.
 
     A step also takes longer because the job's workers have less of the machine. Its tenants' neighbours can cost it no
@@ -70,9 +70,9 @@ class JobMeter:
         alone: The measurement in the present configuration with which later ones are compared; None before it.
     """
 
-    alone: Measured | None = None
+    alone: MeasuredSteps | None = None
     _view: int = -1
-    _begin: Mapping[str, Used] = field(default_factory=dict)
+    _begin: Mapping[str, TenantUsage] = field(default_factory=dict)
     _begun_at: float = 0.0
     _steps_s: list[float] = field(default_factory=list)
 
@@ -81,8 +81,8 @@ class JobMeter:
         self._begin = {}
 
     def note(
-        self, view: int, steps_s: Sequence[float], used: Mapping[str, Used], now: float
-    ) -> Measured | None:
+        self, view: int, steps_s: Sequence[float], used: Mapping[str, TenantUsage], now: float
+    ) -> MeasuredSteps | None:
         """Add steps; returns a measurement when there are enough.
 
         Args:
@@ -106,7 +106,7 @@ class JobMeter:
         count = len(self._steps_s)
         if count < STEPS_MAX and (count < _STEPS_MIN or now - self._begun_at < _WINDOW_S):
             return None
-        found = Measured(
+        found = MeasuredSteps(
             statistics.median(self._steps_s),
             {name: (used[name].cpu_s - begin[name].cpu_s) / count for name in used},
             max((used[name].waited_s - begin[name].waited_s) / count for name in used),

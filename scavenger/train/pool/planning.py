@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from scavenger.scheduler import pool as scheduler
 from scavenger.scheduler.events import DrainNode, Event, JobArrived, JobLeft, PeriodEnded, StepTimeMeasured
-from scavenger.scheduler.pool import Bucket, JobLoad, Rules
+from scavenger.scheduler.pool import BucketLoad, JobLoad, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool, decide
-from scavenger.train.pool.measuring import Measured, charged_step_time
+from scavenger.train.pool.measuring import MeasuredSteps, charged_step_time
 from scavenger.train.pool.placement import Node, NodeUse, choose_node
 
 RULES = Rules(loss_limit=0.1, cycle_max=10.0, fill_max=0.6)
@@ -35,7 +35,7 @@ UNMEASURED_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class TenantMove:
     """A tenant of a job that has to go to another node."""
 
     job: str
@@ -64,7 +64,7 @@ class PoolPlan:
     @classmethod
     def of(cls, nodes: Sequence[Node], rules: Rules = RULES) -> PoolPlan:
         """A plan without tenants."""
-        pool = scheduler.Pool(rules=rules)
+        pool = scheduler.PoolState(rules=rules)
         for node in nodes:
             pool = pool.with_node(scheduled(node))
         named = {node.name: node for node in nodes}
@@ -137,7 +137,7 @@ class PoolPlan:
         node = self._least_loaded(job, load_cpus)
         if node is None:
             return None
-        bucket = Bucket(0.0, node.tenant_bytes)
+        bucket = BucketLoad(0.0, node.tenant_bytes)
         pool, names = self.shared.pool, self.tenants.get(job, ())
         if names:
             placed = pool.jobs[job]
@@ -181,8 +181,8 @@ class PoolPlan:
         return known._after(JobArrived(load))._after(PeriodEnded(), f"job {job} was measured")
 
     def after_steps(
-        self, job: str, alone: Measured | None, found: Measured, step_bytes: int = 0
-    ) -> tuple[PoolPlan, Measured]:
+        self, job: str, alone: MeasuredSteps | None, found: MeasuredSteps, step_bytes: int = 0
+    ) -> tuple[PoolPlan, MeasuredSteps]:
         """With what follows from a measurement of a job on its present nodes.
 
         Args:
@@ -375,13 +375,13 @@ class PoolPlan:
         return choose_node(quiet) or choose_node(uses)
 
 
-def moves(before: PoolPlan, after: PoolPlan) -> Iterator[Move]:
+def moves(before: PoolPlan, after: PoolPlan) -> Iterator[TenantMove]:
     """The tenants that are on another node in the second plan."""
     for job, tenants in after.tenants.items():
         for tenant in tenants:
             was, now = before.node_of(job, tenant), after.node_of(job, tenant)
             if was is not None and now is not None and was != now:
-                yield Move(job, tenant, now)
+                yield TenantMove(job, tenant, now)
 
 
 def touched(before: PoolPlan, after: PoolPlan) -> frozenset[str]:
@@ -398,8 +398,8 @@ def _without(items: tuple[_T, ...], index: int) -> tuple[_T, ...]:
     return (*items[:index], *items[index + 1 :])
 
 
-def scheduled(node: Node) -> scheduler.Node:
+def scheduled(node: Node) -> scheduler.AggregatorNode:
     """A node to the scheduler; tenants of the manager's own machine need no network."""
     carried = float(node.bytes_per_s or "inf")
     type_ = scheduler.NodeType("processors", float(node.cpus), node.memory_bytes, carried)
-    return scheduler.Node(node.name, type_)
+    return scheduler.AggregatorNode(node.name, type_)

@@ -35,7 +35,7 @@ _FD_BYTES = array.array("i").itemsize
 _PEER = struct.Struct("3i")  # process, user and group: see unix(7)
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
+class PoolJoin(msgspec.Struct, frozen=True, tag=True):
     """First message of a job.
 
     Attributes:
@@ -48,7 +48,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     place: str = ""
 
 
-class Launch(msgspec.Struct, frozen=True, tag=True):
+class LaunchTenant(msgspec.Struct, frozen=True, tag=True):
     """Start a tenant; the packet carries its standard input, its log and, if any, the job's block as descriptors.
 
     Attributes:
@@ -64,7 +64,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     env: dict[str, str]
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class StepsReport(msgspec.Struct, frozen=True, tag=True):
     """The steps of a job since its last message, about once a second.
 
     Attributes:
@@ -79,7 +79,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     step_bytes: int = 0
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
+class DrainRequest(msgspec.Struct, frozen=True, tag=True):
     """Asks, instead of joining, to move all tenants off a node, which then gets none; or to let it get some again.
 
     Attributes:
@@ -92,7 +92,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Drain`: how many tenants were moved, or why nothing was done.
+    """The answer to `DrainRequest`: how many tenants were moved, or why nothing was done.
 
     `later`: their jobs have been asked to move what they hold, and they leave when that is done.
     """
@@ -142,7 +142,7 @@ class Vacate(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True):
+class ReleaseTenant(msgspec.Struct, frozen=True, tag=True):
     """The job has no use for a tenant any more."""
 
     intent: str
@@ -156,7 +156,7 @@ class Evicted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Bill(msgspec.Struct, frozen=True, tag=True):
-    """What a job's tenants on other machines have used since it joined; the answer to its `Progress`.
+    """What a job's tenants on other machines have used since it joined; the answer to its `StepsReport`.
 
     Attributes:
         cpu_s: Processor time, seconds.
@@ -191,11 +191,11 @@ class NodeAdded(msgspec.Struct, frozen=True, tag=True):
         return f"NodeAdded({self.error!r})"  # never the key
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class LoadRequest(msgspec.Struct, frozen=True, tag=True):
     """Asks for a `PoolLoad`, instead of joining."""
 
 
-class NodeLoad(msgspec.Struct, frozen=True):
+class NodeUsage(msgspec.Struct, frozen=True):
     """A node and what its tenants use.
 
     Attributes:
@@ -328,7 +328,7 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
     shares: str
     tenant_memory_bytes: int
     free: int
-    nodes: tuple[NodeLoad, ...]
+    nodes: tuple[NodeUsage, ...]
     tenants: tuple[TenantLoad, ...]
     jobs: tuple[JobUse, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -342,11 +342,21 @@ class PoolLoad(msgspec.Struct, frozen=True, tag=True):
         return rented + sum(_room(one) for one in self.nodes if one.node.place == place)
 
 
-def _room(one: NodeLoad) -> int:
+def _room(one: NodeUsage) -> int:
     return 0 if one.drained else one.node.tenants_max - one.tenants + one.pinned
 
 
-Request = Join | Launch | Reap | Progress | Ask | Drain | Lodge | Leave | AddNode
+Request = (
+    PoolJoin
+    | LaunchTenant
+    | Reap
+    | StepsReport
+    | LoadRequest
+    | DrainRequest
+    | Lodge
+    | ReleaseTenant
+    | AddNode
+)
 Notice = Lodged | Vacate | Evicted | Bill
 
 _requests = msgspec.json.Decoder(Request)

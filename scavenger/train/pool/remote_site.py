@@ -20,8 +20,8 @@ from scavenger.train.engines.vm.values import Gone, ProcessEvent
 from scavenger.train.pool import protocol
 from scavenger.train.pool.machines import Machines
 from scavenger.train.pool.placement import Node, NodeUse, choose_node
-from scavenger.train.pool.planning import Move
-from scavenger.train.pool.site import NO_ROOM, PoolJob, Site, Tenant
+from scavenger.train.pool.planning import TenantMove
+from scavenger.train.pool.site import NO_ROOM, JobConnection, Site, Tenant
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 _AGAIN_S = 5.0
@@ -73,7 +73,7 @@ class RemoteSite(Site[_Lodger]):
 
     # ---- what jobs ask -------------------------------------------------------------------------------------
 
-    def lodge(self, job: PoolJob, request: protocol.Lodge) -> protocol.Lodged:
+    def lodge(self, job: JobConnection, request: protocol.Lodge) -> protocol.Lodged:
         """Start a tenant, unless there is no room."""
         node = None if job.refused or request.intent in self._lodgers else self._node_for(job, request)
         if node is None:
@@ -111,7 +111,7 @@ class RemoteSite(Site[_Lodger]):
         log.info("starts %s of job %s on %s", request.name, job.id, node.name)
         return protocol.Lodged(request.intent, node.name)
 
-    def _node_for(self, job: PoolJob, request: protocol.Lodge) -> Node | None:
+    def _node_for(self, job: JobConnection, request: protocol.Lodge) -> Node | None:
         """The node of a new tenant, by the plan.
 
         A pinned one is in none: it goes where its job has another, or else would get the next one.
@@ -131,14 +131,14 @@ class RemoteSite(Site[_Lodger]):
         self.adopt(plan)
         return plan.node_of(job.key, request.name)
 
-    def left(self, job: PoolJob, intent: str) -> None:
+    def left(self, job: JobConnection, intent: str) -> None:
         """End a tenant that its job has left."""
         lodger = self._lodgers.get(intent)
         if lodger is not None and lodger.job is job:
             self._machines.kill(lodger.node.name, lodger.launch)
             self._release(lodger)
 
-    def leave(self, job: PoolJob) -> None:
+    def leave(self, job: JobConnection) -> None:
         for lodger in self._of(job):
             self._machines.kill(lodger.node.name, lodger.launch)
             self._release(lodger)
@@ -158,7 +158,7 @@ class RemoteSite(Site[_Lodger]):
             counts[job] += not pinned
         return dict(counts)
 
-    def bill(self, job: PoolJob) -> protocol.Bill:
+    def bill(self, job: JobConnection) -> protocol.Bill:
         """What a job's tenants have used so far."""
         return protocol.Bill(self._use_of(job).cpu_s, job.usd)
 
@@ -185,7 +185,7 @@ class RemoteSite(Site[_Lodger]):
         """Have tenants leave a node whose machine will be taken, as soon as others have room."""
         if node not in self.plan.nodes or node in self.plan.drained:
             return
-        drained = self.drain(protocol.Drain(node))
+        drained = self.drain(protocol.DrainRequest(node))
         if node not in self.leaving or not drained.error:
             log.warning("%s: %s; %s", node, reason, drained.error or f"{drained.moved} tenants leave it")
         self.leaving.add(node)
@@ -254,7 +254,7 @@ class RemoteSite(Site[_Lodger]):
         """See `Site`: not while a tenant is on its way."""
         return not any(lodger.asked_at and not lodger.pinned for lodger in self._lodgers.values())
 
-    def _move(self, tenant: _Lodger, move: Move) -> None:
+    def _move(self, tenant: _Lodger, move: TenantMove) -> None:
         if not tenant.pinned:
             tenant.reason = f"leaves the aggregator node {tenant.node.name} for {move.node.name}"
             self._ask_to_leave(tenant, time.monotonic())
@@ -290,7 +290,7 @@ class RemoteSite(Site[_Lodger]):
         hours = (datetime.now(UTC).timestamp() - since) / 3600.0
         return max(0.0, node.usd_per_hour * hours - self._used_usd[node.name])
 
-    def _usd_of(self, job: PoolJob) -> float | None:
+    def _usd_of(self, job: JobConnection) -> float | None:
         return job.usd
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool import protocol
 from scavenger.train.pool.growth import CRAMPED_S, RentalLimits, RentedSeen, grow, missing_nodes
-from scavenger.train.pool.machines import Machines, Wanted
+from scavenger.train.pool.machines import ExpectedNode, Machines
 from scavenger.train.pool.placement import Node
 from scavenger.train.pool.remote_site import RemoteSite
 
@@ -87,7 +87,7 @@ class NodeSource(Protocol):
         """End all machines, and wait until they are gone."""
 
 
-class Rental:
+class RentedNodes:
     """The rented nodes of one place.
 
     Args:
@@ -176,7 +176,7 @@ class Rental:
         for name in growth.ends:
             self._end(name, site, growth.reason)
         for name in growth.drains:
-            site.drain(protocol.Drain(name))
+            site.drain(protocol.DrainRequest(name))
         for _ in range(growth.starts):
             self._last += 1
             self._wanted.add(self._last)
@@ -193,7 +193,7 @@ class Rental:
             if known is None or known.intent != machine.intent:
                 self._drop(name, site, "another machine takes its place")
                 offered = self._source.offered
-                wanted = Wanted(name, offered.place, offered.usd_per_hour, offered.tenants_max)
+                wanted = ExpectedNode(name, offered.place, offered.usd_per_hour, offered.tenants_max)
                 self._machines.expect_rented(wanted, machine.intent)
             self._seen[machine.number] = machine
             site.paid_since[name] = machine.since

@@ -13,7 +13,7 @@ from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.train.pool.machines import Listen, Machines
 from scavenger.train.pool.manager import Manager
 from scavenger.train.pool.placement import Node, machine_nodes
-from scavenger.train.pool.rental import NodeSource, Rental
+from scavenger.train.pool.rental import NodeSource, RentedNodes
 from scavenger.train.pool.shares import find_shares
 
 TENANTS_MAX = 8
@@ -91,7 +91,7 @@ def serve(
     nodes = pool_nodes(size)
     package, verified = (b"", False) if source is None else (source.package, source.verified)
     machines = None if listen is None else Machines.open(listen, package=package, verified=verified)
-    rental = None if source is None or machines is None else Rental(source, machines)
+    rental = None if source is None or machines is None else RentedNodes(source, machines)
     try:
         manager = Manager.open(folder, nodes, find_shares(), machines=machines, rental=rental, idle_s=idle_s)
     except ScavengerError:

@@ -21,9 +21,9 @@ import msgspec
 
 from scavenger.scheduler.cycles import speed_loss
 from scavenger.train.pool import protocol
-from scavenger.train.pool.measuring import JobMeter, Measured, Used, charged_step_time
+from scavenger.train.pool.measuring import JobMeter, MeasuredSteps, TenantUsage, charged_step_time
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.planning import Move, PoolPlan, moves, touched
+from scavenger.train.pool.planning import PoolPlan, TenantMove, moves, touched
 from scavenger.train.pool.use import TenantUse
 
 PERIOD_S = 10.0
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class PoolJob:
+class JobConnection:
     """A connection: of a job once it has joined, before that of anyone.
 
     Attributes:
@@ -55,7 +55,7 @@ class PoolJob:
     name: str = ""
     refused: str = "did not join the pool"
     meter: JobMeter = field(default_factory=JobMeter)
-    latest: Measured | None = None
+    latest: MeasuredSteps | None = None
     ended_cpu_s: float = 0.0
     usd: float = 0.0
     gone: dict[str, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Tenant:
         pinned: Whether it stays where it is, and is in no plan.
     """
 
-    job: PoolJob
+    job: JobConnection
     name: str
     node: Node
     since: float
@@ -97,12 +97,12 @@ class Site(ABC, Generic[T]):
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.plan = PoolPlan.of(nodes)
-        self.jobs: list[PoolJob] = []
+        self.jobs: list[JobConnection] = []
         self._changes: deque[protocol.Change] = deque(maxlen=_CHANGES_MAX)
         self._packed_at = time.monotonic()
 
     @abstractmethod
-    def leave(self, job: PoolJob) -> None:
+    def leave(self, job: JobConnection) -> None:
         """End a job's tenants, and forget it."""
 
     @property
@@ -111,7 +111,7 @@ class Site(ABC, Generic[T]):
         """All tenants, also those that have ended and are not released."""
 
     @abstractmethod
-    def _move(self, tenant: T, move: Move) -> None:
+    def _move(self, tenant: T, move: TenantMove) -> None:
         """Have a tenant go to another node."""
 
     @abstractmethod
@@ -128,12 +128,12 @@ class Site(ABC, Generic[T]):
 
     # ---- the plan ------------------------------------------------------------------------------------------
 
-    def progress(self, job: PoolJob, request: protocol.Progress) -> None:
+    def progress(self, job: JobConnection, request: protocol.StepsReport) -> None:
         """Add a job's steps; enough of them are a measurement, by which tenants may be moved."""
         now, used = time.monotonic(), {}
         for tenant in self._of(job):
             if not tenant.pinned and self._look_at(tenant, now):
-                used[tenant.name] = Used(tenant.use.cpu_s, tenant.use.waited_s)
+                used[tenant.name] = TenantUsage(tenant.use.cpu_s, tenant.use.waited_s)
         found = job.meter.note(request.view, request.steps_s, used, now)
         if found is None or job.key not in self.plan.tenants:
             return
@@ -141,7 +141,7 @@ class Site(ABC, Generic[T]):
         job.latest = found
         self.adopt(plan)
 
-    def drain(self, request: protocol.Drain) -> protocol.Drained:
+    def drain(self, request: protocol.DrainRequest) -> protocol.Drained:
         """Have all tenants leave a node of this place, or let it get some again."""
         try:
             plan = self.plan.opened(request.node) if request.undo else self.plan.draining(request.node)
@@ -186,7 +186,7 @@ class Site(ABC, Generic[T]):
         log.info("%s: %s", what, reason)
 
     @staticmethod
-    def _send(job: PoolJob, message: msgspec.Struct) -> None:
+    def _send(job: JobConnection, message: msgspec.Struct) -> None:
         """Tell a job; the connection of one that takes nothing ends, which the manager sees next."""
         try:
             protocol.send_packet(job.connection, message)
@@ -201,7 +201,7 @@ class Site(ABC, Generic[T]):
         for tenant in self.tenants:
             self._look_at(tenant, now)
 
-    def _of(self, job: PoolJob) -> list[T]:
+    def _of(self, job: JobConnection) -> list[T]:
         return [tenant for tenant in self.tenants if tenant.job is job]
 
     def _on(self, node: str) -> list[T]:
@@ -216,11 +216,11 @@ class Site(ABC, Generic[T]):
         """The latest changes of who is where, oldest first."""
         return tuple(self._changes)
 
-    def node_loads(self) -> tuple[protocol.NodeLoad, ...]:
+    def node_loads(self) -> tuple[protocol.NodeUsage, ...]:
         """The nodes, and what their tenants use."""
         plan, loads = self.plan, self._loads()
         return tuple(
-            protocol.NodeLoad(
+            protocol.NodeUsage(
                 node,
                 loads[name],
                 sum(tenant.use.memory_bytes for tenant in self._on(name)),
@@ -258,7 +258,7 @@ class Site(ABC, Generic[T]):
         """The jobs, and what sharing costs each."""
         return tuple(self._use_of(job) for job in self.jobs)
 
-    def _use_of(self, job: PoolJob) -> protocol.JobUse:
+    def _use_of(self, job: JobConnection) -> protocol.JobUse:
         cpu_s = job.ended_cpu_s + sum(tenant.use.cpu_s for tenant in self._of(job))
         usd = self._usd_of(job)
         alone, latest = job.meter.alone, job.latest
@@ -267,12 +267,12 @@ class Site(ABC, Generic[T]):
         loss = speed_loss(charged_step_time(alone, latest), alone.step_time_s)
         return protocol.JobUse(job.id, job.name, cpu_s, alone.step_time_s, latest.step_time_s, loss, usd)
 
-    def _usd_of(self, job: PoolJob) -> float | None:
+    def _usd_of(self, job: JobConnection) -> float | None:
         """What a job's tenants cost; None if they have no price of their own."""
         return None
 
 
-def _described(before: PoolPlan, after: PoolPlan, moved: Sequence[Move]) -> str:
+def _described(before: PoolPlan, after: PoolPlan, moved: Sequence[TenantMove]) -> str:
     """What has changed, in words."""
     words = [f"{name} begun" for name in sorted(after.in_use - before.in_use)]
     targets = Counter(move.node.name for move in moved)

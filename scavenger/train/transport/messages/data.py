@@ -78,7 +78,7 @@ class ChunkQuery(Tagged, frozen=True):
 
 
 class Lacking(Tagged, frozen=True):
-    """The answer to `ChunkQuery`: offsets of the chunks that have not arrived. For a complete payload, no answer is sent."""
+    """The answer to `ChunkQuery`: offsets of the chunks that have not arrived. None is sent for a complete payload."""
 
     step: int
     number: int
