@@ -13,7 +13,7 @@ from typing import Any
 
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster
 from scavenger.control.cluster.operating import Installation
-from scavenger.control.cluster.running import Options, run_operator
+from scavenger.control.cluster.running import OperatorOptions, run_operator
 from scavenger.domain.vm_settings import KubernetesSettings
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
         Cluster._asked = timed  # type: ignore[method-assign,assignment]
         run_operator(
-            Options(),
+            OperatorOptions(),
             Installation(settings),
             looked=lambda look: note("look", look.waited_s, look.took_s),
         )

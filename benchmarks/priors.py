@@ -18,7 +18,7 @@ from benchmarks.figures import Benchmark, Result
 from benchmarks.public_steps import read_step_times
 from scavenger.models.backtest import GroupResult, PlacementRow, coverage90
 from scavenger.models.backtest_steps import backtest_steps, step_times_of
-from scavenger.models.kriging import Measured
+from scavenger.models.kriging import ProfiledStepTime
 from scavenger.models.overlap_fit import fit_widths, prior_of
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import joined
@@ -114,7 +114,7 @@ def log_likelihood(rows: list[PlacementRow], beliefs: Beliefs) -> float:
     return sum(fit_widths(group, prior_of(group, beliefs=beliefs))[1].log_evidence for group in groups)
 
 
-def _groups(rows: list[PlacementRow]) -> list[tuple[Measured, ...]]:
+def _groups(rows: list[PlacementRow]) -> list[tuple[ProfiledStepTime, ...]]:
     groups: dict[tuple[str, int, str], list[PlacementRow]] = {}
     for row in rows:
         groups.setdefault((row.cluster, row.workers_per_node, row.workload), []).append(row)

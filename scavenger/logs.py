@@ -28,7 +28,7 @@ _FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LogChoice:
     """The user's choice of log level and format.
 
     Attributes:
@@ -40,7 +40,7 @@ class Settings:
     format: str = "text"
 
 
-def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environ: Mapping[str, str] = os.environ) -> LogChoice:
     """Read the settings from the environment.
 
     Raises:
@@ -52,12 +52,12 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     chosen = environ.get(FORMAT_VARIABLE, "").strip().lower() or "text"
     if chosen not in _FORMATS:
         raise ConfigurationError(f"{FORMAT_VARIABLE} must be one of {', '.join(_FORMATS)}, not {chosen!r}")
-    return Settings(level, chosen)
+    return LogChoice(level, chosen)
 
 
 def set_up(
     process: str,
-    settings: Settings,
+    settings: LogChoice,
     *,
     job_id: str = "",
     level: str = "INFO",

@@ -34,7 +34,7 @@ def _as_before() -> Iterator[None]:
     logger.handlers, logger.level, logger.propagate = before
 
 
-def written(settings: logs.Settings, level: str = "INFO") -> list[str]:
+def written(settings: logs.LogChoice, level: str = "INFO") -> list[str]:
     """What the lines of one process look like."""
     stream = io.StringIO()
     logs.set_up("w0", settings, job_id="job-1", level=level, stream=stream)
@@ -45,7 +45,7 @@ def written(settings: logs.Settings, level: str = "INFO") -> list[str]:
 
 
 def test_a_line_tells_time_level_job_process_and_message() -> None:
-    first, second = written(logs.Settings())
+    first, second = written(logs.LogChoice())
 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO job-1 w0: a step", first)
     assert second.endswith("WARNING job-1 w0: a danger")
@@ -53,8 +53,8 @@ def test_a_line_tells_time_level_job_process_and_message() -> None:
 
 def test_a_process_with_several_jobs_names_the_one_that_a_record_is_about() -> None:
     for settings, begin in (
-        (logs.Settings(), "INFO job-2 server: "),
-        (logs.Settings(format="json"), '"job": "job-2"'),
+        (logs.LogChoice(), "INFO job-2 server: "),
+        (logs.LogChoice(format="json"), '"job": "job-2"'),
     ):
         stream = io.StringIO()
         logs.set_up("server", settings, stream=stream)
@@ -64,7 +64,7 @@ def test_a_process_with_several_jobs_names_the_one_that_a_record_is_about() -> N
 
 
 def test_in_json_a_line_is_an_object_with_the_same_fields_and_the_module() -> None:
-    first, _ = (json.loads(line) for line in written(logs.Settings(format="json")))
+    first, _ = (json.loads(line) for line in written(logs.LogChoice(format="json")))
 
     assert first.pop("time").endswith("Z")
     assert first == {
@@ -78,7 +78,7 @@ def test_in_json_a_line_is_an_object_with_the_same_fields_and_the_module() -> No
 
 def test_an_exception_stays_on_one_line_in_json() -> None:
     stream = io.StringIO()
-    logs.set_up("w0", logs.Settings(format="json"), stream=stream)
+    logs.set_up("w0", logs.LogChoice(format="json"), stream=stream)
     try:
         raise ValueError("of the user's")
     except ValueError:
@@ -112,7 +112,7 @@ def test_a_choice_that_there_is_not_is_refused_by_its_name(
 def test_set_up_again_nothing_is_written_twice_and_the_job_may_be_named_later() -> None:
     stream = io.StringIO()
     for _ in range(2):
-        logs.set_up("scavenger", logs.Settings(), stream=stream)
+        logs.set_up("scavenger", logs.LogChoice(), stream=stream)
     logs.set_job("job-2")
     LOG.info("once")
 
@@ -173,7 +173,7 @@ def test_what_a_user_chooses_reaches_every_process(tmp_path: Path, monkeypatch: 
 
 def test_a_warning_that_lasts_is_logged_when_it_begins_and_once_a_minute() -> None:
     stream, now = io.StringIO(), [0.0]
-    logs.set_up("server", logs.Settings(), stream=stream)
+    logs.set_up("server", logs.LogChoice(), stream=stream)
     problem = logs.Repeated(LOG, lambda: now[0])
     for second in range(70):
         now[0] = second

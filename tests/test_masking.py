@@ -78,7 +78,7 @@ def test_every_error_and_every_log_line_is_masked(monkeypatch: pytest.MonkeyPatc
 
     for form in ("text", "json"):
         stream = io.StringIO()
-        logs.set_up("w0", logs.Settings(format=form), stream=stream)
+        logs.set_up("w0", logs.LogChoice(format=form), stream=stream)
         logger = logging.getLogger("scavenger.masked")
         try:
             raise RuntimeError("not-for-others")

@@ -25,7 +25,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommandGroup:
     """A group of commands.
 
     Attributes:
@@ -35,11 +35,11 @@ class Group:
     """
 
     help: str
-    commands: Mapping[str, str | Group]
+    commands: Mapping[str, str | CommandGroup]
     own: str | None = None
 
 
-def make_app(group: Group, root: Callable[..., None] | None = None) -> typer.Typer:
+def make_app(group: CommandGroup, root: Callable[..., None] | None = None) -> typer.Typer:
     """Make the program of a group: nothing of its commands is imported until one of them is looked up.
 
     Args:
@@ -70,9 +70,9 @@ def _found(path: str) -> Callable[..., int]:
     return function
 
 
-def _stub(name: str, entry: str | Group) -> TyperCommand:
+def _stub(name: str, entry: str | CommandGroup) -> TyperCommand:
     """A command as lists show it, with the help that its source has: importing all of them would take seconds."""
-    if isinstance(entry, Group):
+    if isinstance(entry, CommandGroup):
         return TyperCommand(name=name, help=entry.help)
     module, function = entry.split(":")
     spec = find_spec(f"{_PACKAGE}.{module}")
@@ -86,13 +86,13 @@ def _stub(name: str, entry: str | Group) -> TyperCommand:
 class _Commands(Mapping[str, Any]):
     """The commands of a group; each is made, and its module imported, when it is first looked up."""
 
-    def __init__(self, entries: Mapping[str, str | Group]) -> None:
+    def __init__(self, entries: Mapping[str, str | CommandGroup]) -> None:
         self._entries, self._made = entries, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
             entry = self._entries[name]
-            if isinstance(entry, Group):
+            if isinstance(entry, CommandGroup):
                 app = make_app(entry)
             else:
                 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -109,7 +109,7 @@ class _Commands(Mapping[str, Any]):
         return len(self._entries)
 
 
-def _lazy(group: Group) -> type[TyperGroup]:
+def _lazy(group: CommandGroup) -> type[TyperGroup]:
     """The class of a group's command line."""
 
     class LazyGroup(TyperGroup):

@@ -16,7 +16,7 @@ from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
 from scavenger.private_files import make_private_folder
 from scavenger.version import __version__
-from scavenger_cli.lazy import Group, make_app, show_help
+from scavenger_cli.lazy import CommandGroup, make_app, show_help
 from scavenger_cli.ui import console
 
 USAGE_ERROR = 2
@@ -38,7 +38,7 @@ def _root(
 
 
 app = make_app(
-    Group(
+    CommandGroup(
         "Decide which machines a training job should run on, and run it there.",
         {
             "optimize": "run:optimize",
@@ -57,7 +57,7 @@ app = make_app(
             "image": "image:image",
             "cost": "cost:cost",
             "doctor": "doctor:doctor",
-            "models": Group(
+            "models": CommandGroup(
                 "Manage the fitted models, which later jobs reuse.",
                 {
                     "fit": "fit:fit",
@@ -69,12 +69,12 @@ app = make_app(
                     "backtest": "backtest:backtest",
                 },
             ),
-            "catalog": Group(
+            "catalog": CommandGroup(
                 "Show machine types of the clouds and their prices.",
                 {"refresh": "catalog:refresh"},
                 own="catalog:catalog",
             ),
-            "jobs": Group(
+            "jobs": CommandGroup(
                 "Submit jobs that run without the command; show, cancel and delete them.",
                 {
                     "rm": "remove:rm",
@@ -84,7 +84,7 @@ app = make_app(
                     "cancel": "queue:cancel",
                 },
             ),
-            "aggregators": Group(
+            "aggregators": CommandGroup(
                 "Show the pool of aggregators that jobs with `aggregation: shared` use on this machine.",
                 {
                     "drain": "aggregators:drain",
@@ -93,8 +93,8 @@ app = make_app(
                 },
                 own="aggregators:show",
             ),
-            "schema": Group("Print the schemas of Scavenger's files.", {"job": "schema:job"}),
-            "store": Group(
+            "schema": CommandGroup("Print the schemas of Scavenger's files.", {"job": "schema:job"}),
+            "store": CommandGroup(
                 "Back up, restore and repair the database of jobs.",
                 {
                     "recover": "recover:recover",
@@ -102,7 +102,7 @@ app = make_app(
                     "restore": "backing_up:restore",
                 },
             ),
-            "api": Group(
+            "api": CommandGroup(
                 "Manage who may use the REST API of `scavenger serve`.",
                 {
                     "info": "api:info",
@@ -112,7 +112,7 @@ app = make_app(
                     "login": "api:login",
                 },
             ),
-            "leader": Group(
+            "leader": CommandGroup(
                 "Follow and end jobs that are led by a VM of their own (`leader: vm`).",
                 {
                     "list": "leader:list_leaders",
@@ -121,7 +121,7 @@ app = make_app(
                     "end": "leader:end",
                 },
             ),
-            "operator": Group(
+            "operator": CommandGroup(
                 "Runs in a Kubernetes cluster, and looks after its ElasticJobs.",
                 {"run": "operator:run", "crd": "operator:crd"},
             ),

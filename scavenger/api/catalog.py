@@ -20,7 +20,7 @@ from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from scavenger.cloud.catalog.catalog import Catalog
-    from scavenger.cloud.catalog.types import Listing, Wanted
+    from scavenger.cloud.catalog.types import CatalogEntry, VmRequirements
     from scavenger.domain.cost import Price
 
 
@@ -128,15 +128,17 @@ def show_catalog(
     )
 
 
-def wanted_of(vm: Sequence[str] | None, gpu: str | None, cpus: str | None, memory: str | None) -> Wanted:
+def wanted_of(
+    vm: Sequence[str] | None, gpu: str | None, cpus: str | None, memory: str | None
+) -> VmRequirements:
     """What machine types must have.
 
     Raises:
         ConfigurationError: If an amount cannot be read.
     """
-    from scavenger.cloud.catalog.types import Wanted
+    from scavenger.cloud.catalog.types import VmRequirements
 
-    return Wanted(
+    return VmRequirements(
         tuple(vm or ()),
         _amount("--cpus", cpus, TypeAdapter(CpuAmount)),
         _amount("--memory", memory, TypeAdapter(MemoryAmount)),
@@ -156,7 +158,7 @@ def _amount(option: str, text: str | None, form: TypeAdapter[Amount]) -> Amount 
         raise ConfigurationError(f"{option} {error.errors()[0]['msg']}") from error
 
 
-def _why_not(catalog: Catalog, places: Sequence[tuple[str, str]], vm: str, wanted: Wanted) -> str:
+def _why_not(catalog: Catalog, places: Sequence[tuple[str, str]], vm: str, wanted: VmRequirements) -> str:
     known = {listing.machine.name for place in places for listing in catalog.listings(*place)}
     if vm in known:
         return f"{vm} does not have {replace(wanted, vms=())}"
@@ -165,7 +167,7 @@ def _why_not(catalog: Catalog, places: Sequence[tuple[str, str]], vm: str, wante
 
 
 def _places(
-    catalog: Catalog, provider: str | None, region: str | None, wanted: Wanted
+    catalog: Catalog, provider: str | None, region: str | None, wanted: VmRequirements
 ) -> list[tuple[str, str]]:
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
 
@@ -188,13 +190,13 @@ def _places(
     return places
 
 
-def _by_price(listing: Listing, *, each_gpu: bool) -> tuple[float, str, str]:
+def _by_price(listing: CatalogEntry, *, each_gpu: bool) -> tuple[float, str, str]:
     price, machine = listing.on_demand or listing.spot, listing.machine
     usd_per_hour = price.usd_per_hour if price else float("inf")
     return usd_per_hour / (machine.accelerators if each_gpu else 1), machine.name, listing.region
 
 
-def _machine(listing: Listing, today: date) -> MachineDocument:
+def _machine(listing: CatalogEntry, today: date) -> MachineDocument:
     machine = listing.machine
     return gathered(
         MachineDocument,

@@ -31,7 +31,7 @@ Inform = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepResult:
     """What a look at the clouds has found.
 
     Attributes:
@@ -59,7 +59,7 @@ def region_of(text: str) -> tuple[str, str]:
     return provider, region
 
 
-def find_leftovers(store: Store, regions: Iterable[str] = (), *, inform: Inform = log.info) -> Sweep:
+def find_leftovers(store: Store, regions: Iterable[str] = (), *, inform: Inform = log.info) -> SweepResult:
     """Look for VMs that no job uses, and have what is found told to webhooks.
 
     Args:
@@ -112,7 +112,7 @@ Clearings = list[tuple[Clear, tuple[Leftover, ...]]]
 
 def _look(
     store: Store, regions: Iterable[str], inform: Inform, *, told: bool = False
-) -> tuple[Sweep, Clearings]:
+) -> tuple[SweepResult, Clearings]:
     wanted = sorted({*store.vm_regions(), *map(region_of, regions)})
     clearings: Clearings = []
     checked: list[str] = []
@@ -133,7 +133,7 @@ def _look(
     found = tuple(one for _, leftovers in clearings for one in leftovers)
     if found and not told:
         tell(store, leftover_notification([_told(one) for one in found], datetime.now(UTC)))
-    return Sweep(tuple(names), tuple(checked), found, tuple(left)), clearings
+    return SweepResult(tuple(names), tuple(checked), found, tuple(left)), clearings
 
 
 def _told(one: Leftover) -> dict[str, str]:
@@ -164,7 +164,7 @@ def _of_leaders(store: Store, left: list[str], inform: Inform) -> Iterator[tuple
         yield f"{record.provider}/{record.region}", [] if found is None else [(seat.clear, found)]
 
 
-def sweep_once(store: Store) -> Sweep:
+def sweep_once(store: Store) -> SweepResult:
     """One sweep of a server: VMs that have powered themselves off are deleted, the others only told.
 
     Raises:

@@ -259,7 +259,7 @@ class BilledVm:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class VmCosts:
     """The cost of VMs so far.
 
     Attributes:

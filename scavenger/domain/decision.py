@@ -21,7 +21,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleTo:
+class ChangeSize:
     """Continue with this many workers and this global batch; new workers warm up before they join."""
 
     workers: int
@@ -76,4 +76,4 @@ class Stop:
     considered: tuple[str, ...] = field(default=(), compare=False)
 
 
-Decision = Hold | ScaleTo | Replace | Blacklist | Pause | Stop
+Decision = Hold | ChangeSize | Replace | Blacklist | Pause | Stop

@@ -280,7 +280,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RegionSnapshot:
     """A consistent snapshot of the store for one region of one cloud.
 
     Attributes:

@@ -109,7 +109,7 @@ Happening = (
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWorker:
     """Tell a worker that it is a member, from the step after `step` on.
 
     With `load` it first takes the state that was donated for `step`; the others take the one that it has.
@@ -182,7 +182,7 @@ class Stranded:
 
 
 Order = (
-    Start
+    StartWorker
     | Donate
     | Average
     | Publish

@@ -13,7 +13,7 @@ and a round, the step after the `step` that the ledger has committed::
     open     Averaged: the ledger commits, the newest view takes effect, and all that are left get the mean (Publish)
 
 Between two rounds lies the boundary: only there do workers join, by the state of a current one (`Donate`, then
-`Start`), and only there do they leave gracefully. A member that dies leaves the round at once. Which samples are
+`StartWorker`), and only there do they leave gracefully. A member that dies leaves the round at once. Which samples are
 read is the ledger's: what a round has not committed is granted again from where the last one left off, so every
 sample is in one step of its epoch. A part that comes late, twice, from an old view or under a lease that has ended
 is not in any.
@@ -58,7 +58,7 @@ from scavenger.elastic.round_events import (
     Publish,
     Pushed,
     Resized,
-    Start,
+    StartWorker,
     Stranded,
     WorkerArrived,
     WorkerFinished,
@@ -342,9 +342,9 @@ class Rounds:
         self._donor = None
         return [self._start(worker, load=True) for worker in self._fresh()]
 
-    def _start(self, worker: str, *, load: bool) -> Start:
+    def _start(self, worker: str, *, load: bool) -> StartWorker:
         self._current.add(worker)
-        return Start(worker, self.step, self.epoch, self.view, load)
+        return StartWorker(worker, self.step, self.epoch, self.view, load)
 
     # ---- endings -------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class PlacementRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class HeldOutPrediction:
     """One measurement that was not used in the fit, with its prediction.
 
     Attributes:
@@ -86,7 +86,7 @@ class GroupResult:
         origin: Source of convergence data, cluster of step times.
         workers_per_node: None for convergence data.
         law: Name of the law with the largest weight.
-        profiled: Points of the fit, as in `Predicted.at`.
+        profiled: Points of the fit, as in `HeldOutPrediction.at`.
         dropped: Number of invalid rows: not finite, not positive, missing.
     """
 
@@ -95,7 +95,7 @@ class GroupResult:
     workload: str
     law: str
     profiled: tuple[str, ...]
-    predictions: tuple[Predicted, ...]
+    predictions: tuple[HeldOutPrediction, ...]
     dropped: int = 0
 
     def errors(self) -> FloatArray:
@@ -118,7 +118,7 @@ class Skipped:
     dropped: int = 0
 
 
-class Summary(NamedTuple):
+class ErrorSummary(NamedTuple):
     """What a table says of several groups, each counting once in mean and worst.
 
     Attributes:
@@ -133,13 +133,13 @@ class Summary(NamedTuple):
     half_width90: float
 
 
-def summary(results: Sequence[GroupResult]) -> Summary | None:
+def summary(results: Sequence[GroupResult]) -> ErrorSummary | None:
     """Of at least one group with predictions; None without any."""
     coverage, width = coverage90(results), half_width90(results)
     if coverage is None or width is None:
         return None
     means = [float(np.mean(result.errors())) for result in results]
-    return Summary(float(np.mean(means)), max(means), coverage, width)
+    return ErrorSummary(float(np.mean(means)), max(means), coverage, width)
 
 
 def median_ape(results: Sequence[GroupResult]) -> float | None:

@@ -12,7 +12,7 @@ import numpy as np
 from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.backtest import Skipped
 from scavenger.models.curve_points import EVALUATIONS_MIN
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.final_value import forecast_value
 from scavenger.models.learning_curve import (
@@ -170,7 +170,7 @@ def _estimates(run: CurveRun, other: CurveRun, share: float) -> dict[str, _Estim
     best = float(values.min() if run.mode == "min" else values.max())
 
     def own(
-        hint: Hint | None = None, schedule: Schedule | None = None, earlier: Sequence[EarlierRun] = ()
+        hint: Hint | None = None, schedule: RateSchedule | None = None, earlier: Sequence[EarlierRun] = ()
     ) -> _Estimate:
         found = forecast(steps, values, target, mode=run.mode, hint=hint, schedule=schedule, earlier=earlier)
         final = forecast_value(steps, values, end, mode=run.mode).value if schedule is None else math.nan
@@ -179,8 +179,8 @@ def _estimates(run: CurveRun, other: CurveRun, share: float) -> dict[str, _Estim
     methods = {OWN: own()}
     rates = run.learning_rates
     if rates is not None:
-        methods["rates so far known"] = own(schedule=Schedule.of(steps, rates[shown]))
-        methods["schedule known"] = own(schedule=Schedule.of(run.steps, rates))
+        methods["rates so far known"] = own(schedule=RateSchedule.of(steps, rates[shown]))
+        methods["schedule known"] = own(schedule=RateSchedule.of(run.steps, rates))
     if other is not run:
         known = EarlierRun(other.steps, other.values)
         methods["another run known"] = own(earlier=[known])._replace(final=math.nan)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from scavenger.domain.measurement import ConvergenceRecord
-from scavenger.models.backtest import GroupResult, Predicted, RunRow, Skipped
+from scavenger.models.backtest import GroupResult, HeldOutPrediction, RunRow, Skipped
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 
@@ -66,7 +66,7 @@ def _backtest(source: str, workload: str, rows: Sequence[RunRow], points: int) -
         law=model.law.kind,
         profiled=tuple(f"batch {size}" for size in sorted(profiled)),
         predictions=tuple(
-            Predicted(
+            HeldOutPrediction(
                 at=f"batch {size}",
                 truth=math.fsum(epochs / len(runs[size]) for epochs in runs[size]),
                 predicted=float(value),

@@ -10,8 +10,8 @@ from scavenger.models.backtest import (
     BATCH_MAX,
     STEP_TIME_RANGE_S,
     GroupResult,
+    HeldOutPrediction,
     PlacementRow,
-    Predicted,
     Skipped,
 )
 from scavenger.models.design import Candidate, ProfilingCost, propose
@@ -148,7 +148,7 @@ def _backtest(
         law=model.law.kind,
         profiled=tuple(_name(place) for place in sorted(chosen)),
         predictions=tuple(
-            Predicted(
+            HeldOutPrediction(
                 _name(place), row.step_time_s, float(value), float(value / factor), float(value * factor)
             )
             for place, value, factor in zip(unseen, predicted, margin, strict=True)

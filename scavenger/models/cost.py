@@ -19,12 +19,12 @@ from scavenger.domain.cost import (
     CostEstimate,
     CostItem,
     CostTerms,
-    Ledger,
     PricedPoint,
     PricingCurves,
     Rental,
     ResourceRates,
     SpotRisk,
+    VmCosts,
 )
 from scavenger.domain.curve import CurvePoint, FloatArray, IntArray
 from scavenger.domain.vm import VmSeen
@@ -303,7 +303,7 @@ def pricing_curves(
 
 def ledger(
     vms: Sequence[VmSeen], prices: VmPrices, *, at: datetime, billed_min_s: float = BILLED_MIN_S
-) -> Ledger:
+) -> VmCosts:
     """Compute the cost of VMs up to a time, by the cloud's own timestamps.
 
     Billed are the seconds from launch to end, or to `at` for a VM whose end the cloud has not reported; at least
@@ -341,4 +341,4 @@ def ledger(
         ended = vm.ended_at is not None and vm.ended_at <= at
         usd = seconds / _HOUR_S * price
         billed.append(BilledVm(name, vm.vm, vm.zone, vm.spot, seconds, usd, ended))
-    return Ledger(tuple(billed), tuple(unknown))
+    return VmCosts(tuple(billed), tuple(unknown))

@@ -111,7 +111,7 @@ STEADY_MIN, STEADY_SHARE = 3, 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """The learning rates of a whole run as planned before it, or those so far.
 
     Attributes:
@@ -126,7 +126,7 @@ class Schedule:
     unit: float = 1.0
 
     @classmethod
-    def of(cls, steps: FloatArray, rates: FloatArray) -> Schedule:
+    def of(cls, steps: FloatArray, rates: FloatArray) -> RateSchedule:
         """The schedule with the unit of its length, which is until its last change; some rate must be positive."""
         rates = np.maximum(rates, RATE_MIN * rates.max())
         changes = np.flatnonzero(np.diff(rates))
@@ -137,7 +137,7 @@ class Schedule:
         """Whether the rate is the same everywhere."""
         return bool(np.all(self.rates == self.rates[0]))
 
-    def continued(self, end: float) -> Schedule:
+    def continued(self, end: float) -> RateSchedule:
         """The whole schedule, of which these are the rates so far: a rate that falls steadily goes on to do so.
 
         That is along a cosine or a line to 0, or as a power of time, whichever it has followed so far; a rate that was
@@ -168,7 +168,7 @@ class Schedule:
             candidates, key=lambda one: float(np.sum((one[0][top:seen] - so_far[top:]) ** 2))
         )
         rates = np.append(so_far, np.maximum(course[seen:], RATE_MIN))
-        return Schedule(ahead, rates, LAW_STEPS / (begin + length * (now - begin)))
+        return RateSchedule(ahead, rates, LAW_STEPS / (begin + length * (now - begin)))
 
     def area(self, steps: FloatArray) -> FloatArray:
         """Steps at the highest rate that do as much as those up to each of `steps`; the last rate goes on for ever."""
@@ -213,7 +213,7 @@ SCHEDULED = 4.0
 """How much more probable the law of a schedule is than the shapes that know none."""
 
 
-def annealed(schedule: Schedule) -> Family:
+def annealed(schedule: RateSchedule) -> Family:
     """The multi-power law under a schedule, on nodes of its power and of its unit of steps."""
 
     units = [replace(schedule, unit=factor * schedule.unit) for factor in ANNEAL_UNITS]

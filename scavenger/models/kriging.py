@@ -55,7 +55,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Measured:
+class ProfiledStepTime:
     """The median step time of one profiled configuration; `log_sd` is the standard error of its logarithm."""
 
     workers: Count
@@ -71,7 +71,7 @@ class Measured:
         return -(-self.global_batch_size // self.workers) * self.contention
 
 
-def places_of(measured: Sequence[Measured]) -> Places:
+def places_of(measured: Sequence[ProfiledStepTime]) -> Places:
     """Design points of the measurements."""
     rows = [(m.workers, m.work, m.contention, m.workers_per_node) for m in measured]
     return Places(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
@@ -149,7 +149,7 @@ class Kriging:
     def __init__(
         self,
         law: Law,
-        measured: Sequence[Measured],
+        measured: Sequence[ProfiledStepTime],
         scatter_log_sd: float,
         scatter: Scatter,
     ) -> None:

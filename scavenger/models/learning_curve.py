@@ -46,7 +46,7 @@ from scipy.special import logsumexp, ndtri
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.models.curve_fits import Errors, Fit, covariance
 from scavenger.models.curve_points import OUTLIER, Evaluations
-from scavenger.models.curve_shapes import Family, Schedule, annealed, ending, log_priors
+from scavenger.models.curve_shapes import Family, RateSchedule, annealed, ending, log_priors
 from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.first_passage import evaluations_ahead, first_passage, resampled
 
@@ -139,7 +139,7 @@ def forecast(
     mode: Mode,
     limit: float | None = None,
     hint: Hint | None = None,
-    schedule: Schedule | None = None,
+    schedule: RateSchedule | None = None,
     earlier: Sequence[EarlierRun] = (),
     noise: float = 0.0,
 ) -> Forecast:

@@ -11,7 +11,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import logsumexp
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.kriging import SCATTER, Kriging, Measured, Places, Scatter
+from scavenger.models.kriging import SCATTER, Kriging, Places, ProfiledStepTime, Scatter
 from scavenger.models.overlap_law import (
     BELIEFS,
     COEFFICIENTS,
@@ -67,7 +67,9 @@ class Mixture:
     log_evidence: float
 
 
-def prior_of(measured: Sequence[Measured], places: Places | None = None, beliefs: Beliefs = BELIEFS) -> Prior:
+def prior_of(
+    measured: Sequence[ProfiledStepTime], places: Places | None = None, beliefs: Beliefs = BELIEFS
+) -> Prior:
     """The prior at the scale of some points; without any, at one second and the middle of `places`."""
     if measured:
         unit_s = math.exp(float(np.mean([math.log(m.step_time_s) for m in measured])))
@@ -77,7 +79,7 @@ def prior_of(measured: Sequence[Measured], places: Places | None = None, beliefs
 
 
 def fit_overlap(
-    measured: Sequence[Measured],
+    measured: Sequence[ProfiledStepTime],
     *,
     prior: Prior | None = None,
     scatter: Scatter = SCATTER,
@@ -127,7 +129,7 @@ def fit_overlap(
     return best
 
 
-def fit_widths(measured: Sequence[Measured], prior: Prior) -> tuple[OverlapLaw, Mixture]:
+def fit_widths(measured: Sequence[ProfiledStepTime], prior: Prior) -> tuple[OverlapLaw, Mixture]:
     """The law fitted under each of `WIDTHS`, and their mixture; no unknown strays from one width to the next."""
     law, fitted = fit_each_width(measured, prior)
     krigings = [Kriging(one, measured, width, SCATTER) for one, width in zip(fitted, WIDTHS, strict=True)]
@@ -138,7 +140,7 @@ def fit_widths(measured: Sequence[Measured], prior: Prior) -> tuple[OverlapLaw, 
     return replace(middle, free=free), mixture
 
 
-def fit_each_width(measured: Sequence[Measured], prior: Prior) -> tuple[OverlapLaw, list[OverlapLaw]]:
+def fit_each_width(measured: Sequence[ProfiledStepTime], prior: Prior) -> tuple[OverlapLaw, list[OverlapLaw]]:
     """The law under the most usual width, and one under each of `WIDTHS`; these are near, a step away at most."""
     law = fit_overlap(measured, prior=prior, scatter_log_sd=WIDTH_PRIOR[0])
     return law, [_stepped(law, measured, width, prior) for width in WIDTHS]
@@ -157,7 +159,7 @@ def _downhill(kriging: Kriging, unknowns: FloatArray, prior: Prior) -> FloatArra
     return np.asarray(kriging.features.T @ weighted - prior.precision @ (unknowns - prior.mean))
 
 
-def _stepped(law: OverlapLaw, measured: Sequence[Measured], width: float, prior: Prior) -> OverlapLaw:
+def _stepped(law: OverlapLaw, measured: Sequence[ProfiledStepTime], width: float, prior: Prior) -> OverlapLaw:
     """One checked Gauss-Newton step under a width of the scatter."""
     unknowns, kriging = law.unknowns(), Kriging(law, measured, width, SCATTER)
     move = np.linalg.solve(kriging.information() + prior.precision, _downhill(kriging, unknowns, prior))
@@ -165,7 +167,7 @@ def _stepped(law: OverlapLaw, measured: Sequence[Measured], width: float, prior:
 
 
 def _checked(
-    law: OverlapLaw, move: FloatArray, measured: Sequence[Measured], width: float, prior: Prior
+    law: OverlapLaw, move: FloatArray, measured: Sequence[ProfiledStepTime], width: float, prior: Prior
 ) -> OverlapLaw:
     """As much of a move as makes the points no less probable; the law it started from if none does."""
     unknowns = law.unknowns()

@@ -29,7 +29,15 @@ import numpy as np
 from pydantic import Field
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
-from scavenger.models.kriging import NO_SCATTER, SCATTER, Kriging, Measured, Places, Scatter, places_of
+from scavenger.models.kriging import (
+    NO_SCATTER,
+    SCATTER,
+    Kriging,
+    Places,
+    ProfiledStepTime,
+    Scatter,
+    places_of,
+)
 from scavenger.models.overlap_fit import (
     SCATTER_LOG_SD,
     WIDTHS,
@@ -46,8 +54,8 @@ from scavenger.models.types import Count, Finite, Positive
 
 __all__ = [
     "INTERVAL_Z",
-    "Measured",
     "ParallelModel",
+    "ProfiledStepTime",
     "StepLaw",
     "StepTimes",
     "extrapolation_variance",
@@ -122,7 +130,7 @@ class ParallelModel:
     workers_max: Count
     work_min: Positive
     work_max: Positive
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[ProfiledStepTime, ...] = ()
     notes: tuple[str, ...] = ()
     scatter: Scatter = NO_SCATTER
     workers_per_node: Count = 1
@@ -258,7 +266,7 @@ class ParallelModel:
         return np.clip(log_time, -LOG_TIME_MAX, LOG_TIME_MAX), np.sqrt(variance)
 
     @staticmethod
-    def _is(seen: Measured, workers: IntArray, global_batch_size: IntArray) -> BoolArray:
+    def _is(seen: ProfiledStepTime, workers: IntArray, global_batch_size: IntArray) -> BoolArray:
         return np.asarray((workers == seen.workers) & (global_batch_size == seen.global_batch_size))
 
 
@@ -323,7 +331,7 @@ def fit_parallel(
     return _model(linear, mixture, measured, [*notes, *linear_notes])
 
 
-def joined(times: Sequence[StepTimes]) -> tuple[Measured, ...]:
+def joined(times: Sequence[StepTimes]) -> tuple[ProfiledStepTime, ...]:
     """One entry per configuration, in order; repeats are joined by their precision.
 
     Where they differ by more than their errors, the error grows with the difference (Birge's ratio).
@@ -339,7 +347,7 @@ def joined(times: Sequence[StepTimes]) -> tuple[Measured, ...]:
         excess = float(precision @ (logs - log_time) ** 2) / max(len(alike) - 1, 1)
         log_sd = math.sqrt(max(excess, 1.0) / float(precision.sum()))
         contention = max(t.contention for t in alike)
-        own.append(Measured(key[0], key[1], math.exp(log_time), log_sd, contention, key[2]))
+        own.append(ProfiledStepTime(key[0], key[1], math.exp(log_time), log_sd, contention, key[2]))
     return tuple(own)
 
 
@@ -350,7 +358,10 @@ def standard_error(step_time_s: float, spread_s: float, steps: int) -> float:
 
 
 def _model(
-    law: LinearLaw | OverlapLaw, mixture: Mixture, measured: tuple[Measured, ...], notes: Sequence[str]
+    law: LinearLaw | OverlapLaw,
+    mixture: Mixture,
+    measured: tuple[ProfiledStepTime, ...],
+    notes: Sequence[str],
 ) -> ParallelModel:
     """The model of a law whose scatter is that of a mixture of widths.
 
@@ -377,7 +388,7 @@ def _model(
 
 def _choose_law(
     times: Sequence[StepTimes],
-    measured: Sequence[Measured],
+    measured: Sequence[ProfiledStepTime],
     linear: LinearLaw,
     overlap: OverlapLaw,
     prior: Prior,

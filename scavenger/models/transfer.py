@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.kriging import Kriging, Measured, places_of
+from scavenger.models.kriging import Kriging, ProfiledStepTime, places_of
 from scavenger.models.parallel import ParallelModel, joined
 from scavenger.models.step_laws import StepTimes
 
@@ -80,7 +80,7 @@ def transfer(
 
 
 def _factors(
-    model: ParallelModel, measured: tuple[Measured, ...], expected: FloatArray, doubt: FloatArray
+    model: ParallelModel, measured: tuple[ProfiledStepTime, ...], expected: FloatArray, doubt: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """(ln α, ln ρ) and their covariance: as expected without a point, else by Gauss-Newton steps."""
     factors, known = expected, np.linalg.inv(doubt)

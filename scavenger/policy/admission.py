@@ -55,7 +55,7 @@ def budget_period(now: datetime) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class BacklogDecision:
     """What is decided on a backlog.
 
     Attributes:
@@ -67,7 +67,7 @@ class Admission:
     waiting: Mapping[str, str]
 
 
-def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) -> Admission:
+def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) -> BacklogDecision:
     """Decide which queued submissions begin.
 
     Higher priorities go first; among equals, users who run fewer jobs; then the order of submission. One that must
@@ -95,7 +95,7 @@ def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) 
         else:
             begun.append(one)
             state.begin(one)
-    return Admission(tuple(begun), waiting)
+    return BacklogDecision(tuple(begun), waiting)
 
 
 class _State:

@@ -82,7 +82,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class BalanceMove:
     """Buckets are to move.
 
     Attributes:
@@ -133,7 +133,7 @@ def observe(
     holders: Sequence[int],
     sizes: Sequence[int],
     rules: BalanceRules = DEFAULT_RULES,
-) -> tuple[Balance, Move | None]:
+) -> tuple[Balance, BalanceMove | None]:
     """Take a measurement; returns what to remember, and the move that it leads to.
 
     Args:
@@ -176,7 +176,7 @@ def observe(
 
 def _judged(
     balance: Balance, trial: _Trial, seen: Measured, rules: BalanceRules
-) -> tuple[Balance, Move | None]:
+) -> tuple[Balance, BalanceMove | None]:
     """Confirm the move on trial, or undo it."""
     took_s = _step_time_s(balance.measured)
     if took_s <= (1.0 + rules.worse_max) * trial.step_time_s:
@@ -188,7 +188,7 @@ def _judged(
     pause_s = rules.pause_s * 2**failed
     return (
         replace(balance, measured=(), trial=None, failed=failed, not_before_s=seen.at_s + pause_s),
-        Move(trial.before, reason, undoes=True),
+        BalanceMove(trial.before, reason, undoes=True),
     )
 
 
@@ -198,7 +198,7 @@ def _step_time_s(measured: Sequence[Measured]) -> float:
 
 def _move(
     measured: Sequence[Measured], holders: tuple[int, ...], sizes: Sequence[int], rules: BalanceRules
-) -> Move | None:
+) -> BalanceMove | None:
     """Return the move that measurements ask for; None for none."""
     held = _held(holders, sizes)
     if len(held) < 2 or any({*one.waits_s} != {*held} for one in measured):
@@ -220,7 +220,7 @@ def _move(
     others = median(waits[index] for index in held if index != worst)
     left = after.get(worst, 0)
     moved = f"{(held[worst] - left) / 1e6:.3g} of {held[worst] / 1e6:.3g} MB move" if left else "all moves"
-    return Move(
+    return BalanceMove(
         wanted,
         f"a step waits {_ms(waits[worst])} for aggregator-{worst} and {_ms(others)} for the others: of what it "
         f"holds, {moved} to them",

@@ -160,7 +160,7 @@ class SendAgain:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class DeliveryRefused:
     """It is not sent again."""
 
     reason: str
@@ -168,7 +168,7 @@ class Refused:
 
 def after_answer(
     status: int | None, reason: str, *, attempts: int, age: timedelta, retry_after_s: float, chance: float
-) -> Delivered | SendAgain | Refused:
+) -> Delivered | SendAgain | DeliveryRefused:
     """What follows from an answer, or from none.
 
     The wait doubles from 5 seconds up to an hour; a random half of it keeps senders apart.
@@ -184,10 +184,10 @@ def after_answer(
     if status is not None and 200 <= status < 300:
         return Delivered()
     if status is not None and status < 500 and status not in _AGAIN:
-        return Refused(f"the receiver answered {status}")
+        return DeliveryRefused(f"the receiver answered {status}")
     told = reason if status is None else f"the receiver answered {status}"
     if age >= GIVE_UP:
-        return Refused(f"given up after {attempts} attempts: {told}")
+        return DeliveryRefused(f"given up after {attempts} attempts: {told}")
     longest_s = min(_FIRST_S * 2.0 ** min(attempts - 1, 20), _LONGEST_S)
     wait_s = max(longest_s * (0.5 + 0.5 * chance), min(retry_after_s, _LONGEST_S))
     return SendAgain(wait_s, told)

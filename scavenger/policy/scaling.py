@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scavenger.domain.decision import Decision, Hold, ScaleTo
+from scavenger.domain.decision import ChangeSize, Decision, Hold
 from scavenger.domain.figures import rounded
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.domain.utility import UtilityCurve
@@ -131,7 +131,7 @@ class FollowModel:
         if not affords(job, planned.workers):
             return Hold(f"the model would choose {planned}, but the budget is too near to pay them")
         why = f", as {job.planned_because}" if job.planned_because else ""
-        return ScaleTo(
+        return ChangeSize(
             planned.workers, planned.global_batch_size, f"the model now chooses it over {now}{why}"
         )
 

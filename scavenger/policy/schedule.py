@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.decision import Decision, Hold, ScaleTo
+from scavenger.domain.decision import ChangeSize, Decision, Hold
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.policy.batch import BatchRule, StrongScaling
 from scavenger.policy.projection import HEADROOM, affords, misfit, project, usable
@@ -198,7 +198,7 @@ class Schedule:
             return Hold(f"{reason}, but the global batch has no sample for each of {workers} workers")
         if not affords(job, workers):
             return Hold(f"{reason}, but the budget is too near to pay {workers} workers")
-        return ScaleTo(target.workers, target.global_batch_size, reason)
+        return ChangeSize(target.workers, target.global_batch_size, reason)
 
     def unmeasured(self, job: JobSnapshot) -> str:
         """Why the throughput of the present size is not known."""

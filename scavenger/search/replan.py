@@ -25,7 +25,7 @@ REPEATED_AFTER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SwitchCost:
     """Cost of further search in seconds and dollars, less the value of the training done meanwhile."""
 
     time_s: float
@@ -33,7 +33,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Relocation:
     """A move: the new configuration, the share of the rest that it saves net of the switch, and the reason."""
 
     configuration: Configuration
@@ -62,7 +62,7 @@ def why_measure_no_more(
     ratio_log_sd: FloatArray,
     *,
     remaining: float,
-    measuring: Switch,
+    measuring: SwitchCost,
 ) -> str:
     """Why the choice should be made now; empty if another measurement may pay.
 
@@ -127,9 +127,9 @@ def worth_moving(
     now: Configuration,
     *,
     remaining: float,
-    switch: Switch,
+    switch: SwitchCost,
     worth: Callable[[float], float] | None = None,
-) -> Move | None:
+) -> Relocation | None:
     """The move to the choice; None if its gain does not exceed its cost and the prediction error.
 
     What is gained is measured as the objective does: seconds, dollars, or what the result is worth above its
@@ -162,7 +162,7 @@ def worth_moving(
         reason = "measurements since the choice favour it"
     else:
         return None
-    return Move(choice.configuration, before_s - after_s, before_usd - after_usd, reason)
+    return Relocation(choice.configuration, before_s - after_s, before_usd - after_usd, reason)
 
 
 _Amount = TypeVar("_Amount", float, FloatArray)

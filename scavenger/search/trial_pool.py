@@ -40,7 +40,7 @@ class RunningTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class TrialsPlan:
     """What is to become of the running trials.
 
     Attributes:
@@ -52,7 +52,9 @@ class PoolPlan:
     stopped: Mapping[str, str]
 
 
-def plan_pool(trials: Sequence[RunningTrial], *, workers: int, left_usd: float, unknown: int = 0) -> PoolPlan:
+def plan_pool(
+    trials: Sequence[RunningTrial], *, workers: int, left_usd: float, unknown: int = 0
+) -> TrialsPlan:
     """Divide a pool of workers among running trials, and stop those that the budget does not pay for.
 
     The best trial always goes on. Each that goes on has one worker at least, whatever the size of the pool.
@@ -77,4 +79,4 @@ def plan_pool(trials: Sequence[RunningTrial], *, workers: int, left_usd: float, 
     for trial in going:
         more = min(spare, max(0, trial.workers_max - 1))
         shares[trial.id], spare = 1 + more, spare - more
-    return PoolPlan(shares, stopped)
+    return TrialsPlan(shares, stopped)

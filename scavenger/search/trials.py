@@ -76,7 +76,7 @@ class SearchTrial:
     complete: bool = False
 
 
-class Outlook(NamedTuple):
+class BestValueForecast(NamedTuple):
     """What a trial's best value will be at its end; smaller is better."""
 
     mean: float
@@ -109,7 +109,9 @@ def is_look(spent_usd: Sequence[float]) -> bool:
     return looked
 
 
-def outlook(trial: SearchTrial, mode: Mode, spread: float, complete: Sequence[SearchTrial] = ()) -> Outlook:
+def outlook(
+    trial: SearchTrial, mode: Mode, spread: float, complete: Sequence[SearchTrial] = ()
+) -> BestValueForecast:
     """Forecast of a trial's final value, on the scale where smaller is better.
 
     Args:
@@ -120,10 +122,10 @@ def outlook(trial: SearchTrial, mode: Mode, spread: float, complete: Sequence[Se
     """
     losses = _losses(trial, mode)
     if not any(map(math.isfinite, losses)):
-        return Outlook(math.inf, 0.0)
+        return BestValueForecast(math.inf, 0.0)
     best = min(losses)
     if trial.complete:
-        return Outlook(best, 0.0)
+        return BestValueForecast(best, 0.0)
     share = trial.epochs[-1] / trial.epochs_max
     fall = further_fall(trial.epochs, losses, trial.epochs_max)
     variance = (FALL_SD * fall) ** 2 + (SCATTER_SD * spread * (1.0 - share)) ** 2
@@ -132,7 +134,7 @@ def outlook(trial: SearchTrial, mode: Mode, spread: float, complete: Sequence[Se
     variance = (PRIOR_TRIALS * variance + sum((error - correction) ** 2 for error in errors)) / (
         len(errors) + PRIOR_TRIALS
     )
-    return Outlook(best - max(0.0, fall + correction), math.sqrt(variance))
+    return BestValueForecast(best - max(0.0, fall + correction), math.sqrt(variance))
 
 
 def _losses(trial: SearchTrial, mode: Mode) -> list[float]:

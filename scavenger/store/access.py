@@ -31,7 +31,7 @@ REFUSED_MAX = 10_000
 _TRIMMED_EVERY = 1000
 
 
-class Access(Part):
+class AccessPart(Part):
     """The part of `Store` that holds users, tokens and the audit log.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

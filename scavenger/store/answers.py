@@ -19,7 +19,7 @@ KEPT = timedelta(days=1)
 """How long an answer is kept: a client that repeats a request does so within minutes."""
 
 
-class Answers(Part):
+class IdempotencyKeysPart(Part):
     """The part of `Store` that holds answers.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

@@ -16,7 +16,7 @@ _PAID = ("UP", "DELETING")
 _ENDED = ("lost", "failed", "gone")
 
 
-class Counts(Part):
+class CountsPart(Part):
     """The part of `Store` that counts.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

@@ -20,7 +20,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[list[int], dict[str, list[float]]]).decode
 
 
-class Indicators(Part):
+class IndicatorsPart(Part):
     """The part of `Store` that holds indicators.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

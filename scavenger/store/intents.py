@@ -24,7 +24,7 @@ from scavenger.domain.intent import (
     Intent,
     IntentState,
     Lease,
-    Situation,
+    RegionSnapshot,
 )
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import LeaseLostError, StoreError
@@ -46,7 +46,7 @@ from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import FleetSpecRow, InstallationRow, IntentRow, JobRow, LeaseRow
 
 
-class Intents(Part):
+class IntentsPart(Part):
     """The part of `Store` that holds leases, fleet specs and intents.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
@@ -204,7 +204,7 @@ class Intents(Part):
             row = session.get(FleetSpecRow, (job_id, provider, region))
             return "" if row is None else str(row.document.get("boot_key", ""))
 
-    def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation:
+    def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> RegionSnapshot:
         """Read a consistent snapshot of the fleet specs and intents of a region.
 
         Args:
@@ -230,7 +230,7 @@ class Intents(Part):
             attempts = {one.job_id: one.attempt for one in intents} | {
                 one.job_id: one.attempt for one in fleets
             }
-            return Situation(
+            return RegionSnapshot(
                 fleets,
                 intents,
                 frozenset(session.scalars(ended)) if tokens else frozenset(),

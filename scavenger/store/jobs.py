@@ -59,7 +59,7 @@ def _epochs(spec: Mapping[str, Any]) -> int:
     return int((spec.get("goal") or {}).get("max_epochs") or 0)
 
 
-class Jobs(Part):
+class JobsPart(Part):
     """The part of `Store` that holds jobs.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve

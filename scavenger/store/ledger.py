@@ -41,7 +41,7 @@ from scavenger.store.schema import (
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class StudyFunds:
     """What a study has spent and set aside, over all programs that run it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Means:
     granted_usd: float | None = None
 
 
-class Ledger(Part):
+class LedgerPart(Part):
     """The part of `Store` that holds what was spent, and what may be.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
@@ -132,14 +132,14 @@ class Ledger(Part):
 
     # ---- budgets of studies --------------------------------------------------------------------------------
 
-    def means_of(self, study: str) -> Means:
+    def means_of(self, study: str) -> StudyFunds:
         """What a study has spent and set aside."""
         with self._database.reading() as session:
             return _means(session, study, self._clock(), without="")
 
     def claim(
         self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None, *, at_once: int = 1
-    ) -> Means:
+    ) -> StudyFunds:
         """Set aside of a study's budget what a job may cost that begins, until `release`, or the end of this process.
 
         Args:
@@ -173,7 +173,7 @@ class Ledger(Part):
                     at=now,
                 )
                 session.merge(claim)
-            return Means(means.spent_usd, means.aside_usd, means.running, granted)
+            return StudyFunds(means.spent_usd, means.aside_usd, means.running, granted)
 
     def release(self, job_id: str) -> None:
         """Give back what was set aside for a job; what it has cost is in the ledger."""
@@ -192,7 +192,7 @@ def note(
     name: str = "",
     user: str = "",
 ) -> None:
-    """See `Ledger.note`; `at` is now."""
+    """See `LedgerPart.note`; `at` is now."""
     month = _month(at)
     rows = session.scalars(select(LedgerRow).where(LedgerRow.job_id == job_id, LedgerRow.item == item)).all()
     here = next((row for row in rows if row.month == month), None)
@@ -262,7 +262,7 @@ def note_counted(session: Session, job: JobRow, usd: float, at: datetime) -> Non
 
 
 def entries_of(session: Session, job_id: str) -> dict[Item, LedgerEntry]:
-    """See `Ledger.entries`."""
+    """See `LedgerPart.entries`."""
     found: dict[Item, LedgerEntry] = {}
     for row in session.scalars(select(LedgerRow).where(LedgerRow.job_id == job_id).order_by(LedgerRow.month)):
         item = cast(Item, row.item)
@@ -305,7 +305,7 @@ def check_left_of_study(
 
 
 def spending_of(session: Session, since: datetime, now: datetime) -> Spending:
-    """See `Ledger.spending`; `now` tells which owners are silent."""
+    """See `LedgerPart.spending`; `now` tells which owners are silent."""
     spent: dict[str, float] = defaultdict(float)
     pooled: dict[str, float] = defaultdict(float)
     shared_usd = 0.0
@@ -379,7 +379,9 @@ def _live_jobs(session: Session, now: datetime, name: str | None = None) -> list
     return [job for job in session.scalars(query) if is_owner_alive(owner_of(job), job.heartbeat_at, at=now)]
 
 
-def _means(session: Session, study: str, now: datetime, *, without: str, user: str | None = None) -> Means:
+def _means(
+    session: Session, study: str, now: datetime, *, without: str, user: str | None = None
+) -> StudyFunds:
     """What a study has spent and set aside, but for one job; with a user, only that user's."""
     spent = select(func.coalesce(func.sum(LedgerRow.usd), 0.0)).where(LedgerRow.name == study)
     if user is not None:
@@ -389,7 +391,7 @@ def _means(session: Session, study: str, now: datetime, *, without: str, user: s
         for job_id, one in _reserved(session, now, study).items()
         if job_id != without and user in (None, one.user)
     ]
-    return Means(float(session.scalar(spent) or 0.0), sum(aside), len(aside))
+    return StudyFunds(float(session.scalar(spent) or 0.0), sum(aside), len(aside))
 
 
 def _totals(session: Session, job_ids: Collection[str]) -> dict[str, float]:

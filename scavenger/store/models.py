@@ -28,7 +28,7 @@ CONVERGES_ALIKE = ("architecture", "parameters", "optimizer", "dataset_size", "g
 """Fields of a fingerprint on which the epochs to the target depend: all but the hardware."""
 
 
-class Models(Part):
+class ModelsPart(Part):
     """The part of `Store` that holds fitted models and convergence records.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve

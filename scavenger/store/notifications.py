@@ -35,7 +35,7 @@ KEPT = timedelta(days=30)
 _LOST = "too many others wait"
 
 
-class Notifications(Part):
+class NotificationsPart(Part):
     """The part of `Store` that holds notifications.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

@@ -45,7 +45,7 @@ MESSAGE_MAX = 2_000
 """Longest stored answer, characters; the log has the rest."""
 
 
-class Operations(Part):
+class OperationsPart(Part):
     """The part of `Store` that holds operations.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve

@@ -42,7 +42,7 @@ _MEASURED = (
 )
 
 
-class Progress(Part):
+class ProgressPart(Part):
     """The part of `Store` that holds the processes, events and measurements of jobs.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve

@@ -16,7 +16,7 @@ from scavenger.store.schema import LeaseRow, QuarantineRow, RestoreRow
 _FIELDS = tuple(QuarantinedVm.__dataclass_fields__)
 
 
-class Quarantine(Part):
+class QuarantinePart(Part):
     """The part of `Store` that tells of restores, and of VMs that are in quarantine since.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

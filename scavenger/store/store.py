@@ -10,22 +10,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from scavenger.errors import StoreError
-from scavenger.store.access import Access
-from scavenger.store.answers import Answers
-from scavenger.store.census import Counts
+from scavenger.store.access import AccessPart
+from scavenger.store.answers import IdempotencyKeysPart
+from scavenger.store.census import CountsPart
 from scavenger.store.database import Database, default_url
-from scavenger.store.indicators import Indicators
-from scavenger.store.intents import Intents
-from scavenger.store.jobs import Jobs
-from scavenger.store.ledger import Ledger
+from scavenger.store.indicators import IndicatorsPart
+from scavenger.store.intents import IntentsPart
+from scavenger.store.jobs import JobsPart
+from scavenger.store.ledger import LedgerPart
 from scavenger.store.migrate import revision_of, upgrade
-from scavenger.store.models import Models
-from scavenger.store.notifications import Notifications
-from scavenger.store.operations import Operations
-from scavenger.store.progress import Progress
-from scavenger.store.quarantine import Quarantine
+from scavenger.store.models import ModelsPart
+from scavenger.store.notifications import NotificationsPart
+from scavenger.store.operations import OperationsPart
+from scavenger.store.progress import ProgressPart
+from scavenger.store.quarantine import QuarantinePart
 from scavenger.store.schema import REVISION
-from scavenger.store.submissions import Submissions
+from scavenger.store.submissions import SubmissionsPart
 
 if TYPE_CHECKING:
     from scavenger.store.backup import Backup
@@ -37,19 +37,19 @@ def _now() -> datetime:
 
 
 class Store(
-    Jobs,
-    Progress,
-    Operations,
-    Models,
-    Intents,
-    Submissions,
-    Ledger,
-    Access,
-    Answers,
-    Indicators,
-    Notifications,
-    Counts,
-    Quarantine,
+    JobsPart,
+    ProgressPart,
+    OperationsPart,
+    ModelsPart,
+    IntentsPart,
+    SubmissionsPart,
+    LedgerPart,
+    AccessPart,
+    IdempotencyKeysPart,
+    IndicatorsPart,
+    NotificationsPart,
+    CountsPart,
+    QuarantinePart,
 ):
     """Jobs, their operations and measurements, submissions, models, finished runs and VMs, in one SQL database.
 

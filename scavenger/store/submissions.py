@@ -55,7 +55,7 @@ _OF_SERVERS = tuple(
 _OWN = tuple(name for name in Submission.__dataclass_fields__ if name != "job")
 
 
-class Submissions(Part):
+class SubmissionsPart(Part):
     """The part of `Store` that holds submissions and servers.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.

@@ -77,7 +77,7 @@ def main() -> int:
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    chosen = logs.Settings(config.logs.level, config.logs.format)
+    chosen = logs.LogChoice(config.logs.level, config.logs.format)
     logs.set_up(config.name, chosen, job_id=config.logs.job_id)
     log.info("%s begins, process %d", config.role, os.getpid())
     load_failpoints(config.name)

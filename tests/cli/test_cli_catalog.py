@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scavenger_cli.main import main
 
-from scavenger.cloud.catalog.types import Fetched, Listing, MachineType, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Stock
 from scavenger.control.provisioning import prices
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, CredentialsError
@@ -163,7 +163,7 @@ def test_own_prices_come_from_the_configuration_folder_or_the_variable(
 
 def fetched(regions: object, now: datetime, known: Stock) -> Fetched:
     """What AWS answers: prices of the day on which they are asked for."""
-    machine = Listing(
+    machine = CatalogEntry(
         MachineType("aws", "m5.xlarge", 4, 16.0),
         "us-east-1",
         Price(0.19, "AWS price list", now.date()),

@@ -17,7 +17,7 @@ from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, Catalog
 from scavenger.cloud.catalog.compute_engine import SHAPES, custom_shape
 from scavenger.cloud.catalog.ec2 import mend
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.cloud.catalog.types import GIB, Listing, MachineType, Stock, Wanted
+from scavenger.cloud.catalog.types import GIB, CatalogEntry, MachineType, Stock, VmRequirements
 from scavenger.domain.cost import Price
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
@@ -245,7 +245,9 @@ def small(*machines: tuple[MachineType, float | None, float | None], region: str
     def price(usd: float | None) -> Price | None:
         return None if usd is None else Price(usd, "a list", DAY)
 
-    table = {m.name: Listing(m, region, price(on_demand), price(spot)) for m, on_demand, spot in machines}
+    table = {
+        m.name: CatalogEntry(m, region, price(on_demand), price(spot)) for m, on_demand, spot in machines
+    }
     return Catalog(Stock(ec2={region: table}), today=DAY)
 
 
@@ -260,7 +262,7 @@ SHOP = small(
 
 
 def test_an_offer_says_what_it_costs_by_whom_and_when() -> None:
-    (offer,) = SHOP.offers("aws", "r-1", Wanted(vms=("m9.xlarge",)), spot=True)
+    (offer,) = SHOP.offers("aws", "r-1", VmRequirements(vms=("m9.xlarge",)), spot=True)
 
     assert (offer.provider, offer.region, offer.vm, offer.spot) == ("aws", "r-1", "m9.xlarge", True)
     assert (offer.price_usd_per_hour, offer.price_source) == (0.05, "a list, 2026-03-01")
@@ -268,7 +270,7 @@ def test_an_offer_says_what_it_costs_by_whom_and_when() -> None:
 
 
 def test_a_vm_with_gpus_holds_a_worker_for_each() -> None:
-    (offer,) = SHOP.offers("aws", "r-1", Wanted(accelerator="t4"))
+    (offer,) = SHOP.offers("aws", "r-1", VmRequirements(accelerator="t4"))
 
     assert (offer.vm, offer.workers_per_vm) == ("g9.12xlarge", 4)
 
@@ -281,14 +283,14 @@ def test_a_spot_price_from_long_ago_is_shown_but_not_decided_by(catalog: Catalog
     ):
         catalog.price("gcp", "us-central1", "e2-standard-4", spot=True)
     with pytest.raises(ConfigurationError, match=r"no spot VM with cpus 4; .* no known price of late"):
-        catalog.offers("gcp", "us-central1", Wanted(cpus=Amount(4)), spot=True)
+        catalog.offers("gcp", "us-central1", VmRequirements(cpus=Amount(4)), spot=True)
 
 
 def test_offers_are_what_was_asked_for_cheapest_first_and_steady() -> None:
     assert [o.vm for o in SHOP.offers("aws", "r-1")] == ["m9.xlarge", "m9.2xlarge", "g9.12xlarge"]
-    wanted = Wanted.of(ResourcesSpec(cpus=Amount(8, or_more=True), memory=Amount(32)))
+    wanted = VmRequirements.of(ResourcesSpec(cpus=Amount(8, or_more=True), memory=Amount(32)))
     assert [o.vm for o in SHOP.offers("aws", "r-1", wanted)] == ["m9.2xlarge"]
-    named = Wanted.of(ResourcesSpec(any_of=("m9.xlarge", "t9.xlarge")))
+    named = VmRequirements.of(ResourcesSpec(any_of=("m9.xlarge", "t9.xlarge")))
     assert [o.vm for o in SHOP.offers("aws", "r-1", named)] == ["t9.xlarge", "m9.xlarge"]
 
 
@@ -297,21 +299,26 @@ def test_offers_are_what_was_asked_for_cheapest_first_and_steady() -> None:
     [
         (
             ("aws", "r-1"),
-            Wanted(vms=("c9.xlarge",)),
+            VmRequirements(vms=("c9.xlarge",)),
             False,
             "the price of c9.xlarge in aws/r-1 is not known: run",
         ),
-        (("aws", "r-1"), Wanted(vms=("g9.12xlarge",)), True, "the spot price of g9.12xlarge .* is not known"),
         (
             ("aws", "r-1"),
-            Wanted(vms=("m9.xlrge",)),
+            VmRequirements(vms=("g9.12xlarge",)),
+            True,
+            "the spot price of g9.12xlarge .* is not known",
+        ),
+        (
+            ("aws", "r-1"),
+            VmRequirements(vms=("m9.xlrge",)),
             False,
             "no VM type 'm9.xlrge' .*; did you mean 'm9.xlarge'",
         ),
-        (("aws", "r-1"), Wanted(cpus=Amount(5)), False, "offers no VM with cpus 5$"),
+        (("aws", "r-1"), VmRequirements(cpus=Amount(5)), False, "offers no VM with cpus 5$"),
         (
             ("aws", "r-1"),
-            Wanted(memory=Amount(8)),
+            VmRequirements(memory=Amount(8)),
             False,
             "no VM with memory 8 GiB; 1 would do, but have no known",
         ),
@@ -320,7 +327,7 @@ def test_offers_are_what_was_asked_for_cheapest_first_and_steady() -> None:
     ],
 )
 def test_what_cannot_be_offered_is_an_error_that_says_why(
-    place: tuple[str, str], wanted: Wanted | None, spot: bool, complaint: str
+    place: tuple[str, str], wanted: VmRequirements | None, spot: bool, complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         SHOP.offers(*place, wanted, spot=spot)
@@ -330,7 +337,7 @@ def test_a_refreshed_region_is_all_there_is_of_it() -> None:
     """A type that the cloud does not list any more is not sold at its old price."""
 
     def stock(region: str, machine: MachineType, usd: float) -> Stock:
-        return Stock(ec2={region: {machine.name: Listing(machine, region, Price(usd, "x", DAY))}})
+        return Stock(ec2={region: {machine.name: CatalogEntry(machine, region, Price(usd, "x", DAY))}})
 
     merged = stock("r-1", PLAIN, 0.3).over(
         Stock(ec2={**stock("r-1", LARGE, 0.5).ec2, **stock("r-2", LARGE, 0.6).ec2})
@@ -345,7 +352,7 @@ def test_a_refreshed_region_is_all_there_is_of_it() -> None:
     ("words", "bound"), [("<5%", 0.05), ("5-10%", 0.1), ("15-20%", 0.2), (">20%", None), ("", None)]
 )
 def test_a_bucket_without_upper_end_bounds_nothing(words: str, bound: float | None) -> None:
-    assert Listing(PLAIN, "r-1", interruption=words).interrupted_monthly == bound
+    assert CatalogEntry(PLAIN, "r-1", interruption=words).interrupted_monthly == bound
 
 
 def test_a_boot_disk_on_compute_engine_is_a_balanced_one() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.prices import OwnPrices
-from scavenger.cloud.catalog.types import Listing, MachineType, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Stock
 from scavenger.control.provisioning.prices import load_price_file, parse_price_file
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError, JobFileError
@@ -23,7 +23,9 @@ C5 = MachineType("aws", "c5.xlarge", 4, 8.0)
 STOCK = Stock(
     ec2={
         region: {
-            machine.name: Listing(machine, region, Price(usd, "a list", DAY), Price(usd / 4, "a list", DAY))
+            machine.name: CatalogEntry(
+                machine, region, Price(usd, "a list", DAY), Price(usd / 4, "a list", DAY)
+            )
             for machine, usd in ((M5, 0.2), (C5, 0.16))
         }
         for region in ("r-1", "r-2")

@@ -19,7 +19,7 @@ from scavenger.cloud.catalog.refresh import refresh_catalog
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp, parse_skus
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.cloud.catalog.types import Fetched, Listing, MachineType, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Stock
 from scavenger.control.provisioning.prices import cache_path, open_catalog
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
@@ -172,7 +172,7 @@ EARLIER = date(2026, 1, 5)
 KNOWN = Stock(
     ec2={
         "us-east-1": {
-            "m5.xlarge": Listing(
+            "m5.xlarge": CatalogEntry(
                 MachineType("aws", "m5.xlarge", 4, 16.0),
                 "us-east-1",
                 Price(0.2, "list", EARLIER),
@@ -355,7 +355,7 @@ def test_a_cloud_that_cannot_be_reached_is_said_to_give_no_answer(
 STOCK = Stock(
     ec2={
         "us-east-1": {
-            "m5.xlarge": Listing(
+            "m5.xlarge": CatalogEntry(
                 MachineType("aws", "m5.xlarge", 4, 16.0), "us-east-1", Price(0.192, "x", DAY), None, "<5%"
             )
         }

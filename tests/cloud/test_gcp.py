@@ -19,7 +19,7 @@ from gcp_state import REGION, Clock
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
-from scavenger.cloud.gcp.vm import GcpSettings, instance_of
+from scavenger.cloud.gcp.vm import GcpInstallation, instance_of
 from scavenger.domain.vm import VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 
@@ -91,7 +91,7 @@ def test_settings_reach_the_vm(server: ComputeServer, world: GcpWorld) -> None:
     provider = provider_of(
         server,
         world.clock,
-        settings=GcpSettings(image="projects/a/global/images/mine", preemption_notice_s=0),
+        settings=GcpInstallation(image="projects/a/global/images/mine", preemption_notice_s=0),
     )
     settings = VmSettings(
         network="projects/p/global/networks/n",
@@ -128,7 +128,7 @@ def test_settings_reach_the_vm(server: ComputeServer, world: GcpWorld) -> None:
     ],
 )
 def test_the_default_image_fits_the_processor_and_the_gpu(world: GcpWorld, vm: str, image: str) -> None:
-    body = instance_of(replace(make_request(world), vm=vm), GcpSettings())
+    body = instance_of(replace(make_request(world), vm=vm), GcpInstallation())
 
     assert body.disks[0].initialize_params.source_image == f"projects/{image}"
     assert body.shielded_instance_config.enable_secure_boot is (vm != "g2-standard-4")

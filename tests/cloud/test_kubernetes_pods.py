@@ -18,7 +18,7 @@ from waiting import wait_for
 
 from scavenger.cloud.boot.boot import Join
 from scavenger.cloud.boot.pod import pod_script
-from scavenger.cloud.catalog.types import Wanted
+from scavenger.cloud.catalog.types import VmRequirements
 from scavenger.cloud.kubernetes.nodes import KubernetesNode, nodes_open
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.prices import PodCatalog
@@ -63,8 +63,8 @@ def test_a_pod_costs_its_cpus_and_its_memory_and_on_spot_nodes_a_part_of_it(
     cpu: float, gib: float, cpus: int, memory: int
 ) -> None:
     found = catalog(usd_per_cpu_hour=cpu, usd_per_gib_hour=gib, spot_percent=30)
-    (offer,) = found.offers("kubernetes", "tests", Wanted(cpus=Amount(cpus), memory=Amount(memory)))
-    (spot,) = found.offers("kubernetes", "tests", Wanted((offer.vm,)), spot=True)
+    (offer,) = found.offers("kubernetes", "tests", VmRequirements(cpus=Amount(cpus), memory=Amount(memory)))
+    (spot,) = found.offers("kubernetes", "tests", VmRequirements((offer.vm,)), spot=True)
 
     assert offer.price_usd_per_hour == pytest.approx(cpus * cpu + memory * gib)
     assert spot.price_usd_per_hour == pytest.approx(0.3 * offer.price_usd_per_hour)

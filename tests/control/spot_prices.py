@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import date
 
 from scavenger.cloud.catalog.catalog import Catalog
-from scavenger.cloud.catalog.types import Listing, MachineType, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Stock
 from scavenger.domain.cost import Price
 
 REGION = "us-east-1"
@@ -32,9 +32,9 @@ _TYPES = (
 
 def listing(
     vm: str, cpus: int, memory_gib: float, gpus: int, usd: float, spot_usd: float | None, taken: str
-) -> Listing:
+) -> CatalogEntry:
     caveat = "burstable: slows down when its credits are used up" if vm.startswith("t3") else ""
-    return Listing(
+    return CatalogEntry(
         MachineType("aws", vm, cpus, memory_gib, "T4" if gpus else "", gpus, caveat),
         REGION,
         Price(usd, LIST, TODAY),
@@ -43,7 +43,7 @@ def listing(
     )
 
 
-def catalog(*more: Listing) -> Catalog:
+def catalog(*more: CatalogEntry) -> Catalog:
     """These types, and whatever else is given."""
     machines = {one.machine.name: one for one in (*(listing(*row) for row in _TYPES), *more)}
     disks = {("aws", REGION): Price(DISK_USD_PER_GIB_HOUR, LIST, TODAY)}

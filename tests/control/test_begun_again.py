@@ -9,7 +9,7 @@ import pytest
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import prepare_job
-from scavenger.control.jobs.running_job import RunningJob
+from scavenger.control.jobs.running_job import JobAttempt
 from scavenger.domain.report import JobState, Observer
 from scavenger.store import Store
 
@@ -30,11 +30,11 @@ def test_what_the_attempt_before_has_cost_counts_in_the_budget(
 ) -> None:
     costs = list[float]()
 
-    def run(job: RunningJob) -> JobState:
+    def run(job: JobAttempt) -> JobState:
         costs.append(job.parts.trainer.cost_usd)
         return "planned"
 
-    monkeypatch.setattr(RunningJob, "run", run)
+    monkeypatch.setattr(JobAttempt, "run", run)
     (tmp_path / "train.py").write_text("def job():\n    pass\n")
     path = tmp_path / "job.yaml"
     path.write_text(JOB)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scavenger.control.cluster.lease import DURATION_S, Candidate
+from scavenger.control.cluster.lease import DURATION_S, LeaderElection
 
 RENEW_S = 4.0
 
@@ -33,7 +33,7 @@ class Server:
 def test_no_two_operators_act_at_once_and_a_dead_one_is_followed(seed: int) -> None:
     """They stall, die and come back; reads and writes of one may be far apart."""
     chance, server = random.Random(seed), Server()
-    candidates = [Candidate(f"operator-{number}") for number in range(3)]
+    candidates = [LeaderElection(f"operator-{number}") for number in range(3)]
     offsets = [chance.uniform(0, 1e6) for _ in candidates]  # their clocks differ
     held_until = [-1.0] * 3
     pending: list[tuple[int, float, dict[str, Any], bool]] = []
@@ -66,7 +66,7 @@ def test_no_two_operators_act_at_once_and_a_dead_one_is_followed(seed: int) -> N
 
 
 def test_a_lease_that_was_given_back_is_taken_at_once() -> None:
-    server, first, second = Server(), Candidate("first"), Candidate("second")
+    server, first, second = Server(), LeaderElection("first"), LeaderElection("second")
     assert first.look(None, 0.0) == "take"
     assert server.write(first.written(None, "here", "operator"), fresh=True)
     assert second.look(server.lease, 1.0) == "wait"

@@ -11,8 +11,8 @@ import pytest
 from nested import changed
 from scripted import Scripted, offer, trainer_of
 
-from scavenger.control.jobs.end import Ending, ended_by, report_of
-from scavenger.control.jobs.running_job import Parts, RunningJob
+from scavenger.control.jobs.end import JobOutcome, ended_by, report_of
+from scavenger.control.jobs.running_job import JobAttempt, Parts
 from scavenger.control.jobs.workflow import WorkflowState
 from scavenger.control.search.profile import Search, Spent
 from scavenger.control.training.recorder import Recorder
@@ -34,23 +34,28 @@ MEASURED = Measurement(Configuration("local-1", 1, 32), 20, 0.1, 0.0, 0.05, 0.05
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
-        (Interrupted("interrupted"), Ending("interrupted", "interrupted", Interrupted.exit_code)),
+        (Interrupted("interrupted"), JobOutcome("interrupted", "interrupted", Interrupted.exit_code)),
         (
             LimitReachedError("the deadline"),
-            Ending("stopped", "the deadline", LimitReachedError.exit_code, in_haste=True),
+            JobOutcome("stopped", "the deadline", LimitReachedError.exit_code, in_haste=True),
         ),
-        (TrainingError("no data"), Ending("failed", "no data", TrainingError.exit_code)),
-        (OSError(28, "No space left on device"), Ending("failed", "No space left on device: out", 9)),
-        (OSError(28, "No space left", "out/a"), Ending("failed", "No space left: out/a", 9)),
+        (TrainingError("no data"), JobOutcome("failed", "no data", TrainingError.exit_code)),
+        (OSError(28, "No space left on device"), JobOutcome("failed", "No space left on device: out", 9)),
+        (OSError(28, "No space left", "out/a"), JobOutcome("failed", "No space left: out/a", 9)),
     ],
 )
-def test_what_ends_a_job_says_how_it_ended(error: Any, ending: Ending) -> None:
+def test_what_ends_a_job_says_how_it_ended(error: Any, ending: JobOutcome) -> None:
     assert ended_by(error, Path("out")) == ending
 
 
 def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
     report = report_of(
-        Ending("failed", "no", 2), job_name="tiny", recorder=RECORDER, journals=None, running=None, run=True
+        JobOutcome("failed", "no", 2),
+        job_name="tiny",
+        recorder=RECORDER,
+        journals=None,
+        running=None,
+        run=True,
     )
 
     assert (report.job.state, report.error, report.exit_code, report.result.steps) == ("failed", "no", 2, 0)
@@ -71,7 +76,7 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     supervisor = cast(Any, SimpleNamespace(manifest=manifest, quarantined=(7,)))
     workflow = cast(Any, SimpleNamespace(state=state, outlook=SimpleNamespace(forecasts=[])))
     parts = Parts(RECORDER, trainer.journal, cast(Any, None), supervisor, trainer, workflow, cast(Any, None))
-    running = RunningJob(
+    running = JobAttempt(
         parts,
         observer=Observer(),
         checkpoints="",
@@ -127,7 +132,7 @@ def test_a_job_killed_while_it_saves_can_be_resumed_from_the_checkpoint_of_its_e
     ):
         unused = cast(Any, SimpleNamespace(tick=lambda: None))
         parts = Parts(recorder, trainer.journal, unused, scripted, trainer, unused, unused)
-        running = RunningJob(
+        running = JobAttempt(
             parts,
             observer=Observer(),
             checkpoints="checkpoints",

@@ -16,7 +16,7 @@ from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.policy_loop import LOOK_S, PolicyLoop
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Replace, ScaleTo, Stop
+from scavenger.domain.decision import Blacklist, ChangeSize, Decision, Hold, Pause, Replace, Stop
 from scavenger.domain.job import JobSpec
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.errors import LimitReachedError, WorkersLostError
@@ -55,8 +55,8 @@ def drive(policy_loop: PolicyLoop, trainer: Trainer, steps: int) -> None:
     ("decision", "training", "batch"),
     [
         (Hold("all is well"), ("w0", "w1"), 32),
-        (ScaleTo(3, 48, "worth it"), ("w0", "w1", "w2"), 48),
-        (ScaleTo(1, 32, "too dear"), ("w0",), 32),
+        (ChangeSize(3, 48, "worth it"), ("w0", "w1", "w2"), 48),
+        (ChangeSize(1, 32, "too dear"), ("w0",), 32),
         (Replace(("w0",), "slow"), ("w1", "w2"), 32),
         (Blacklist(("here",), 1e6, "it fails"), ("w0", "w1"), 32),
     ],
@@ -119,7 +119,7 @@ def test_hosts_are_ruled_out_while_all_workers_are_replaced_and_nothing_else_is_
     monkeypatch.setattr(Scripted, "settled", property(lambda self: False))
     monkeypatch.setattr(scripted, "workers", lambda *states: ())
     bad = Blacklist(("bad",), 1e6, "it fails")
-    policy = Says(ScaleTo(1, 32, "fewer"), bad, Stop("no money", "limits"))
+    policy = Says(ChangeSize(1, 32, "fewer"), bad, Stop("no money", "limits"))
     alone = PolicyLoop(trainer, policy=policy, reference=AT, remaining_samples=lambda: 1000.0)
     for _ in range(3):
         alone.look()
@@ -163,7 +163,7 @@ def test_a_stop_ends_the_job_with_the_reason(tmp_path: Path, decision: Any, erro
 
 
 def test_nothing_is_decided_while_the_view_is_being_changed(tmp_path: Path) -> None:
-    policy = Says(ScaleTo(1, 32, "now"))
+    policy = Says(ChangeSize(1, 32, "now"))
     policy_loop, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)
     trainer.supervisor.resize(2, 64, "by somebody else")
     policy_loop.look()
@@ -188,7 +188,7 @@ def test_a_snapshot_counts_the_same_workers_steps_and_money_as_the_job(
     spent: tuple[float, float],
 ) -> None:
     scripted = Scripted(epoch_steps=25, slow=slow, dies_at=dies_at)
-    policy = Says(ScaleTo(workers, 32, "so"))
+    policy = Says(ChangeSize(workers, 32, "so"))
     policy_loop, trainer = steered(
         scripted,
         tmp_path_factory.mktemp("j"),

@@ -14,7 +14,7 @@ from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, run_ahead, search_outcome
 from scavenger.control.search.profile import Search, Spent, profile, repeat_first
 from scavenger.control.search.select import (
-    Decision,
+    Selection,
     ask_while_training,
     decide,
     fit_model,
@@ -268,7 +268,7 @@ def decided(
     trainer: Trainer,
     tell: Callable[[JobModel], JobModel] = lambda model: model,
     **changes: Any,
-) -> Decision:
+) -> Selection:
     job = JobSpec.model_validate({**JOB.written(), **changes})
     measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
     model = fit_model(measured, SPACE, job.goal, prior=None)

@@ -14,7 +14,7 @@ import pytest
 from scripted import STEP_S, Heard, Scripted, offer, trainer_of
 
 from scavenger.control.search.outcome import progress_of, remaining_samples
-from scavenger.control.search.outlook import WARNED_AFTER, Outlook
+from scavenger.control.search.outlook import WARNED_AFTER, EpochForecaster
 from scavenger.control.search.replan import Replanning
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -59,13 +59,13 @@ def test_nothing_is_told_before_there_is_a_course(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of()
     train(trainer, 1)
 
-    assert Outlook(trainer, GOAL).told(model) is model
+    assert EpochForecaster(trainer, GOAL).told(model) is model
 
 
 def test_epochs_without_a_hint_are_known_after_a_part_of_the_run(tmp_path: Path) -> None:
     heard, model = Heard(), model_of()
     trainer = running(tmp_path, heard)
-    outlook = Outlook(trainer, GOAL)
+    outlook = EpochForecaster(trainer, GOAL)
     assert model.relative_only
     train(trainer, 50)
     told = outlook.told(model)
@@ -87,7 +87,7 @@ def test_epochs_without_a_hint_are_known_after_a_part_of_the_run(tmp_path: Path)
 def test_a_run_that_ends_short_of_its_target_tells_when_it_would_have_reached_it(tmp_path: Path) -> None:
     goal = GOAL.model_copy(update={"max_epochs": 50})
     trainer, model = running(tmp_path), model_of()
-    outlook = Outlook(trainer, goal)
+    outlook = EpochForecaster(trainer, goal)
     train(trainer, WARNED_AFTER - 1)
     assert outlook.missed(model) is None  # mostly the prior
     train(trainer, 50)
@@ -112,7 +112,7 @@ def test_a_bound_tells_roughly_how_long_the_run_may_take(tmp_path: Path) -> None
         goal = GOAL.model_copy(update={"max_epochs": most})
         trainer = running(tmp_path / str(index))
         train(trainer, 2)
-        outlook = Outlook(trainer, goal)
+        outlook = EpochForecaster(trainer, goal)
         outlook.told(model_of())
         forecasts += outlook.forecasts
     near, far = forecasts
@@ -122,7 +122,7 @@ def test_a_bound_tells_roughly_how_long_the_run_may_take(tmp_path: Path) -> None
 
 def test_before_a_model_is_fitted_the_course_alone_is_followed(tmp_path: Path) -> None:
     trainer, goal = running(tmp_path), GOAL
-    outlook = Outlook(trainer, goal)
+    outlook = EpochForecaster(trainer, goal)
     train(trainer, 1)
     assert outlook.alone(SAMPLES, None) is None
     train(trainer, 40)
@@ -136,7 +136,7 @@ def test_before_a_model_is_fitted_the_course_alone_is_followed(tmp_path: Path) -
 def test_while_a_search_tries_configurations_the_steps_of_all_of_them_count(tmp_path: Path) -> None:
     heard = Heard()
     trainer = running(tmp_path, heard)
-    outlook = Outlook(trainer, GOAL)
+    outlook = EpochForecaster(trainer, GOAL)
     train(trainer, 10)
     trainer.move(Configuration("local-1", 1, 64), "profiling")
     train(trainer, 11)
@@ -159,7 +159,7 @@ def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
     train(trainer, 60)
 
     assert progress_of(trainer, model) == 1.0
-    assert 0.4 < progress_of(trainer, Outlook(trainer, GOAL).told(model)) < 0.9
+    assert 0.4 < progress_of(trainer, EpochForecaster(trainer, GOAL).told(model)) < 0.9
 
 
 @pytest.mark.parametrize(("drop", "schedule_batch"), [(600, 0), (1200, 16)])
@@ -189,7 +189,7 @@ def after_50_epochs(folder: Path, learning_rate: object, schedule_batch: int) ->
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")
     train(trainer, 50)
-    outlook = Outlook(trainer, goal)
+    outlook = EpochForecaster(trainer, goal)
     outlook.told(model_of())
     return outlook.forecasts[-1]
 
@@ -211,7 +211,7 @@ def test_the_course_of_an_earlier_run_is_stored_and_followed(tmp_path: Path) -> 
         trainer.start(1)
         trainer.move(Configuration("local-1", 1, 32), "chosen")
         train(trainer, seen)
-        outlook = Outlook(trainer, goal)
+        outlook = EpochForecaster(trainer, goal)
         outlook.told(replace(model_of(), course=course if name == "known" else None))
         forecasts += [one.epochs for one in outlook.forecasts]
         course = outlook.course() if name == "first" else course
@@ -223,7 +223,7 @@ def test_the_course_of_an_earlier_run_is_stored_and_followed(tmp_path: Path) -> 
 
 def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of()
-    outlook = Outlook(trainer, GOAL)
+    outlook = EpochForecaster(trainer, GOAL)
     train(trainer, 10)
     first = outlook.told(model)
 
@@ -235,7 +235,7 @@ def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:
 
 def test_a_budget_that_comes_too_early_is_warned_of_once(tmp_path: Path) -> None:
     trainer, model = running(tmp_path, budget_usd=0.04), model_of()
-    outlook = Outlook(trainer, GOAL)
+    outlook = EpochForecaster(trainer, GOAL)
     for epochs in range(3, 20):
         train(trainer, epochs)
         outlook.told(model)
@@ -258,7 +258,7 @@ def test_models_are_fitted_again_while_a_low_hint_is_overrun(tmp_path: Path) -> 
     job = JobSpec.model_validate(
         {"version": 1, "name": "tiny", "train": "train:job", "goal": GOAL.model_dump(exclude_none=True)}
     )
-    outlook = Outlook(trainer, GOAL)
+    outlook = EpochForecaster(trainer, GOAL)
     again = Replanning(trainer, job, SPACE, model=model, fit=fit, measurements=(), outlook=outlook.told)
     for epochs in range(1, 80):
         train(trainer, epochs)

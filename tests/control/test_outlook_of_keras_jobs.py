@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scripted import STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.search.outlook import Outlook
+from scavenger.control.search.outlook import EpochForecaster
 from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.domain.report import EpochsForecast
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.job_model import JobModel
 from scavenger.train.transport.messages.requests import RunCallbacks
 from scavenger.train.worker.worker import load_program
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def forecast_of(folder: Path, work_dir: Path, job: str, rates: Any) -> tuple[EpochsForecast, int]:
     """What is forecast after `SEEN` epochs of a loss under these rates, and in which epoch it reaches the target."""
-    schedule = Schedule.of(AT, rates)
+    schedule = RateSchedule.of(AT, rates)
     loss = 1.0 + 0.5 * (schedule.unit * schedule.area(AT) / 1e4) ** -0.5 - 0.3 * schedule.annealed(AT)
     truth = int(np.argmax(loss < loss[-1] + 0.15 * (loss[SEEN - 1] - loss[-1]))) + 1
     program = load_program(f"planned_rates:{job}", str(folder), 1)
@@ -77,7 +77,7 @@ def forecast_of(folder: Path, work_dir: Path, job: str, rates: Any) -> tuple[Epo
     trainer.move(Configuration("local-1", 1, 32), "chosen")
     trainer.history.callback_runs = [CallbackRunRecord(-1, 0, "", rates_ahead=begun.rates_ahead)]
     trainer.until(lambda: len(trainer.history.epochs) >= SEEN)
-    outlook = Outlook(trainer, goal)
+    outlook = EpochForecaster(trainer, goal)
     outlook.told(JobModel.fit(Profile(ROWS, 320), space=SPACE, epochs_hint=None, max_epochs=2 * EPOCHS))
     return outlook.forecasts[-1], truth
 

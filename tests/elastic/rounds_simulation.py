@@ -50,7 +50,7 @@ class Mean:
 class State:
     """What a worker gets of `Start`."""
 
-    said: r.Start
+    said: r.StartWorker
     replica: Replica | None
 
 
@@ -274,7 +274,7 @@ class World:
                 case r.Publish():
                     for name in order.workers:
                         self._say(name, Mean(order, self.replicas[order.step][-1]))
-                case r.Start():
+                case r.StartWorker():
                     self._say(order.worker, State(order, self._state_for(order)))
                 case r.Donate():
                     self._ledgers[order.step] = json.loads(json.dumps(self.rounds.ledger.snapshot()))
@@ -291,7 +291,7 @@ class World:
                 case _:
                     pass
 
-    def _state_for(self, order: r.Start) -> Replica | None:
+    def _state_for(self, order: r.StartWorker) -> Replica | None:
         if not order.load:
             if order.step == 0:
                 self.replicas[0] = (order.worker,)

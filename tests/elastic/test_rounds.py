@@ -24,7 +24,7 @@ from scavenger.elastic.round_events import (
     Publish,
     Pushed,
     Resized,
-    Start,
+    StartWorker,
     Stranded,
     WorkerArrived,
     WorkerFinished,
@@ -224,8 +224,8 @@ def test_the_first_worker_keeps_its_replica_and_the_others_wait_for_it() -> None
     started = tell(rounds, Resized(3, "start"))
     loaded = tell(rounds, Donated("w0", 0))
 
-    assert started == [Start("w0", 0, 0, 1, load=False), Donate("w0", 0)]
-    assert loaded == [Start("w1", 0, 0, 1, load=True), Start("w2", 0, 0, 1, load=True)]
+    assert started == [StartWorker("w0", 0, 0, 1, load=False), Donate("w0", 0)]
+    assert loaded == [StartWorker("w1", 0, 0, 1, load=True), StartWorker("w2", 0, 0, 1, load=True)]
 
 
 def test_a_batch_is_divided_among_the_members_from_the_view_on_that_it_came_with() -> None:
@@ -348,7 +348,7 @@ def test_joining_and_leaving_wait_for_the_boundary() -> None:
         Leave("w1", "swap"),
         Donate("w0", 1),
     ]
-    assert joined == [Start("w2", 1, 0, view, load=True)]
+    assert joined == [StartWorker("w2", 1, 0, view, load=True)]
     assert rounds.members == ("w0", "w2")
 
 
@@ -421,4 +421,4 @@ def test_a_kept_state_is_what_the_first_members_begin_with() -> None:
 
     started = tell(rounds, Resized(2, "again"))
 
-    assert started == [Start(name, 1, 0, before.view + 1, load=True) for name in ("w1", "w2")]
+    assert started == [StartWorker(name, 1, 0, before.view + 1, load=True) for name in ("w1", "w2")]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.learning_curve import Forecast, Hint, forecast
 
 AHEAD = np.arange(1.0, 201.0)
@@ -39,7 +39,7 @@ def test_any_course_has_a_sound_forecast(
 ) -> None:
     """Flat, noisy, rising, short and with spikes; of a metric that falls, and of an accuracy."""
     at = np.arange(1.0, len(course) + 1.0)
-    schedule = Schedule.of(AHEAD, np.where(len(course) >= AHEAD, 0.1, 0.01)) if scheduled else None
+    schedule = RateSchedule.of(AHEAD, np.where(len(course) >= AHEAD, 0.1, 0.01)) if scheduled else None
     hint = Hint(30.0, 0.3) if hinted else None
     falls = forecast(at, course, 0.9 * min(course), mode="min", limit=100.0, schedule=schedule, hint=hint)
     accuracies = 0.9 * np.array(course) / max(course)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.models.kriging import SCATTER, Kriging, Measured
+from scavenger.models.kriging import SCATTER, Kriging, ProfiledStepTime
 from scavenger.models.overlap_fit import (
     WIDTHS,
     fit_each_width,
@@ -45,7 +45,7 @@ def steps(rows, per_node: int = 1) -> list[StepTimes]:  # type: ignore[no-untype
     return [StepTimes(k, k * b, b, 1.0, t, t * (1 - s), t * s, 0.0, 20, per_node) for k, b, t, s in rows]
 
 
-def off(law: OverlapLaw, points: tuple[Measured, ...], width: float, prior: Prior) -> float:
+def off(law: OverlapLaw, points: tuple[ProfiledStepTime, ...], width: float, prior: Prior) -> float:
     return surprise(Kriging(law, points, width, SCATTER), law, prior)
 
 

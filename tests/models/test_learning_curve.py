@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.learning_curve import Forecast, Hint, forecast
 
@@ -153,14 +153,14 @@ def test_an_earlier_run_that_never_fell_tells_nothing() -> None:
 STEPS = np.arange(100.0, 24_100.0, 100.0)
 
 
-def loss_under(schedule: Schedule) -> FloatArray:
+def loss_under(schedule: RateSchedule) -> FloatArray:
     """3 + what the power leaves, less what the drops of the rate take away."""
     return 3.0 + 0.3 * ((schedule.area(STEPS) / 1e4) ** -0.5 - 0.76 * schedule.annealed(STEPS))
 
 
 def test_a_known_schedule_tells_of_the_fall_at_its_end() -> None:
     rates = np.where(STEPS <= 16_000.0, 3e-4, 3e-5)
-    schedule, half = Schedule(STEPS, rates), STEPS <= 12_000.0
+    schedule, half = RateSchedule(STEPS, rates), STEPS <= 12_000.0
     loss = loss_under(schedule)
     target = float(loss[STEPS == 17_000.0][0])
     known, unknown = (
@@ -172,7 +172,7 @@ def test_a_known_schedule_tells_of_the_fall_at_its_end() -> None:
 
 
 def test_a_constant_rate_anneals_nothing() -> None:
-    schedule = Schedule(STEPS, np.full(len(STEPS), 3e-4))
+    schedule = RateSchedule(STEPS, np.full(len(STEPS), 3e-4))
 
     assert np.all(schedule.annealed(STEPS) == 0.0)
     assert schedule.area(np.array([50_000.0]))[0] == pytest.approx(50_000.0 - 50.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_shapes import RATE_MIN, Schedule
+from scavenger.models.curve_shapes import RATE_MIN, RateSchedule
 
 WHOLE = np.arange(1.0, 101.0)
 
@@ -24,7 +24,7 @@ WHOLE = np.arange(1.0, 101.0)
 )
 @pytest.mark.parametrize("seen", [40, 70])
 def test_a_rate_goes_on_as_it_has_fallen(rates: FloatArray, differ: float, seen: int) -> None:
-    so_far = Schedule.of(WHOLE[:seen], rates[:seen])
+    so_far = RateSchedule.of(WHOLE[:seen], rates[:seen])
     whole = so_far.continued(300.0)
     found = np.interp(WHOLE, whole.steps, whole.rates / whole.rates.max())
 
@@ -36,7 +36,7 @@ def test_a_rate_goes_on_as_it_has_fallen(rates: FloatArray, differ: float, seen:
 
 
 def test_a_rate_that_has_not_fallen_stays() -> None:
-    rising = Schedule.of(WHOLE, WHOLE / 100.0)
+    rising = RateSchedule.of(WHOLE, WHOLE / 100.0)
 
     assert rising.continued(300.0) is rising
-    assert Schedule.of(WHOLE, np.ones(100)).is_constant
+    assert RateSchedule.of(WHOLE, np.ones(100)).is_constant

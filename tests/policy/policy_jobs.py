@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from nested import built, changed
 
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.decision import Decision, Replace, ScaleTo, Stop
+from scavenger.domain.decision import ChangeSize, Decision, Replace, Stop
 from scavenger.domain.snapshot import JobSnapshot, Throughput, WorkerSnapshot
 from scavenger.policy import Policy
 
@@ -106,7 +106,7 @@ class Cluster:
             if isinstance(decision, Stop):
                 self.pay(self.drain_s, len(snapshot.cluster.workers))
                 return self.snapshot()
-            if isinstance(decision, ScaleTo):
+            if isinstance(decision, ChangeSize):
                 both = max(decision.workers, self.configuration.workers)
                 target = at(decision.workers, decision.global_batch_size)
                 # booting lasts several looks, at each of which the guard is asked again

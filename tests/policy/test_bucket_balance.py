@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scavenger.policy.bucket_balance import (
     DEFAULT_RULES,
     Balance,
+    BalanceMove,
     BalanceRules,
     Measured,
-    Move,
     balanced,
     observe,
 )
@@ -43,7 +43,7 @@ class Job:
     view: int = 1
     at_s: float = 0.0
     balance: Balance = field(default_factory=Balance)
-    moves: list[tuple[float, Move]] = field(default_factory=list)
+    moves: list[tuple[float, BalanceMove]] = field(default_factory=list)
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     def waits(self) -> dict[int, float]:

@@ -13,7 +13,7 @@ from scavenger.policy.admission import QueueLimits
 from scavenger.policy.notifying import (
     GIVE_UP,
     Delivered,
-    Refused,
+    DeliveryRefused,
     SendAgain,
     after_answer,
     budget_notifications,
@@ -105,7 +105,7 @@ class TestWhatIsTold:
         assert one.text.endswith("and 2 more")
 
 
-def answered(status: int | None, **changes: object) -> Delivered | SendAgain | Refused:
+def answered(status: int | None, **changes: object) -> Delivered | SendAgain | DeliveryRefused:
     values = {"attempts": 1, "age": timedelta(0), "retry_after_s": 0.0, "chance": 0.0, **changes}
     return after_answer(status, "no connection", **values)  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 401, 403, 404, 410, 413])
     def test_what_can_not_succeed_later_is_refused(self, status: int) -> None:
-        assert answered(status) == Refused(f"the receiver answered {status}")
+        assert answered(status) == DeliveryRefused(f"the receiver answered {status}")
 
     @pytest.mark.parametrize("status", [None, 408, 425, 429, 500, 502, 503, 504])
     def test_what_may_succeed_later_is_sent_again(self, status: int | None) -> None:
@@ -134,6 +134,6 @@ class TestAnswers:
         assert answered(429, retry_after_s=1e9).wait_s == 3600.0  # type: ignore[union-attr]
 
     def test_after_three_days_it_is_given_up(self) -> None:
-        assert answered(None, age=GIVE_UP, attempts=99) == Refused(
+        assert answered(None, age=GIVE_UP, attempts=99) == DeliveryRefused(
             "given up after 99 attempts: no connection"
         )

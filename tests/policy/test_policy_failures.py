@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nested import changed
 from policy_jobs import job, supervisor
 
-from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, ScaleTo, Stop
+from scavenger.domain.decision import Blacklist, ChangeSize, Decision, Hold, Pause, Stop
 from scavenger.domain.snapshot import Departure, JobSnapshot
 from scavenger.policy import Chain
 from scavenger.policy.failures import AvoidFailures
@@ -92,7 +92,7 @@ class Says:
 
 
 def test_the_first_that_does_not_hold_wins_and_every_reason_before_it_is_kept() -> None:
-    out, stop = ScaleTo(5, 100, "grow"), Stop("broke", "budget")
+    out, stop = ChangeSize(5, 100, "grow"), Stop("broke", "budget")
 
     won = Chain((Says(Hold("rich")), Says(Hold("healthy")), Says(out), Says(stop))).decide(job())
 
@@ -112,7 +112,7 @@ def test_a_chain_of_nothing_and_a_cluster_of_nobody_are_refused() -> None:
     with pytest.raises(ValueError, match="needs a policy"):
         Chain(())
     with pytest.raises(ValueError, match="cannot scale"):
-        ScaleTo(0, 10, "")
+        ChangeSize(0, 10, "")
     with pytest.raises(ValueError, match="cannot scale"):
-        ScaleTo(5, 4, "")
+        ChangeSize(5, 4, "")
     assert len(job().cluster.training) == len(supervisor(4))

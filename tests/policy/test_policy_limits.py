@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nested import changed
 from policy_jobs import Cluster, at, job, saturating, supervisor
 
-from scavenger.domain.decision import Hold, ScaleTo, Stop
+from scavenger.domain.decision import ChangeSize, Hold, Stop
 from scavenger.policy import Chain
 from scavenger.policy.limits import StayWithinLimits
 from scavenger.policy.projection import affords, misfit, project
@@ -132,7 +132,7 @@ def test_it_steers_to_a_size_that_meets_the_limits(
 
     decision = StayWithinLimits(EIGHT).decide(snapshot)
 
-    assert (decision.workers if isinstance(decision, ScaleTo) else None) == then, decision
+    assert (decision.workers if isinstance(decision, ChangeSize) else None) == then, decision
     assert isinstance(StayWithinLimits().decide(snapshot), Hold)
 
 
@@ -204,5 +204,5 @@ def test_the_other_batch_sizes_of_a_job_are_not_mixed_up() -> None:
     measured = job({4: 200.0}, remaining_samples=7.2e5, budget_usd=4.9)
     other = changed(measured, configuration=at(4, 512), reference=at(4, 512))
 
-    assert isinstance(StayWithinLimits(EIGHT).decide(measured), ScaleTo)
+    assert isinstance(StayWithinLimits(EIGHT).decide(measured), ChangeSize)
     assert isinstance(StayWithinLimits(EIGHT).decide(other), Hold)

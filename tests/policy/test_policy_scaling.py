@@ -12,7 +12,7 @@ from nested import changed
 from policy_jobs import BATCH, Cluster, at, job, saturating, supervisor
 
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.decision import Decision, Hold, ScaleTo
+from scavenger.domain.decision import ChangeSize, Decision, Hold
 from scavenger.domain.snapshot import JobSnapshot, Throughput, WorkerSnapshot
 from scavenger.domain.utility import ConcaveUtility, LinearUtility, StepUtility, UtilityCurve, UtilityStep
 from scavenger.policy.batch import WeakScaling
@@ -33,7 +33,7 @@ LINEAR = UtilityCurve(linear=LinearUtility(worth=100.0, until=3600.0))
 
 def aim(decision: Decision, now: int) -> int:
     """The size that the job has after a decision."""
-    return decision.workers if isinstance(decision, ScaleTo) else now
+    return decision.workers if isinstance(decision, ChangeSize) else now
 
 
 # ---- s_{k,d} ---------------------------------------------------------------------------------------------
@@ -110,14 +110,14 @@ def test_the_schedule_of_the_papers_third_figure(now: int, known: dict[int, floa
     if then is None:
         assert isinstance(decision, Hold), decision
     else:
-        assert isinstance(decision, ScaleTo), decision
+        assert isinstance(decision, ChangeSize), decision
         assert (decision.workers, decision.global_batch_size) == (then, BATCH)
 
 
 def test_the_reason_holds_the_numbers() -> None:
     decision = ScaleByThroughput(FOURS).decide(job({4: 400, 8: 420}, workers=8, reference=4))
 
-    assert decision == ScaleTo(
+    assert decision == ChangeSize(
         4,
         BATCH,
         "settles on 4 workers: from 4 to 8 workers, 400 to 420 samples/s, each brings 0.05 of a present one, "

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from policy_jobs import at, job
 
-from scavenger.domain.decision import Hold, ScaleTo, Stop
+from scavenger.domain.decision import ChangeSize, Hold, Stop
 from scavenger.domain.elastic import ScalingPolicy
 from scavenger.domain.job import JobSpec
 from scavenger.policy import policy_for
@@ -94,7 +94,7 @@ def test_the_whole_chain_puts_money_before_size_and_keeps_what_was_said() -> Non
     chain = policy_for(spec({"policy": "throughput"}))
 
     grown = chain.decide(job({4: 400.0}))
-    assert isinstance(grown, ScaleTo)
+    assert isinstance(grown, ChangeSize)
     assert len(grown.considered) == 2
     assert isinstance(chain.decide(job({4: 400.0}, budget_usd=1.0, look_every_s=10.0)), Stop)
 
@@ -102,5 +102,5 @@ def test_the_whole_chain_puts_money_before_size_and_keeps_what_was_said() -> Non
 def test_a_model_that_changes_its_mind_is_followed_only_under_policy_model() -> None:
     planned = job(planned=at(6))
 
-    assert isinstance(policy_for(spec()).decide(planned), ScaleTo)
+    assert isinstance(policy_for(spec()).decide(planned), ChangeSize)
     assert isinstance(policy_for(spec({"policy": "fixed"})).decide(planned), Hold)

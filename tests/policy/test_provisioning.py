@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nested import built, changed
 
 from scavenger.control.provisioning.fleet_agents import ACKNOWLEDGE_S
-from scavenger.domain.intent import FleetSpec, Intent, Past, PlacementOption, Situation, VmSlot
+from scavenger.domain.intent import FleetSpec, Intent, Past, PlacementOption, RegionSnapshot, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.policy.provisioning.actions import (
     Action,
@@ -22,11 +22,11 @@ from scavenger.policy.provisioning.actions import (
     Alarm,
     Create,
     Drain,
+    ExtendLife,
     Listing,
-    Look,
     MarkGone,
+    PollVm,
     Quarantine,
-    Renew,
     Retry,
     Sweep,
     Terminate,
@@ -95,7 +95,7 @@ class Scene:
 
     def __init__(self, *intents: Intent, config: ProvisioningConfig = CONFIG, **more: Any) -> None:
         given: dict[str, Any] = {"fleets": (WANTED,), "ended": frozenset(), "past": past()}
-        self.situation = Situation(intents=intents, **(given | more))
+        self.situation = RegionSnapshot(intents=intents, **(given | more))
         self.config, self.memory, self.now_s = config, Memory(), 0.0
 
     def look(self, listed: Iterable[VmSeen] | None = None, *, after_s: float = 0.0) -> tuple[Action, ...]:
@@ -285,7 +285,7 @@ class TestEvidence:
     @pytest.mark.parametrize("state", ["UP", "DELETING"])
     def test_a_vm_that_is_not_listed_is_looked_at_and_not_taken_for_gone(self, state: str) -> None:
         actions = Scene(intent(state=state)).look([])
-        assert Look(intent(state=state)) in actions
+        assert PollVm(intent(state=state)) in actions
         assert not only(actions, MarkGone)
 
     def test_a_vm_that_is_seen_gone_is_gone(self) -> None:
@@ -331,7 +331,7 @@ class TestEnding:
         actions = scene.look(after_s=CONFIG.vm.silence_s)
         assert not only(actions, Drain)
         assert [one.kind for one in only(actions, Alarm)] == ["silence"]
-        assert not only(actions, Renew)
+        assert not only(actions, ExtendLife)
 
         scene.change(intent("t0", acks=1), intent("t1", acks=2, slot=1))
         (drain,) = only(scene.look(), Drain)
@@ -376,7 +376,7 @@ class TestEnding:
 
     def test_only_vms_that_joined_and_are_heard_of_live_on(self) -> None:
         scene = Scene(intent("t0"), intent("t1", acks=1, slot=1))
-        assert [one.intent.id for one in only(scene.look(), Renew)] == ["t1"]
+        assert [one.intent.id for one in only(scene.look(), ExtendLife)] == ["t1"]
 
 
 class TestSweeping:
@@ -430,7 +430,7 @@ class TestMoney:
         drain_usd = 0.36 * WANTED.drain_s / 3600
         one = intent(acks=1, spent_usd=0.5)
         told = Scene(one, fleets=(replace(WANTED, slots=(VmSlot(0),), budget_usd=0.6),)).look()
-        assert kinds(told) == ["Renew", "Alarm"]
+        assert kinds(told) == ["ExtendLife", "Alarm"]
 
         over = replace(WANTED, slots=(VmSlot(0),), budget_usd=0.6 - drain_usd)
         (drain, *_) = Scene(one, fleets=(over,)).look()

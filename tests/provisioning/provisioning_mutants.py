@@ -13,7 +13,7 @@ from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, CloudUnavailableError
-from scavenger.policy.provisioning.actions import Action, Look, Sweep
+from scavenger.policy.provisioning.actions import Action, PollVm, Sweep
 from scavenger.policy.provisioning.config import ProvisioningConfig
 
 
@@ -42,7 +42,7 @@ class NotListedMeansGone(Reconciler):
     """Believes a listing."""
 
     def _do(self, action: Action) -> Steps[None]:
-        if isinstance(action, Look):
+        if isinstance(action, PollVm):
             yield from self._gone(action.intent, "died", "not listed", None)
         else:
             yield from super()._do(action)

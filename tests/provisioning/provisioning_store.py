@@ -9,7 +9,7 @@ from typing import Any
 
 from nested import changed
 
-from scavenger.domain.intent import Ending, Fence, FleetSpec, Intent, Lease, Past, Situation
+from scavenger.domain.intent import Ending, Fence, FleetSpec, Intent, Lease, Past, RegionSnapshot
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import StoreError
 
@@ -81,14 +81,14 @@ class MemoryStore:
     def heartbeat(self, job_id: str) -> None:
         self.pulses[job_id] = str(self._now())
 
-    def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation:
+    def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> RegionSnapshot:
         spec = tuple(one for one in self.specs.values() if one.job_id not in self.ended_jobs)
         living = tuple(one for one in self.rows.values() if one.state != "GONE")
         ended = frozenset(
             token for token in tokens if token in self.rows and self.rows[token].state == "GONE"
         )
         attempts = {one.job_id: one.attempt for one in living} | {one.job_id: one.attempt for one in spec}
-        return Situation(spec, living, ended, {job: self._past(job, attempts[job]) for job in attempts})
+        return RegionSnapshot(spec, living, ended, {job: self._past(job, attempts[job]) for job in attempts})
 
     def _past(self, job_id: str, attempt: int) -> Past:
         rows = [one for one in self.rows.values() if one.job_id == job_id]

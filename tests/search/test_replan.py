@@ -11,17 +11,24 @@ from spaces import curve_of
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.search.choose import choose
-from scavenger.search.replan import GAIN_MIN, Move, Switch, why_measure_no_more, worth_moving, worth_repeating
+from scavenger.search.replan import (
+    GAIN_MIN,
+    Relocation,
+    SwitchCost,
+    why_measure_no_more,
+    worth_moving,
+    worth_repeating,
+)
 
-FREE = Switch(0.0, 0.0)
+FREE = SwitchCost(0.0, 0.0)
 POINTS = st.lists(
     st.tuples(st.floats(1.0, 1e4), st.floats(0.01, 100.0)), min_size=2, max_size=6, unique_by=lambda p: p[0]
 )
 
 
 def move(
-    curve: TradeoffCurve, objective: str, now: int, *, remaining: float = 1.0, switch: Switch = FREE
-) -> Move | None:
+    curve: TradeoffCurve, objective: str, now: int, *, remaining: float = 1.0, switch: SwitchCost = FREE
+) -> Relocation | None:
     choice = choose(curve, objective)
     assert isinstance(choice, Choice)
     return worth_moving(curve, choice, curve[now].configuration, remaining=remaining, switch=switch)
@@ -30,11 +37,11 @@ def move(
 def test_a_faster_configuration_is_moved_to_only_if_it_gains_more_than_the_switch_takes() -> None:
     curve = curve_of((100.0, 10.0), (200.0, 4.0))
 
-    found = move(curve, "time", 1, switch=Switch(60.0, 1.0))
+    found = move(curve, "time", 1, switch=SwitchCost(60.0, 1.0))
     assert found is not None
     assert found.configuration == curve[0].configuration
     assert (found.saved_s, found.saved_usd) == (40.0, -7.0)
-    assert move(curve, "time", 1, switch=Switch(95.0, 1.0)) is None
+    assert move(curve, "time", 1, switch=SwitchCost(95.0, 1.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -51,14 +58,14 @@ def test_a_loss_of_a_move_is_not_told_as_a_negative_saving(
     saved_s: float, saved_usd: float, words: str
 ) -> None:
     where = curve_of((100.0, 10.0))[0].configuration
-    assert Move(where, saved_s, saved_usd, "").effect == words
+    assert Relocation(where, saved_s, saved_usd, "").effect == words
 
 
 def test_the_less_is_left_the_less_a_move_is_worth() -> None:
     curve = curve_of((100.0, 10.0), (200.0, 4.0))
 
-    assert move(curve, "time", 1, remaining=0.5, switch=Switch(30.0, 0.0)) is not None
-    assert move(curve, "time", 1, remaining=0.3, switch=Switch(30.0, 0.0)) is None
+    assert move(curve, "time", 1, remaining=0.5, switch=SwitchCost(30.0, 0.0)) is not None
+    assert move(curve, "time", 1, remaining=0.3, switch=SwitchCost(30.0, 0.0)) is None
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])
@@ -110,7 +117,7 @@ def test_by_time_a_move_always_saves_time_and_by_cost_money(
     points: list[tuple[float, float]], now: int, time_s: float, cost_usd: float
 ) -> None:
     assume(now < len(points))
-    curve, switch = curve_of(*points), Switch(time_s, cost_usd)
+    curve, switch = curve_of(*points), SwitchCost(time_s, cost_usd)
 
     if (found := move(curve, "time", now, switch=switch)) is not None:
         assert found.saved_s > 0.0
@@ -118,7 +125,7 @@ def test_by_time_a_move_always_saves_time_and_by_cost_money(
         assert found.saved_usd > 0.0
 
 
-def why(curve: TradeoffCurve, objective: str, log_sd: float, price: Switch) -> str:
+def why(curve: TradeoffCurve, objective: str, log_sd: float, price: SwitchCost) -> str:
     choice = choose(curve, objective)
     assert isinstance(choice, Choice)
     chosen = curve.configurations.index(choice.configuration)
@@ -131,21 +138,21 @@ def test_where_others_are_surely_worse_no_measurement_pays() -> None:
     curve = curve_of((100.0, 10.0), (200.0, 20.0), (400.0, 40.0))
 
     for objective in ("time", "cost", "knee"):
-        assert "% of what is left at most" in why(curve, objective, 0.02, Switch(0.1, 0.01))
+        assert "% of what is left at most" in why(curve, objective, 0.02, SwitchCost(0.1, 0.01))
 
 
 def test_where_another_may_be_better_measuring_pays_as_long_as_it_is_cheap() -> None:
     curve = curve_of((100.0, 10.0), (102.0, 10.2))
 
     for objective in ("time", "cost", "knee"):
-        assert why(curve, objective, 0.3, Switch(0.1, 0.01)) == ""
-        assert why(curve, objective, 0.3, Switch(90.0, 9.0))
+        assert why(curve, objective, 0.3, SwitchCost(0.1, 0.01)) == ""
+        assert why(curve, objective, 0.3, SwitchCost(90.0, 9.0))
 
 
 def test_what_is_ruled_out_is_not_worth_measuring() -> None:
     curve = curve_of((100.0, 10.0), (90.0, 9.0), (300.0, 30.0), excluded=(1,))
 
-    assert why(curve, "time", 0.2, Switch(1.0, 0.1))
+    assert why(curve, "time", 0.2, SwitchCost(1.0, 0.1))
 
 
 @given(points=POINTS, log_sd=st.floats(0.001, 1.0), price=st.floats(0.0, 1e3))
@@ -154,8 +161,8 @@ def test_more_doubt_never_ends_a_search_sooner(
 ) -> None:
     curve = curve_of(*points)
 
-    if why(curve, "time", 2.0 * log_sd, Switch(price, 0.0)):
-        assert why(curve, "time", log_sd, Switch(price, 0.0))
+    if why(curve, "time", 2.0 * log_sd, SwitchCost(price, 0.0)):
+        assert why(curve, "time", log_sd, SwitchCost(price, 0.0))
 
 
 def test_a_point_is_measured_again_for_two_hundredths_of_the_rest_and_at_another_moment() -> None:

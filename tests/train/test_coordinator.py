@@ -36,7 +36,7 @@ def led(hub: StubHub) -> Coordinator:
     coordinator = Coordinator(boot, hub)  # type: ignore[arg-type]
     coordinator._take(SUPERVISOR, BRIEF)
     coordinator._take("w0", m.Ready())
-    coordinator._take(SUPERVISOR, m.Resize(1, 2, 8, "start"))
+    coordinator._take(SUPERVISOR, m.ResizeMembers(1, 2, 8, "start"))
     return coordinator
 
 
@@ -58,7 +58,7 @@ def test_workers_that_are_gone_are_forgotten_everywhere() -> None:
         coordinator._take(name, m.Present(_MANIFEST, True, True, True, "here"))
         install(coordinator, hub)
         coordinator._expel(name, "was silent")
-        coordinator._take(SUPERVISOR, m.Ended(name))
+        coordinator._take(SUPERVISOR, m.ProcessEnded(name))
         install(coordinator, hub)
         coordinator._publish()
 

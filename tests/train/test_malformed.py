@@ -123,7 +123,7 @@ def test_a_view_or_death_that_is_none_is_no_message() -> None:
         said = msgspec.msgpack.encode({"type": "ViewInstalled", "view": {**fields, **wrong}})
         assert not is_message(said)
     for cause in Cause:
-        assert is_message(m.encode(m.Ended("w0", m.DeathBody("w0", "", cause.value, 1))))
+        assert is_message(m.encode(m.ProcessEnded("w0", m.DeathBody("w0", "", cause.value, 1))))
     with pytest.raises(ValueError, match="boredom"):
         m.DeathBody("w0", "", "boredom", 1)
 

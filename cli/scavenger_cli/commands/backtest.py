@@ -10,7 +10,7 @@ from rich.text import Text
 
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
-from scavenger.models.backtest import GroupResult, Skipped, Summary, coverage90, median_ape, summary
+from scavenger.models.backtest import ErrorSummary, GroupResult, Skipped, coverage90, median_ape, summary
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.options import ConvergenceOption, CurvesOption, Output, OutputOption, StepTimesOption
 from scavenger_cli.ui import console, render
@@ -125,7 +125,7 @@ def _figures(found: list[GroupResult | Skipped]) -> dict[str, Any]:
         ],
         "skipped": [{**_place(one), "reason": one.reason, "dropped": one.dropped} for one in skipped],
         "median_ape": median_ape(judged),
-        **(dict.fromkeys(Summary._fields) if total is None else total._asdict()),
+        **(dict.fromkeys(ErrorSummary._fields) if total is None else total._asdict()),
     }
 
 

@@ -107,7 +107,7 @@ def curves(
     """Draw predicted times and costs of a job or of past runs."""
     named = CurveFormat.JSON if output.is_json else form
     wanted = form_of(None if named is None else named.value, out)
-    limits = Limits.of(None if objective is None else objective.value, budget, deadline)
+    limits = CurveLimits.of(None if objective is None else objective.value, budget, deadline)
     sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
     if why is not None:
         _refuse_drawing_of_why(wanted, sizes)
@@ -129,7 +129,7 @@ def curves(
         if why is not None:
             return _write_why(source.why(found.id, *why), wanted, out)
     return _write(
-        _drawing(report_with_curve(found), Limits.of_job(found), sizes), wanted, out, verbose=verbose
+        _drawing(report_with_curve(found), CurveLimits.of_job(found), sizes), wanted, out, verbose=verbose
     )
 
 
@@ -164,7 +164,7 @@ def _write_why(document: dict[str, Any], form: str, out: Path | None) -> int:
     return 0
 
 
-def _imported(imported: Imported, limits: Limits) -> RunReport:
+def _imported(imported: Imported, limits: CurveLimits) -> RunReport:
     """A report without a job: the curve of past measurements and the choice from it."""
     from scavenger.control.search.outcome import NOTHING_SEARCHED
     from scavenger.search.choose import choose
@@ -180,7 +180,7 @@ def _imported(imported: Imported, limits: Limits) -> RunReport:
     )
 
 
-def _drawing(report: RunReport, limits: Limits, sizes: Sizes | None) -> Drawing:
+def _drawing(report: RunReport, limits: CurveLimits, sizes: Sizes | None) -> Drawing:
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     if sizes is None:
         return Drawing(report, deadline_s=deadline_s, budget_usd=budget_usd)
@@ -194,7 +194,7 @@ def _drawing(report: RunReport, limits: Limits, sizes: Sizes | None) -> Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CurveLimits:
     """Objective, deadline and budget of a curve; None where none is given."""
 
     objective: str | None = None
@@ -202,7 +202,7 @@ class Limits:
     budget_usd: float | None = None
 
     @classmethod
-    def of(cls, objective: str | None, budget: str | None, deadline: str | None) -> Limits:
+    def of(cls, objective: str | None, budget: str | None, deadline: str | None) -> CurveLimits:
         """Parse the options of the command line.
 
         Raises:
@@ -222,7 +222,7 @@ class Limits:
             raise ConfigurationError(str(error)) from error
 
     @classmethod
-    def of_job(cls, job: JobRecord) -> Limits:
+    def of_job(cls, job: JobRecord) -> CurveLimits:
         """Deadline and budget from a stored job's job file; its objective is in its report."""
         from scavenger.domain.job import JobSpec
 
@@ -233,13 +233,13 @@ class Limits:
         return cls(None, constraints.deadline, constraints.budget)
 
 
-def refuse_limits_of_a_job(limits: Limits) -> None:
+def refuse_limits_of_a_job(limits: CurveLimits) -> None:
     """Refuse an objective or limits for a stored job: its curve was made with those of its job file.
 
     Raises:
         ConfigurationError: If one was given.
     """
-    if limits != Limits():
+    if limits != CurveLimits():
         raise ConfigurationError(
             "--objective, --budget and --deadline go with --from; for a job: `scavenger plan JOB.yaml --objective ...`"
         )

@@ -43,7 +43,7 @@ class Example(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StarterValues:
     """Values for the job file, in the forms of options; None for those of the example."""
 
     name: str | None = None
@@ -124,12 +124,12 @@ def init(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Write a job file and a training module to start from."""
-    settings = Settings(name, train, metric, target, workers, budget)
+    settings = StarterValues(name, train, metric, target, workers, budget)
     chosen = Example.STARTER if example is None else example
     source = examples_path() / chosen.value
     job_file = source / JOB_FILE
     if not job_file.is_file():
-        if settings != Settings():
+        if settings != StarterValues():
             raise ConfigurationError(
                 f"--example {chosen.value} has no job file, so it takes no other options"
             )
@@ -160,7 +160,7 @@ def init(
     return 0
 
 
-def _refuse_code(settings: Settings, job: JobSpec) -> None:
+def _refuse_code(settings: StarterValues, job: JobSpec) -> None:
     """Refuse options that an example's training module would not follow."""
     if settings.train is not None or settings.metric is not None:
         raise ConfigurationError(
@@ -169,7 +169,7 @@ def _refuse_code(settings: Settings, job: JobSpec) -> None:
         )
 
 
-def _named(settings: Settings, folder: Path) -> Settings:
+def _named(settings: StarterValues, folder: Path) -> StarterValues:
     """Name the job after its folder, unless it has a name."""
     if settings.name is not None:
         return settings
@@ -177,15 +177,15 @@ def _named(settings: Settings, folder: Path) -> Settings:
     return replace(settings, name=name if isinstance(read_scalar(name), str) and name else "my-job")
 
 
-def _asked(job: JobSpec, settings: Settings) -> Settings:
+def _asked(job: JobSpec, settings: StarterValues) -> StarterValues:
     """Ask for the name and for each value that was not given."""
-    for field in fields(Settings):
+    for field in fields(StarterValues):
         if field.name == "name" or getattr(settings, field.name) is None:
             settings = _answered(field.name, _default(field.name, job, settings), job, settings)
     return settings
 
 
-def _answered(field: str, default: str, job: JobSpec, settings: Settings) -> Settings:
+def _answered(field: str, default: str, job: JobSpec, settings: StarterValues) -> StarterValues:
     """Ask for one value, again after an invalid answer; an empty answer takes the default.
 
     Raises:
@@ -207,7 +207,7 @@ def _answered(field: str, default: str, job: JobSpec, settings: Settings) -> Set
             return tried
 
 
-def _default(field: str, job: JobSpec, settings: Settings) -> str:
+def _default(field: str, job: JobSpec, settings: StarterValues) -> str:
     """What an empty answer means; empty for no value."""
     counts = job.search.workers
     defaults = {
@@ -220,18 +220,18 @@ def _default(field: str, job: JobSpec, settings: Settings) -> str:
     return defaults.get(field) or ""
 
 
-def _changed(job: JobSpec, settings: Settings) -> JobSpec:
+def _changed(job: JobSpec, settings: StarterValues) -> JobSpec:
     """The example's job with the user's values; another metric does not keep the target of the example's."""
     if _drops_target(job, settings):
         job = job.model_copy(update={"goal": job.goal.model_copy(update={"target": None})})
     return override_job(job, settings.changes())
 
 
-def _drops_target(job: JobSpec, settings: Settings) -> bool:
+def _drops_target(job: JobSpec, settings: StarterValues) -> bool:
     return settings.target is None and settings.metric not in (None, job.goal.metric)
 
 
-def _begun(source: Path, job: JobSpec, settings: Settings, folder: Path) -> dict[str, str]:
+def _begun(source: Path, job: JobSpec, settings: StarterValues, folder: Path) -> dict[str, str]:
     """The files of a new job by their path in its folder."""
     entry = _changed(job, settings).train
     texts = _copied(source)
@@ -254,7 +254,7 @@ def _copied(source: Path) -> dict[str, str]:
     return {path.name: path.read_text("utf-8").replace(f"examples/{source.name}/", "") for path in paths}
 
 
-def _job_text(text: str, job: JobSpec, settings: Settings) -> str:
+def _job_text(text: str, job: JobSpec, settings: StarterValues) -> str:
     """The text of a job file with the user's values; comments stay."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap, CommentedSeq

@@ -38,7 +38,7 @@ def run(
 
     try:
         from scavenger.control.cluster.operating import Installation
-        from scavenger.control.cluster.running import Options, run_operator
+        from scavenger.control.cluster.running import OperatorOptions, run_operator
     except ModuleNotFoundError as error:
         raise NotSupportedError(
             f"the operator needs {error.name}: pip install 'scavenger-ml[operator]'"
@@ -46,7 +46,7 @@ def run(
     logs.set_up("operator", logs.read_settings())
     installation = Installation(load_settings().kubernetes, leader_account)
     run_operator(
-        Options(namespace=namespace, lease_namespace=lease_namespace, liveness=liveness), installation
+        OperatorOptions(namespace=namespace, lease_namespace=lease_namespace, liveness=liveness), installation
     )
     return 0
 

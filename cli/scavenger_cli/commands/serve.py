@@ -55,7 +55,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """Where the API is served; see `scavenger.server.settings.ServerSettings`."""
 
     host: str
@@ -123,14 +123,16 @@ def serve(
     from scavenger.control.service.stopping import stopped_by_signals
 
     given = Given(jobs, local_jobs, budget, budget_per_user)
-    place = Place(host, port, tuple(allowed_host or ()), certificate, key) if api else None
+    place = ListenAddress(host, port, tuple(allowed_host or ()), certificate, key) if api else None
 
     with stopped_by_signals() as stop:  # also while it starts, which takes seconds
         _serve_until(stop, given, place, store_url)
     return 0
 
 
-def _serve_until(stop: threading.Event, given: Given, place: Place | None, store_url: str | None) -> None:
+def _serve_until(
+    stop: threading.Event, given: Given, place: ListenAddress | None, store_url: str | None
+) -> None:
     from scavenger import logs
     from scavenger.control.notifying.settings import notifying
     from scavenger.control.service.server import Server, configured_limits, run
@@ -162,7 +164,7 @@ def _budget_line(budgets: StoredBudgets) -> str:
 
 
 @contextmanager
-def _api(store: Store, place: Place | None, limits: QueueLimits) -> Iterator[str]:
+def _api(store: Store, place: ListenAddress | None, limits: QueueLimits) -> Iterator[str]:
     """Serve the API within the block, and say where, with a token if this is the first start; yields its address."""
     if place is None:
         yield ""

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from scavenger.cloud.catalog.types import Listing, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError
 
@@ -38,7 +38,7 @@ class _Disk:
 @dataclass(frozen=True, slots=True)
 class _File:
     schema_version: Literal[1]
-    ec2: list[Listing]
+    ec2: list[CatalogEntry]
     rates: list[_Rate]
     disks: list[_Disk]
 
@@ -61,7 +61,7 @@ def read_cache(path: Path) -> Stock:
         raise ConfigurationError(
             f"{path}: refreshed prices cannot be read ({error}); remove the file, or refresh again"
         ) from error
-    ec2: dict[str, dict[str, Listing]] = {}
+    ec2: dict[str, dict[str, CatalogEntry]] = {}
     for listing in file.ec2:
         ec2.setdefault(listing.region, {})[listing.machine.name] = listing
     return Stock(

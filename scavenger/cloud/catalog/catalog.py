@@ -13,7 +13,7 @@ from functools import cached_property
 
 from scavenger.cloud.catalog.compute_engine import SHAPES, custom_shape, listing_of_shape
 from scavenger.cloud.catalog.prices import OwnPrices
-from scavenger.cloud.catalog.types import GIB, Listing, Stock, Wanted
+from scavenger.cloud.catalog.types import GIB, CatalogEntry, Stock, VmRequirements
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
@@ -40,7 +40,7 @@ class Catalog:
 
     def __init__(self, stock: Stock, own: OwnPrices | None = None, *, today: date) -> None:
         self._stock, self._own, self._today = stock, own, today
-        self._listings: dict[tuple[str, str], dict[str, Listing]] = {}
+        self._listings: dict[tuple[str, str], dict[str, CatalogEntry]] = {}
 
     def regions(self, provider: str) -> tuple[str, ...]:
         """Where a price is known.
@@ -65,7 +65,9 @@ class Catalog:
                 regions[price.provider].add(price.region)
         return {provider: tuple(sorted(known)) for provider, known in regions.items()}
 
-    def listings(self, provider: str, region: str, wanted: Wanted | None = None) -> tuple[Listing, ...]:
+    def listings(
+        self, provider: str, region: str, wanted: VmRequirements | None = None
+    ) -> tuple[CatalogEntry, ...]:
         """The types of a region that will do, whatever their caveats, cheapest first, those without a price last.
 
         Raises:
@@ -77,7 +79,7 @@ class Catalog:
         found += [listing for name in sorted(named) if (listing := self._custom(provider, region, name))]
         return tuple(sorted(found, key=_by_price))
 
-    def listing(self, provider: str, region: str, vm: str) -> Listing:
+    def listing(self, provider: str, region: str, vm: str) -> CatalogEntry:
         """One type; Compute Engine's custom types (`n2-custom-4-16384`) as well.
 
         Raises:
@@ -112,7 +114,7 @@ class Catalog:
             )
         return price
 
-    def _price(self, listing: Listing, *, spot: bool) -> Price | None:
+    def _price(self, listing: CatalogEntry, *, spot: bool) -> Price | None:
         """Such that one may decide by it; a price that the user wrote down does not age."""
         price = listing.price(spot=spot)
         if price is None or not spot or (self._own is not None and price.source == self._own.source):
@@ -120,7 +122,7 @@ class Catalog:
         return price if price.age_days(self._today) <= SPOT_DAYS_MAX else None
 
     def offers(
-        self, provider: str, region: str, wanted: Wanted | None = None, *, spot: bool = False
+        self, provider: str, region: str, wanted: VmRequirements | None = None, *, spot: bool = False
     ) -> tuple[Offer, ...]:
         """What may be searched: every type that will do, with a known price, cheapest first.
 
@@ -130,7 +132,7 @@ class Catalog:
         Raises:
             ConfigurationError: If a type is named that does not exist or has no known price, or if nothing will do.
         """
-        wanted = wanted or Wanted()
+        wanted = wanted or VmRequirements()
         for vm in wanted.vms:
             self.price(provider, region, vm, spot=spot)
         listings = self.listings(provider, region, wanted)
@@ -199,14 +201,14 @@ class Catalog:
             found = [price for listing in listings if (price := listing.price(spot=spot)) is not None]
         return min((price.age_days(self._today) for price in found), default=None)
 
-    def _table(self, provider: str, region: str) -> dict[str, Listing]:
+    def _table(self, provider: str, region: str) -> dict[str, CatalogEntry]:
         key = provider, region
         if key not in self._listings:
             known = self.regions(provider)
             if region not in known:
                 hint = did_you_mean(region, known)
                 raise ConfigurationError(f"{provider} has no region {shown(region)} in the catalogue{hint}")
-            table: Mapping[str, Listing] = self._stock.ec2.get(region, {})
+            table: Mapping[str, CatalogEntry] = self._stock.ec2.get(region, {})
             if provider == "gcp":
                 table = {
                     name: listing_of_shape(shape, region, self._stock.rates) for name, shape in SHAPES.items()
@@ -214,7 +216,7 @@ class Catalog:
             self._listings[key] = self._own.apply(provider, region, table) if self._own else dict(table)
         return self._listings[key]
 
-    def _custom(self, provider: str, region: str, vm: str) -> Listing | None:
+    def _custom(self, provider: str, region: str, vm: str) -> CatalogEntry | None:
         shape = custom_shape(vm) if provider == "gcp" else None
         if shape is None:
             return None
@@ -222,13 +224,13 @@ class Catalog:
         return self._own.apply(provider, region, {vm: listing})[vm] if self._own else listing
 
 
-def _by_price(listing: Listing) -> tuple[float, str]:
+def _by_price(listing: CatalogEntry) -> tuple[float, str]:
     known = [price.usd_per_hour for price in (listing.on_demand, listing.spot) if price is not None]
     on_demand = listing.on_demand.usd_per_hour if listing.on_demand else None
     return (on_demand or min(known, default=math.inf), listing.machine.name)
 
 
-def _offer(listing: Listing, price: Price, *, spot: bool) -> Offer:
+def _offer(listing: CatalogEntry, price: Price, *, spot: bool) -> Offer:
     machine = listing.machine
     return Offer(
         provider=machine.provider,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scavenger.cloud.catalog.types import Listing, MachineType, Rates
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Rates
 from scavenger.domain.cost import Price
 
 _SHARED_CORE = "shared core: its speed is not its own"
@@ -135,9 +135,9 @@ def custom_shape(name: str) -> Shape | None:
     return Shape(MachineType("gcp", name, cpus, gib), tuple(parts))
 
 
-def listing_of_shape(shape: Shape, region: str, rates: Rates) -> Listing:
+def listing_of_shape(shape: Shape, region: str, rates: Rates) -> CatalogEntry:
     """A shape with its prices in a region; a price is known only if that of every part is."""
-    return Listing(
+    return CatalogEntry(
         shape.machine,
         region,
         on_demand=_priced(shape, region, rates, spot=False),

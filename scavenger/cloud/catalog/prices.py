@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from scavenger.cloud.catalog.types import Listing, MachineType
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType
 from scavenger.domain.cost import Price
 from scavenger.domain.forms import FrozenModel, VmName, fault, is_number, shown
 from scavenger.errors import ConfigurationError
@@ -124,7 +124,9 @@ class OwnPrices:
     source: str
     dated: date
 
-    def apply(self, provider: str, region: str, listings: Mapping[str, Listing]) -> dict[str, Listing]:
+    def apply(
+        self, provider: str, region: str, listings: Mapping[str, CatalogEntry]
+    ) -> dict[str, CatalogEntry]:
         """The listings of one region with own prices and discounts; types that only the file has are added.
 
         Raises:
@@ -142,13 +144,13 @@ class OwnPrices:
                 )
         return result
 
-    def _listing(self, price: OwnPrice, region: str, known: Listing | None) -> Listing | None:
+    def _listing(self, price: OwnPrice, region: str, known: CatalogEntry | None) -> CatalogEntry | None:
         """What an own price is of; None for a type that neither the catalogue nor the file describes."""
         if price.cpus is None or price.memory is None:
             return known
         if known is None:
             gpus = price.gpus or 0
-            return Listing(
+            return CatalogEntry(
                 MachineType(price.provider, price.vm, price.cpus, price.memory, price.gpu or "", gpus), region
             )
         machine = known.machine
@@ -162,14 +164,14 @@ class OwnPrices:
     def _own(self, usd: float | None) -> Price | None:
         return None if usd is None else Price(usd, self.source, self.dated)
 
-    def _discounted(self, listing: Listing) -> Listing:
+    def _discounted(self, listing: CatalogEntry) -> CatalogEntry:
         return replace(
             listing,
             on_demand=self._less(listing, listing.on_demand, "on_demand"),
             spot=self._less(listing, listing.spot, "spot"),
         )
 
-    def _less(self, listing: Listing, price: Price | None, kind: str) -> Price | None:
+    def _less(self, listing: CatalogEntry, price: Price | None, kind: str) -> Price | None:
         machine = listing.machine
         for family in (machine.family, None):
             for discount in self.content.discounts:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.cloud.catalog.types import Fetched, Listing, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Fetched, Stock
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError
 
 BY_REGION = frozenset({"aws"})
@@ -82,5 +82,5 @@ def _public(provider: str, known: Stock, error: CredentialsError) -> Fetched:
     return Fetched(stock, (CredentialsError(told),))
 
 
-def _newest(listings: Iterable[Listing]) -> date:
+def _newest(listings: Iterable[CatalogEntry]) -> date:
     return max((one.on_demand.dated for one in listings if one.on_demand is not None), default=date.min)

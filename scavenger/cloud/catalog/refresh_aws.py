@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scavenger.cloud.catalog.ec2 import ec2_machine
-from scavenger.cloud.catalog.types import Fetched, Listing, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Fetched, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError
 
@@ -73,7 +73,7 @@ def fetch_aws(
             errors.append(error)
             return None
 
-    ec2: dict[str, dict[str, Listing]] = {}
+    ec2: dict[str, dict[str, CatalogEntry]] = {}
     for region in regions:
         listings = tried(partial(_listings, session, config, region, now))
         spot = tried(partial(_spot_prices, session, config, region, now))
@@ -93,7 +93,7 @@ def fetch_aws(
     return Fetched(Stock(ec2=ec2), tuple(errors))
 
 
-def _listings(session: Any, config: Any, region: str, now: datetime) -> dict[str, Listing]:
+def _listings(session: Any, config: Any, region: str, now: datetime) -> dict[str, CatalogEntry]:
     with _our_errors(region):
         pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
         listings = parse_price_list(price_list(pricing, region), region, now)
@@ -108,8 +108,10 @@ def _spot_prices(session: Any, config: Any, region: str, now: datetime) -> dict[
 
 
 def merged(
-    known: Mapping[str, Listing], listings: Mapping[str, Listing] | None, spot: Mapping[str, Price] | None
-) -> dict[str, Listing]:
+    known: Mapping[str, CatalogEntry],
+    listings: Mapping[str, CatalogEntry] | None,
+    spot: Mapping[str, Price] | None,
+) -> dict[str, CatalogEntry]:
     """The types of the new price list, or those that are known if there is none; with what is known of the rest."""
     merged = {}
     for name, listing in (known if listings is None else listings).items():
@@ -134,13 +136,15 @@ def price_list(pricing: Any, region: str) -> Iterator[Mapping[str, Any]]:
             yield json.loads(text)
 
 
-def parse_price_list(products: Iterable[Mapping[str, Any]], region: str, now: datetime) -> dict[str, Listing]:
+def parse_price_list(
+    products: Iterable[Mapping[str, Any]], region: str, now: datetime
+) -> dict[str, CatalogEntry]:
     """Types with their on-demand prices, by name.
 
     What a filter let through that is not a plain Linux VM is left out, as are prices of 0. Of two prices of one type
     the higher is taken, so that nothing costs more than was said.
     """
-    found: dict[str, Listing] = {}
+    found: dict[str, CatalogEntry] = {}
     for document in products:
         try:
             attributes = document["product"]["attributes"]
@@ -161,7 +165,7 @@ def parse_price_list(products: Iterable[Mapping[str, Any]], region: str, now: da
             continue
         known = found.get(name)
         if known is None or (known.on_demand is not None and known.on_demand.usd_per_hour < usd):
-            found[name] = Listing(machine, region, on_demand=Price(usd, "AWS price list", now.date()))
+            found[name] = CatalogEntry(machine, region, on_demand=Price(usd, "AWS price list", now.date()))
     return found
 
 

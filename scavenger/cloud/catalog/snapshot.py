@@ -16,7 +16,7 @@ from typing import Any
 
 from scavenger.cloud.catalog.cache import read_cache
 from scavenger.cloud.catalog.ec2 import ec2_machine, mend
-from scavenger.cloud.catalog.types import Listing, RateKey, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, RateKey, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError
 
@@ -100,17 +100,17 @@ def _ec2_types(folder: Path) -> Mapping[str, Any]:
 
 def _ec2(
     table: Mapping[str, Mapping[str, float]], types: Mapping[str, Any], source: str, dated: date
-) -> dict[str, dict[str, Listing]]:
+) -> dict[str, dict[str, CatalogEntry]]:
     machines = {
         name: machine
         for name, type_ in types.items()
         if (machine := ec2_machine(name, type_["extra"], memory_gib=type_["ram"] / 1024)) is not None
     }
-    regions: dict[str, dict[str, Listing]] = {}
+    regions: dict[str, dict[str, CatalogEntry]] = {}
     for (name, region), (usd, how) in mend(table).items():
         if name in machines:
             price = Price(usd, source + _MENDED[how], dated)
-            regions.setdefault(region, {})[name] = Listing(machines[name], region, on_demand=price)
+            regions.setdefault(region, {})[name] = CatalogEntry(machines[name], region, on_demand=price)
     return regions
 
 

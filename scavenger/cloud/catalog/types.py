@@ -51,7 +51,7 @@ class MachineType:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class CatalogEntry:
     """A machine type in a region, with what is known of its prices.
 
     Attributes:
@@ -78,7 +78,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VmRequirements:
     """What a VM must be; a field that is None or empty asks for nothing.
 
     Attributes:
@@ -92,7 +92,7 @@ class Wanted:
     accelerator: str | None = None
 
     @classmethod
-    def of(cls, resources: ResourcesSpec | None) -> Wanted:
+    def of(cls, resources: ResourcesSpec | None) -> VmRequirements:
         """As a job file says it."""
         return cls() if resources is None else cls(resources.vms, resources.cpus, resources.memory)
 
@@ -125,7 +125,7 @@ class Stock:
         disks: Of one GiB of a plain boot disk, by provider and region.
     """
 
-    ec2: Mapping[str, Mapping[str, Listing]] = field(default_factory=dict)
+    ec2: Mapping[str, Mapping[str, CatalogEntry]] = field(default_factory=dict)
     rates: Rates = field(default_factory=dict)
     disks: Mapping[tuple[str, str], Price] = field(default_factory=dict)
 

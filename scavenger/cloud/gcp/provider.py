@@ -40,7 +40,7 @@ from scavenger.cloud.gcp.names import (
     request_id,
     tags_of,
 )
-from scavenger.cloud.gcp.vm import GcpSettings, instance_of, seen_of, time_of
+from scavenger.cloud.gcp.vm import GcpInstallation, instance_of, seen_of, time_of
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 from scavenger.errors import (
     CloudUnavailableError,
@@ -92,7 +92,7 @@ class GcpProvider:
         project: str,
         region: str,
         *,
-        settings: GcpSettings | None = None,
+        settings: GcpInstallation | None = None,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -101,7 +101,7 @@ class GcpProvider:
     ) -> None:
         self.region = region
         self.project = project
-        self.settings = settings or GcpSettings()
+        self.settings = settings or GcpInstallation()
         self.endpoint = environment.get(ENDPOINT_VARIABLE, "")
         self._clock, self._sleep = clock, sleep
         self._call_timeout_s, self._operation_timeout_s = call_timeout_s, operation_timeout_s
@@ -158,7 +158,7 @@ class GcpProvider:
             self._without_notice.add(family)
         return self._launch(request, replace(self.settings, preemption_notice_s=0))
 
-    def _launch(self, request: VmRequest, settings: GcpSettings) -> VmSeen:
+    def _launch(self, request: VmRequest, settings: GcpInstallation) -> VmSeen:
         body = instance_of(request, settings)
         if request.template.settings.logins_from:
             self.let_in(request)

@@ -42,7 +42,7 @@ _STATES: dict[str, VmState] = {
 
 
 @dataclass(frozen=True, slots=True)
-class GcpSettings:
+class GcpInstallation:
     """What all VMs of an installation share, in addition to each request's `VmSettings`.
 
     Attributes:
@@ -54,7 +54,7 @@ class GcpSettings:
     preemption_notice_s: int = 120
 
 
-def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instance:
+def instance_of(request: VmRequest, settings: GcpInstallation) -> compute_v1.Instance:
     """The body of the insert: everything that tells the VM as ours is in it.
 
     Raises:
@@ -137,7 +137,7 @@ def time_of(text: str) -> datetime | None:
         return None
 
 
-def _scheduling(request: VmRequest, settings: GcpSettings, *, accelerated: bool) -> compute_v1.Scheduling:
+def _scheduling(request: VmRequest, settings: GcpInstallation, *, accelerated: bool) -> compute_v1.Scheduling:
     if not (math.isfinite(request.template.run_max_s) and 0 < request.template.run_max_s <= _RUN_MAX_S):
         raise ConfigurationError(
             f"a VM of Google Cloud ends itself after at most {_RUN_MAX_S // 86_400} days, "

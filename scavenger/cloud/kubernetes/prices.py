@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 
-from scavenger.cloud.catalog.types import GIB, Listing, MachineType, Wanted
+from scavenger.cloud.catalog.types import GIB, CatalogEntry, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.nodes import KubernetesNode, share_of
 from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape
 from scavenger.domain.configuration import Offer
@@ -47,7 +47,7 @@ class PodCatalog:
         self._settings, self._region, self._today, self._nodes = settings, region, today, nodes
         self._known: dict[tuple[PodShape, bool], Price | None] = {}
 
-    def listing(self, provider: str, region: str, vm: str) -> Listing:
+    def listing(self, provider: str, region: str, vm: str) -> CatalogEntry:
         """One size, with its prices.
 
         Raises:
@@ -58,7 +58,7 @@ class PodCatalog:
         gpu = "GPU" if shape.gpus else ""
         machine = MachineType("kubernetes", str(shape), shape.cpus, shape.memory_gib, gpu, shape.gpus)
         spot = self._price(shape, spot=True) if self._settings.spot_labels else None
-        return Listing(machine, self._region, self._price(shape, spot=False), spot)
+        return CatalogEntry(machine, self._region, self._price(shape, spot=False), spot)
 
     def price(self, provider: str, region: str, vm: str, *, spot: bool = False) -> Price:
         """What a pod of a size costs in an hour.
@@ -79,7 +79,7 @@ class PodCatalog:
         return price
 
     def offers(
-        self, provider: str, region: str, wanted: Wanted | None = None, *, spot: bool = False
+        self, provider: str, region: str, wanted: VmRequirements | None = None, *, spot: bool = False
     ) -> tuple[Offer, ...]:
         """The sizes that are named, or the one that is asked for by its amounts.
 
@@ -87,7 +87,7 @@ class PodCatalog:
             ConfigurationError: If a price is not known, or a GPU is asked for by its name.
             CloudError: As `listing`.
         """
-        wanted = wanted or Wanted()
+        wanted = wanted or VmRequirements()
         if wanted.accelerator:
             raise ConfigurationError(
                 f"resources: accelerators: {wanted.accelerator}: on Kubernetes, name the size of the pods, as "
@@ -222,7 +222,7 @@ def _amounts(pool: NodePool) -> dict[str, str] | None:
     return {"cpu": f"{pool.cpus * 1000:.0f}m", "memory": f"{pool.memory * 1024:.0f}Mi", **gpus}
 
 
-def _asked(wanted: Wanted) -> PodShape:
+def _asked(wanted: VmRequirements) -> PodShape:
     """The smallest size that will do."""
     cpus = max(1, int(_CPUS if wanted.cpus is None else wanted.cpus.value))
     memory_gib = cpus * _GIB_PER_CPU if wanted.memory is None else wanted.memory.value

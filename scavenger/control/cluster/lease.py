@@ -29,7 +29,7 @@ Look = Literal["take", "renew", "wait"]
 
 
 @dataclass
-class Candidate:
+class LeaderElection:
     """One operator that may act, as a state machine: it is shown the lease, and says what to do.
 
     Args:
@@ -100,7 +100,7 @@ class LeaseKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._place, self._began, self._clock = cluster, (namespace, name), began, clock
-        self._candidate = Candidate(me)
+        self._candidate = LeaderElection(me)
         self._held_until_s = -1.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)

@@ -28,7 +28,7 @@ NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 @dataclass(frozen=True)
-class Options:
+class OperatorOptions:
     """Of the command.
 
     Attributes:
@@ -54,7 +54,7 @@ class Options:
 
 
 def run_operator(
-    options: Options, installation: Installation, *, looked: Callable[[Looked], None] = lambda _: None
+    options: OperatorOptions, installation: Installation, *, looked: Callable[[Looked], None] = lambda _: None
 ) -> None:
     """Run until SIGTERM or SIGINT.
 

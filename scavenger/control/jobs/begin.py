@@ -9,7 +9,7 @@ from pathlib import Path
 from scavenger import logs
 from scavenger.control.jobs.platform import PreparedJob, Resources
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
-from scavenger.control.jobs.running_job import Parts, RunningJob
+from scavenger.control.jobs.running_job import JobAttempt, Parts
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
 from scavenger.control.training.audit import AUDIT_FILE
@@ -26,7 +26,7 @@ from scavenger.train.transport.messages.values import RestorePoint
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """How a job is run.
 
     Attributes:
@@ -44,7 +44,7 @@ class Options:
     clock: Callable[[], float]
 
 
-def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Journals:
+def open_journals(prepared: PreparedJob, options: RunOptions, work_dir: Path) -> Journals:
     """Open the job's journals; a resumed job appends to the journals of the earlier attempt.
 
     Raises:
@@ -65,7 +65,7 @@ def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Jo
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptInputs:
     """Inputs of one attempt at a job.
 
     Attributes:
@@ -76,7 +76,7 @@ class Attempt:
     """
 
     prepared: PreparedJob
-    options: Options
+    options: RunOptions
     store: Store
     observer: Observer
     recorder: Recorder
@@ -86,8 +86,8 @@ class Attempt:
     pause: Callable[[float], None]
 
 
-def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
-    """Build a job's parts; `RunningJob.run` starts them.
+def begin_job(attempt: AttemptInputs, *, stop: Callable[[str], None]) -> JobAttempt:
+    """Build a job's parts; `JobAttempt.run` starts them.
 
     Args:
         stop: Ends the job in an orderly way, for a given reason.
@@ -123,7 +123,7 @@ def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
         raise
 
 
-def _before(attempt: Attempt) -> EarlierAttempts:
+def _before(attempt: AttemptInputs) -> EarlierAttempts:
     """What earlier attempts have come to; of those of a job that begins again, what they have cost."""
     resumed, record = attempt.options.resumed, attempt.recorder.record
     if resumed is not None:
@@ -134,13 +134,13 @@ def _before(attempt: Attempt) -> EarlierAttempts:
 
 
 def _build(
-    attempt: Attempt,
+    attempt: AttemptInputs,
     resources: Resources,
     before: EarlierAttempts,
     *,
     warnings: Sequence[str],
     stop: Callable[[str], None],
-) -> RunningJob:
+) -> JobAttempt:
     prepared, options, recorder = attempt.prepared, attempt.options, attempt.recorder
     job, resumed = prepared.job, options.resumed
     checkpoints = (
@@ -203,7 +203,7 @@ def _build(
     )
     if not options.run:
         operations.refusing = "this is a plan, which ends with the choice; it can only be stopped"
-    running = RunningJob(
+    running = JobAttempt(
         Parts(recorder, attempt.journals, resources, supervisor, trainer, workflow, operations),
         observer=attempt.observer,
         checkpoints=checkpoints,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from scavenger.control.jobs.running_job import RunningJob
+from scavenger.control.jobs.running_job import JobAttempt
 from scavenger.control.search.outcome import NOTHING_SEARCHED, actual_of, search_outcome
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder
@@ -17,7 +17,7 @@ from scavenger.errors import Interrupted, LimitReachedError, ScavengerError, Sto
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobOutcome:
     """How a job ended.
 
     Attributes:
@@ -33,30 +33,30 @@ class Ending:
     limit: Literal["", "budget", "deadline"] = ""
 
 
-def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> Ending:
+def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> JobOutcome:
     """Translate the error that ended a job into its ending; a disk ends it like the store, which cannot be used either.
 
     Args:
         work_dir: The job's folder, used in the message of a file system error that names no file.
     """
     if isinstance(error, OSError):
-        return Ending(
+        return JobOutcome(
             "failed", f"{error.strerror or error}: {error.filename or work_dir}", StoreError.exit_code
         )
     if isinstance(error, Interrupted):
-        return Ending("interrupted", str(error), error.exit_code)
+        return JobOutcome("interrupted", str(error), error.exit_code)
     if isinstance(error, LimitReachedError):
-        return Ending("stopped", str(error), error.exit_code, in_haste=True, limit=error.limit)
-    return Ending("failed", str(error), error.exit_code)
+        return JobOutcome("stopped", str(error), error.exit_code, in_haste=True, limit=error.limit)
+    return JobOutcome("failed", str(error), error.exit_code)
 
 
 def report_of(
-    ending: Ending,
+    ending: JobOutcome,
     *,
     job_name: str,
     recorder: Recorder,
     journals: Journals | None,
-    running: RunningJob | None,
+    running: JobAttempt | None,
     run: bool,
 ) -> RunReport:
     """Build the report of a job whose processes have ended.
@@ -76,7 +76,7 @@ def report_of(
     return report if running is None else _with_run(report, running, run=run)
 
 
-def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport:
+def _with_run(report: RunReport, running: JobAttempt, *, run: bool) -> RunReport:
     """Add the results of the run to the report."""
     trainer, state = running.parts.trainer, running.parts.workflow.state
     with contextlib.suppress(OSError):  # the report warns about a full disk
@@ -105,7 +105,7 @@ def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport
     )
 
 
-def _actual(running: RunningJob) -> Actual | None:
+def _actual(running: JobAttempt) -> Actual | None:
     manifest = running.parts.supervisor.manifest
     if manifest is None:
         return None

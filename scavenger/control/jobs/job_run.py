@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scavenger.control.jobs.aggregator_vms import settled
-from scavenger.control.jobs.begin import Attempt, Options, begin_job, open_journals
-from scavenger.control.jobs.end import Ending, ended_by, report_of
+from scavenger.control.jobs.begin import AttemptInputs, RunOptions, begin_job, open_journals
+from scavenger.control.jobs.end import JobOutcome, ended_by, report_of
 from scavenger.control.jobs.job_trace import traced
 from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.jobs.relocation import forget_record
 from scavenger.control.jobs.resumption import Resumption
-from scavenger.control.jobs.running_job import RunningJob
+from scavenger.control.jobs.running_job import JobAttempt
 from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.search.model_library import check_models_exist
 from scavenger.control.tracking.base import TrackedRun
@@ -62,8 +62,8 @@ class JobRun:
     ) -> None:
         self._prepared, self._store, self._observer = prepared, store, observer
         self._submitted = job_id
-        self._options = Options(run, confirm, resumed, audit, clock)
-        self._running: RunningJob | None = None
+        self._options = RunOptions(run, confirm, resumed, audit, clock)
+        self._running: JobAttempt | None = None
         self._tracking: Tracking | None = None
         self._recorder_in_use: Recorder | None = None
         self._stop_reason: str | None = None
@@ -189,7 +189,7 @@ class JobRun:
             recorder.copy_to(work_dir / RECORD_FILE)
             if self._options.resumed is not None and self._options.resumed.moved_from is not None:
                 forget_record(self._options.resumed.moved_from)
-            attempt = Attempt(
+            attempt = AttemptInputs(
                 self._prepared,
                 self._options,
                 self._store,
@@ -200,7 +200,7 @@ class JobRun:
                 started_at,
                 self._pause,
             )
-            ending = Ending(self._driven(attempt))
+            ending = JobOutcome(self._driven(attempt))
         except (ScavengerError, Interrupted, OSError) as error:
             ending = ended_by(error, work_dir)
         except BaseException:
@@ -243,7 +243,7 @@ class JobRun:
         if self._stop_reason is not None:
             raise Interrupted(self._stop_reason)
 
-    def _driven(self, attempt: Attempt) -> JobState:
+    def _driven(self, attempt: AttemptInputs) -> JobState:
         self._running = begin_job(attempt, stop=self._stop_training)
         if self._stop_reason is not None:
             self._running.parts.trainer.stop(self._stop_reason)

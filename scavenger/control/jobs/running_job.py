@@ -42,7 +42,7 @@ class Parts:
     operations: OperationHandler
 
 
-class RunningJob:
+class JobAttempt:
     """One attempt at a job.
 
     Args:

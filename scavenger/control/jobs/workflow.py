@@ -16,12 +16,12 @@ from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.provisioning.model_size import model_size, record_size
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
 from scavenger.control.search.outcome import NOTHING_SEARCHED, progress_of, remaining_samples
-from scavenger.control.search.outlook import Outlook
+from scavenger.control.search.outlook import EpochForecaster
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
 from scavenger.control.search.select import (
-    Decision,
     Misfit,
+    Selection,
     ask_while_training,
     decide,
     fit_model,
@@ -92,7 +92,7 @@ class WorkflowState:
 
     space: SearchSpace
     search: Search | None = None
-    decision: Decision | None = None
+    decision: Selection | None = None
     predicted: Predicted | None = None
     chosen: Configuration | None = None
     moved_to: Configuration | None = None
@@ -136,7 +136,7 @@ class JobWorkflow:
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
-        self.outlook = Outlook(trainer, job.goal)
+        self.outlook = EpochForecaster(trainer, job.goal)
 
     def batch_at(self, workers: int) -> int:
         """The global batch size for a number of workers, by the job's batch rule."""
@@ -297,7 +297,7 @@ class JobWorkflow:
 
     def _search_and_move(
         self, plan: SearchPlan, prior: JobModel | None, known: Known
-    ) -> tuple[Decision | None, Configuration | None]:
+    ) -> tuple[Selection | None, Configuration | None]:
         """Search, unless a stored model serves; then choose a configuration and move to it.
 
         Returns:
@@ -341,8 +341,8 @@ class JobWorkflow:
         return decision, self._moved(decision, "chosen" if prior is None else "known from earlier runs")
 
     def _verified(
-        self, prior: JobModel, decision: Decision | None, chosen: Configuration, known: Known
-    ) -> tuple[Decision | None, Configuration | None]:
+        self, prior: JobModel, decision: Selection | None, chosen: Configuration, known: Known
+    ) -> tuple[Selection | None, Configuration | None]:
         """Compare a stored model with the first steps; where it is off, correct it (`reuse`), or search after all."""
         wrong = misfit(prior, chosen, self._trainer, steps=self._job.profile.steps)
         if wrong is None:
@@ -356,7 +356,7 @@ class JobWorkflow:
 
     def _corrected(
         self, wrong: Misfit, prior: JobModel, known: Known
-    ) -> tuple[Decision, Configuration | None]:
+    ) -> tuple[Selection, Configuration | None]:
         """Correct a stored model by the first steps of the run, and choose again; nothing is profiled.
 
         Computing and synchronising keep their laws, and get a factor each: what a machine does that is busier or idler
@@ -374,7 +374,7 @@ class JobWorkflow:
         )
         return decision, self._moved(decision, "known from earlier runs, corrected by the first steps")
 
-    def _moved(self, decision: Decision, reason: str) -> Configuration | None:
+    def _moved(self, decision: Selection, reason: str) -> Configuration | None:
         """Move to the choice if it is confirmed; returns it, or None if the run ends here."""
         trainer, chosen = self._trainer, self._confirmed(decision)
         if chosen is not None:
@@ -382,7 +382,7 @@ class JobWorkflow:
             trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
         return chosen
 
-    def _decide(self, model: JobModel, search: Search, known: Known, evidence: str) -> Decision:
+    def _decide(self, model: JobModel, search: Search, known: Known, evidence: str) -> Selection:
         """Predict all configurations and choose one; the search ends with that.
 
         Args:
@@ -407,7 +407,7 @@ class JobWorkflow:
         )
         return decision
 
-    def _curve_document(self, decision: Decision) -> dict[str, Any]:
+    def _curve_document(self, decision: Selection) -> dict[str, Any]:
         """The curve and the choice as a report of the running job, for those who look at it from elsewhere."""
         few, notes = thinned(decision.curve, decision.choice, CURVE_POINTS_MAX)
         report = RunReport(
@@ -419,7 +419,7 @@ class JobWorkflow:
         )
         return report_document(report)
 
-    def _confirmed(self, decision: Decision) -> Configuration | None:
+    def _confirmed(self, decision: Selection) -> Configuration | None:
         """Ask the user to confirm the choice; returns it, or None if the run ends here."""
         choice, predicted = decision.choice, decision.predicted
         if isinstance(choice, Infeasible) or predicted is None:
@@ -508,7 +508,7 @@ class JobWorkflow:
             outlook=self.outlook.told,
         )
 
-    def _end_without_choice(self, decision: Decision | None, known: Known) -> JobState:
+    def _end_without_choice(self, decision: Selection | None, known: Known) -> JobState:
         if decision is None:
             self._trainer.note(
                 "training finished before the search, so no choice was made; search fewer workers, "

@@ -29,7 +29,7 @@ from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.policy.admission import QueueLimits, budget_period
 from scavenger.policy.notifying import (
     Delivered,
-    Refused,
+    DeliveryRefused,
     SendAgain,
     after_answer,
     budget_notifications,
@@ -173,7 +173,7 @@ class Notifier:
             answer = post(url, body, headers_of(one.id, body, secret, now), private=webhook.private)
             status, reason, retry_after_s = answer.status, answer.reason, answer.retry_after_s
         except NotAllowedError as error:
-            self._refuse(taken, Refused(str(error)))
+            self._refuse(taken, DeliveryRefused(str(error)))
             return
         except ConfigurationError as error:  # it may be set when the next process sends
             reason = str(error)
@@ -193,10 +193,10 @@ class Notifier:
             case SendAgain(wait_s, why):
                 self._store.settle_notification(taken.number, "waiting", why, wait_s=wait_s)
                 self._warn(taken.webhook, f"{why}; notifications wait and are sent again")
-            case Refused():
+            case DeliveryRefused():
                 self._refuse(taken, follows)
 
-    def _refuse(self, taken: QueuedNotification, refused: Refused) -> None:
+    def _refuse(self, taken: QueuedNotification, refused: DeliveryRefused) -> None:
         self._store.settle_notification(taken.number, "refused", refused.reason)
         log.warning("%s: not delivered: %s (%s)", taken.webhook, taken.notification.text, refused.reason)
 

@@ -55,7 +55,7 @@ class NotAllowedError(ConfigurationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PostResult:
     """What came of a request.
 
     Attributes:
@@ -153,7 +153,7 @@ def headers_of(message_id: str, body: bytes, secret: bytes | None, at: datetime)
     return headers
 
 
-def post(url: str, body: bytes, headers: Mapping[str, str], *, private: bool) -> Answer:
+def post(url: str, body: bytes, headers: Mapping[str, str], *, private: bool) -> PostResult:
     """Post a body; redirects are not followed, and no proxy is used.
 
     The name is resolved once, and the address that was checked is the one that is asked, so a name server cannot lead
@@ -177,7 +177,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, private: bool) ->
     try:
         address = _checked_address(host, number, scheme, private=private)
     except OSError as error:
-        return Answer(None, f"{host} cannot be resolved: {error.strerror or error}")
+        return PostResult(None, f"{host} cannot be resolved: {error.strerror or error}")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     with _pool(scheme, address, number, host) as pool:
         try:
@@ -193,9 +193,9 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, private: bool) ->
                 preload_content=False,  # only the status counts, and a body may come slowly
             )
         except HTTPError as error:
-            return Answer(None, _cause(error))
+            return PostResult(None, _cause(error))
         answer.close()
-        return Answer(answer.status, "", _retry_after_s(answer.headers.get("Retry-After", "")))
+        return PostResult(answer.status, "", _retry_after_s(answer.headers.get("Retry-After", "")))
 
 
 def _checked_address(host: str, port: int, scheme: str, *, private: bool) -> str:

@@ -25,7 +25,7 @@ from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
 from scavenger.control.provisioning.fleet_keeping import FleetKeeping
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
-from scavenger.control.provisioning.kept_vms import Exchange, KeptVms
+from scavenger.control.provisioning.kept_vms import KeptVms, VmTransfer
 from scavenger.control.provisioning.leader_meter import leader_of, steady_clock
 from scavenger.control.provisioning.vm_group import VmGroup, nothing_of
 from scavenger.control.training.item_meter import ItemMeter
@@ -323,7 +323,7 @@ class Fleet:
         self._wanted = (slots, self.drain_s, avoided)
         self._group.wake()
 
-    def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
+    def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> VmTransfer:
         """As `want_vms`, but VMs go over to the study and come from it."""
         done = self._exchanged(kept, spec)
         if done.taken:
@@ -373,7 +373,7 @@ class Fleet:
             with contextlib.suppress(ScavengerError):
                 meter.record(at_once=True)
 
-    def _exchanged(self, kept: FleetKeeping, spec: FleetSpec) -> Exchange:
+    def _exchanged(self, kept: FleetKeeping, spec: FleetSpec) -> VmTransfer:
         avoided = frozenset[str]() if self._engine is None else self._engine.avoided
         spent_usd = self.meter.spent_usd()
         return kept.exchange(spec, self.vms, self._agents, avoided=avoided, spent_usd=spent_usd)

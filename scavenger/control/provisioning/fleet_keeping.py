@@ -9,7 +9,7 @@ from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.fleet_agents import FleetAgents
 from scavenger.control.provisioning.kept_place import Region
-from scavenger.control.provisioning.kept_vms import Exchange, KeptVms, Leader
+from scavenger.control.provisioning.kept_vms import KeptVms, TrialEndpoint, VmTransfer
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -51,7 +51,7 @@ class FleetKeeping:
         *,
         avoided: Collection[str],
         spent_usd: float,
-    ) -> Exchange:
+    ) -> VmTransfer:
         """Store what the trial wants; leave sound VMs that it wants no more, and take others for vacant slots.
 
         Args:
@@ -89,7 +89,9 @@ class FleetKeeping:
 
     def send(self, taken: Sequence[str]) -> None:
         """Have the agents of VMs that were taken join this trial."""
-        self._kept.send(taken, Leader(self._server.endpoint, self._server.server_key, self._server.boot_key))
+        self._kept.send(
+            taken, TrialEndpoint(self._server.endpoint, self._server.server_key, self._server.boot_key)
+        )
 
     def _wants(self, here: Iterable[Intent]) -> TrialWants:
         spec = self._inputs.spec

@@ -65,7 +65,7 @@ class Agents(VmAgents):
         return self.names.get(intent_id, "")
 
 
-class Place(VmGroup):
+class WarmPool(VmGroup):
     """The VMs that a study keeps, once there are any, with the server at which they wait."""
 
     def __init__(self, study: str, region: Region) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from scavenger.control.provisioning.kept_place import DRAIN_S, LOOK_S, Place, Region, place_of
+from scavenger.control.provisioning.kept_place import DRAIN_S, LOOK_S, Region, WarmPool, place_of
 from scavenger.domain.intent import FleetSpec, Handover, Intent, VmSlot
 from scavenger.errors import ScavengerError
 from scavenger.policy.provisioning.keeping import (
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class TrialEndpoint:
     """Where agents join a trial.
 
     Attributes:
@@ -60,7 +60,7 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class VmTransfer:
     """What has gone over.
 
     Attributes:
@@ -110,7 +110,7 @@ class KeptVms:
         self.budgeted: Budgeted = lambda spent_usd, more_usd, returned_usd: True
         self._trials = 0
         self._lock = threading.RLock()
-        self._place: Place | None = None
+        self._place: WarmPool | None = None
         self._vms: dict[str, _Kept] = {}
         self._ends_at: dict[str, float] = {}
         self._slots = self._visits = 0
@@ -163,7 +163,7 @@ class KeptVms:
         leaving: Sequence[Intent] = (),
         vacant: Sequence[VmSlot] = (),
         returned_usd: float = 0.0,
-    ) -> Exchange:
+    ) -> VmTransfer:
         """Store what a trial wants, take over the VMs that it leaves, and give it those that it can use.
 
         Args:
@@ -181,7 +181,7 @@ class KeptVms:
             place = self._open(region, bool(leaving))
             if place is None:
                 region.store.want_vms(spec)
-                return Exchange({}, ())
+                return VmTransfer({}, ())
             now = self._clock()
             if vacant and self.ready < self.waiting:
                 self._look(place, now)
@@ -213,7 +213,7 @@ class KeptVms:
             done = self._carried_out(place, arrived, slots, taken, went)
             return replace(done, waiting=len(taken) < len(chosen))
 
-    def send(self, intents: Sequence[str], leader: Leader) -> None:
+    def send(self, intents: Sequence[str], leader: TrialEndpoint) -> None:
         """Tell the agents of VMs that a trial has taken where to join; it expects them already."""
         with self._lock:
             if self._place is not None:
@@ -221,12 +221,12 @@ class KeptVms:
                     name = self._place.agents.names.pop(intent_id, "")
                     self._place.server.move(name, leader.order(intent_id))
 
-    def _open(self, region: Region, needed: bool) -> Place | None:
+    def _open(self, region: Region, needed: bool) -> WarmPool | None:
         """The place, opened if there are VMs to keep; None if there are none, or they are elsewhere."""
         if self._closing.is_set() or not self._idle_s:
             return None
         if self._place is None and needed:
-            self._place = Place(self._study, region)
+            self._place = WarmPool(self._study, region)
             self._thread.start()
             atexit.register(self.close)
         place = self._place
@@ -234,7 +234,9 @@ class KeptVms:
             return None
         return place
 
-    def _is_kept(self, place: Place, region: Region, leaving: Sequence[Intent], returned_usd: float) -> bool:
+    def _is_kept(
+        self, place: WarmPool, region: Region, leaving: Sequence[Intent], returned_usd: float
+    ) -> bool:
         """Whether the study's budget has what these VMs may cost while they wait."""
         if not leaving:
             return False
@@ -289,24 +291,24 @@ class KeptVms:
             )
         return found
 
-    def _to_here(self, place: Place, spec: FleetSpec, vm: _Kept) -> Handover:
+    def _to_here(self, place: WarmPool, spec: FleetSpec, vm: _Kept) -> Handover:
         price, config = vm.intent.charges.price_usd_per_hour, place.region.config
         reserved_usd = reserve_usd(price, DRAIN_S, config)
         return Handover(vm.intent.id, spec.job_id, place.job_id, vm.slot, 1, reserved_usd)
 
-    def _to_trial(self, place: Place, spec: FleetSpec, slot: int, generation: int, vm: _Kept) -> Handover:
+    def _to_trial(self, place: WarmPool, spec: FleetSpec, slot: int, generation: int, vm: _Kept) -> Handover:
         price, config = vm.intent.charges.price_usd_per_hour, place.region.config
         reserved_usd = reserve_usd(price, spec.drain_s, config)
         return Handover(vm.intent.id, place.job_id, spec.job_id, slot, spec.attempt, reserved_usd, generation)
 
     def _carried_out(
         self,
-        place: Place,
+        place: WarmPool,
         arrived: Sequence[_Kept],
         slots: set[int],
         taken: Mapping[int, str],
         went: frozenset[str],
-    ) -> Exchange:
+    ) -> VmTransfer:
         """Note who has gone where; what has neither gone nor a slot any more ends."""
         for id in [id for id, vm in self._vms.items() if id in went or vm.slot not in slots]:
             vm = self._vms.pop(id)
@@ -314,7 +316,7 @@ class KeptVms:
                 log.info("VM %s is ended: the trial wants others", vm.intent.instance_id)
                 place.server.gone(vm.name, "it is not needed any more")
                 place.agents.names.pop(id, None)
-        here = Leader(place.server.endpoint, place.server.server_key, place.server.boot_key)
+        here = TrialEndpoint(place.server.endpoint, place.server.server_key, place.server.boot_key)
         orders = {}
         for vm in arrived:
             self._vms[vm.intent.id] = vm
@@ -322,7 +324,7 @@ class KeptVms:
             place.server.expect(vm.name, role="worker", vm=vm.intent.request.vm, threads=1)
             orders[vm.intent.id] = here.order(vm.name)
         place.wake()
-        return Exchange(orders, tuple(id for id in taken.values() if id in went))
+        return VmTransfer(orders, tuple(id for id in taken.values() if id in went))
 
     # ---- while they wait -----------------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class KeptVms:
                 if self._place is not None and not self._closing.is_set():
                     self._look(self._place, self._clock())
 
-    def _look(self, place: Place, now: float) -> None:
+    def _look(self, place: WarmPool, now: float) -> None:
         living = {one.id: one for one in place.read() if one.state == "UP"}
         place.attend(now)
         if any(not living[id].acks for id in self._vms.keys() & living.keys()):
@@ -347,7 +349,7 @@ class KeptVms:
         self.budgeted(place.spent_usd, self._limit_usd(now), math.inf)  # it was there when they were left
         place.keep_record(now)
 
-    def _end(self, place: Place, ending: Mapping[str, str]) -> None:
+    def _end(self, place: WarmPool, ending: Mapping[str, str]) -> None:
         left = {id: vm for id, vm in self._vms.items() if id not in ending}
         place.want(place.spec([vm.slot for vm in left.values()]))
         for id in self._vms.keys() - left.keys():

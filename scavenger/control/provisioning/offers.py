@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
-from scavenger.cloud.catalog.types import Listing, MachineType, Wanted
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
@@ -177,7 +177,7 @@ class CatalogCloud:
         Raises:
             ConfigurationError: If no price is known.
         """
-        wanted = Wanted(
+        wanted = VmRequirements(
             cpus=Amount(AGGREGATOR_CPUS_MIN, or_more=True), memory=Amount(AGGREGATOR_GIB_MIN, or_more=True)
         )
         offers = self._catalog.offers(self._provider, self._region, wanted)
@@ -207,7 +207,7 @@ class CatalogCloud:
             ready=ready or {},
         )
 
-    def _matching(self, resources: ResourcesSpec | None) -> list[Listing]:
+    def _matching(self, resources: ResourcesSpec | None) -> list[CatalogEntry]:
         """Suitable VM types with known prices, in the order of the job file if it names types, else cheapest first.
 
         With `spot: always`, these are types with a known spot price, or if no spot price is known, all types.
@@ -218,11 +218,11 @@ class CatalogCloud:
                 self._catalog.price(self._provider, self._region, vm)
             return [self._catalog.listing(self._provider, self._region, vm) for vm in resources.vms]
         accelerators = None
-        wanted = Wanted(cpus=Amount(DEFAULT_CPUS))
+        wanted = VmRequirements(cpus=Amount(DEFAULT_CPUS))
         if resources is not None:
             accelerators = resources.accelerators
             name = None if accelerators is None else accelerators.name
-            wanted = Wanted(cpus=resources.cpus, memory=resources.memory, accelerator=name)
+            wanted = VmRequirements(cpus=resources.cpus, memory=resources.memory, accelerator=name)
         count = 0 if accelerators is None else accelerators.count
         offers = self._catalog.offers(self._provider, self._region, wanted, spot=spot)
         found = [
@@ -264,7 +264,7 @@ class CatalogCloud:
 
     def _decide(
         self,
-        listing: Listing,
+        listing: CatalogEntry,
         fixed_usd_per_hour: float,
         workers: tuple[int, int],
         *,
@@ -311,9 +311,9 @@ class CatalogCloud:
             highest = self._offer(vm, spot=False)
             source = f"price on demand, the most that a spot VM costs: {highest.price_source}"
             return replace(highest, spot=True, price_source=source)
-        (offer,) = self._catalog.offers(self._provider, self._region, Wanted((vm,)), spot=spot)
+        (offer,) = self._catalog.offers(self._provider, self._region, VmRequirements((vm,)), spot=spot)
         return offer
 
 
-def _on_demand(listing: Listing) -> float:
+def _on_demand(listing: CatalogEntry) -> float:
     return float("inf") if listing.on_demand is None else listing.on_demand.usd_per_hour

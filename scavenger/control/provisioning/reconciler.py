@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from scavenger.cloud.base import Provider
 from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform
-from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, Situation
+from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, RegionSnapshot
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import (
     CloudError,
@@ -38,11 +38,11 @@ from scavenger.policy.provisioning.actions import (
     Alarm,
     Create,
     Drain,
+    ExtendLife,
     Listing,
-    Look,
     MarkGone,
+    PollVm,
     Quarantine,
-    Renew,
     Retry,
     Sweep,
     Terminate,
@@ -212,7 +212,7 @@ class Reconciler:
         yield from self._report_standing(situation, actions)
         return True
 
-    def _report_standing(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
+    def _report_standing(self, situation: RegionSnapshot, actions: Sequence[Action]) -> Steps[None]:
         """Record each job's shortages for the job's process, if they have changed or may have changed before."""
         standing: dict[str, dict[str, str]] = {spec.job_id: {} for spec in situation.fleets}
         for action in actions:
@@ -251,7 +251,7 @@ class Reconciler:
             raise _OvertakenError
         return self._fence
 
-    def _charge(self, situation: Situation) -> Steps[Situation]:
+    def _charge(self, situation: RegionSnapshot) -> Steps[RegionSnapshot]:
         now_s, wall, fence = self._clock(), self._wall(), self._held()
         added = charges(situation, self._memory, now_s, wall, self._config.vm.life_s)
         if not (yield from ask(lambda: self._store.charge(fence, added, wall))):
@@ -264,7 +264,7 @@ class Reconciler:
         )
         return replace(situation, intents=intents)
 
-    def _read_prices(self, situation: Situation) -> Steps[None]:
+    def _read_prices(self, situation: RegionSnapshot) -> Steps[None]:
         """Read what spot VMs cost now; where the cloud does not tell, they are metered as before."""
         memory, now_s, types = self._memory, self._clock(), spot_types(situation.intents)
         if not (types and memory.is_due(SPOT_PRICES, now_s) and memory.is_due(THROTTLE, now_s)):
@@ -331,7 +331,7 @@ class Reconciler:
                 yield from self._retry(intent)
             case Adopt(intent, vm):
                 yield from self._up(intent, vm)
-            case Look(intent):
+            case PollVm(intent):
                 yield from self._look_at(intent)
             case Drain(intent, ending, reason):
                 yield from self._drain(intent, ending, reason)
@@ -341,7 +341,7 @@ class Reconciler:
                 yield from self._terminate(vm.instance_id, vm.instance_id, vm.zone)
             case MarkGone(intent, ending, reason, vm, never):
                 yield from self._gone(intent, ending, reason, vm, never=never)
-            case Renew(intent):
+            case ExtendLife(intent):
                 yield from self._renew_vm(intent)
             case Quarantine(vms):
                 yield from self._put_in_quarantine(vms)

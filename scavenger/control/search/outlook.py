@@ -17,7 +17,7 @@ from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.domain.report import EpochsForecast, Forecasted
 from scavenger.models.course import Course
 from scavenger.models.curve_points import EVALUATIONS_MIN
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.epoch_laws import LAW_LOG_SD
 from scavenger.models.job_model import JobModel
@@ -54,7 +54,7 @@ class _Course:
 
     at: tuple[float, ...]
     values: tuple[float, ...]
-    schedule: Schedule | None
+    schedule: RateSchedule | None
     worth: float
     limit: float
     epochs: int
@@ -65,7 +65,7 @@ class _Course:
 _Key = tuple[JobModel | None, int, int]
 
 
-class Outlook:
+class EpochForecaster:
     """Forecasts the epochs of one job whenever it has evaluated another one.
 
     Attributes:
@@ -246,7 +246,7 @@ class Outlook:
         worth: float,
         limit: float,
         dataset_size: int,
-    ) -> Schedule | None:
+    ) -> RateSchedule | None:
         """The rates of the whole run where the optimizer or a callback tells them; else those so far."""
         history, now = self._trainer.history, self._trainer.configuration
         manifest = self._trainer.supervisor.manifest

@@ -11,7 +11,7 @@ import numpy as np
 from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import EpochRecord
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import RateSchedule
 from scavenger.train.aggregation.schedules import LearningRate, read_learning_rate
 
 BEFORE, AHEAD = 64, 448
@@ -59,7 +59,7 @@ def rates_ahead(
     *,
     steps_per_unit: float,
     limit: float,
-) -> Schedule | None:
+) -> RateSchedule | None:
     """The rates of a whole run over the unit of its evaluations; None if it is never positive.
 
     Args:
@@ -80,7 +80,7 @@ def rates_ahead(
 
 def rates_so_far(
     epochs: Sequence[EpochRecord], runs: Sequence[CallbackRunRecord], worth: float
-) -> Schedule | None:
+) -> RateSchedule | None:
     """The rates up to now, as a loop reports or callbacks have set them; None if unknown.
 
     Args:
@@ -101,5 +101,5 @@ def rates_so_far(
     return _of(worth * np.array([epoch.epoch + 1.0 for epoch in epochs]), rates)
 
 
-def _of(places: FloatArray, rates: Sequence[float]) -> Schedule | None:
-    return Schedule.of(places, np.array(rates)) if max(rates) > 0.0 else None
+def _of(places: FloatArray, rates: Sequence[float]) -> RateSchedule | None:
+    return RateSchedule.of(places, np.array(rates)) if max(rates) > 0.0 else None

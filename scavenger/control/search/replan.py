@@ -17,7 +17,7 @@ from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
-from scavenger.search.replan import Switch, worth_moving
+from scavenger.search.replan import SwitchCost, worth_moving
 
 STEP = 0.05
 """Share of the way to the target between two refits; the noise changes slowly over the run."""
@@ -150,7 +150,7 @@ class Replanning:
         pay_usd = missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0
         stall_s = 0.0 if trainer.stall is None else trainer.stall.mean_s  # in which nothing is trained
         stall_usd = stall_s * choice.configuration.workers * trainer.offer.price_usd_per_hour / 3600.0
-        switch = Switch(stall_s, stall_usd + (0.0 if choice.point.setup_s else pay_usd))
+        switch = SwitchCost(stall_s, stall_usd + (0.0 if choice.point.setup_s else pay_usd))
         utility, elapsed_s = job.utility, trainer.elapsed_s
         worth = None if utility is None else (lambda left_s: utility.worth_at(elapsed_s + left_s))
         move = worth_moving(curve, choice, now, remaining=remaining, switch=switch, worth=worth)

@@ -30,12 +30,12 @@ from scavenger.models.run_ahead import RunAhead
 from scavenger.search import replan as search_more
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
-from scavenger.search.replan import Switch
+from scavenger.search.replan import SwitchCost
 from scavenger.search.reuse import DRIFT_MAX, step_time_drift
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Selection:
     """Predictions for every configuration and the choice among them.
 
     Attributes:
@@ -130,7 +130,7 @@ def decide(
     *,
     told: JobModel,
     end_s: float = ENDING_S,
-) -> Decision:
+) -> Selection:
     """Predict every configuration and choose one, given the time, cost and progress so far.
 
     Limits are compared with the rest of the way, since completed training is not repeated.
@@ -147,12 +147,12 @@ def decide(
         curve, choice = choose_now(told, trainer, space, job)
     progress, at = progress_of(trainer, told), Spent.by_now(trainer)
     if isinstance(choice, Infeasible):
-        return Decision(model, told, curve, choice, at, progress)
+        return Selection(model, told, curve, choice, at, progress)
     terms = trainer.terms()
     ahead = run_ahead(trainer, told, curve, choice, end_s=end_s)
     offer = space.offer(choice.configuration.vm)
     rents = terms is not None and capabilities_of(offer.provider).rents
-    return Decision(
+    return Selection(
         model,
         told,
         curve,
@@ -261,7 +261,7 @@ def why_measure_no_more(
     # A change of view there, and one on to the choice, which is made anyway unless the job is there.
     changes = 2 if trainer.configuration == choice.configuration else 1
     stall_s = 0.0 if trainer.stall is None else changes * trainer.stall.mean_s
-    measuring = Switch(
+    measuring = SwitchCost(
         max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s + stall_s,
         max(0.0, next_.workers * steps_s * price_s - share * choice.point.cost_usd)
         + (missing * setup_s + next_.workers * stall_s) * price_s
@@ -289,14 +289,14 @@ def repeated(search: Search, model: JobModel, trainer: Trainer, space: SearchSpa
     return repeat_first(search, trainer, space, lost=lost, left_s=left_s)
 
 
-def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> Switch:
+def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> SwitchCost:
     """Time and cost lost by training on the present configuration while workers for the choice start."""
     here = None if now is None else curve.configurations.index(now)
     if here is None or not setup_s:
-        return Switch(0.0, 0.0)
+        return SwitchCost(0.0, 0.0)
     time_s, cost_usd = float(curve.time_s[here]), float(curve.cost_usd[here])
     done = setup_s / time_s  # share of the way completed meanwhile
-    return Switch(
+    return SwitchCost(
         max(0.0, done * (time_s - choice.point.time_s)), max(0.0, done * (cost_usd - choice.point.cost_usd))
     )
 

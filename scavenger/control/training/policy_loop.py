@@ -7,7 +7,7 @@ from collections.abc import Callable
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.decision import Blacklist, Hold, Pause, Replace, ScaleTo, Stop
+from scavenger.domain.decision import Blacklist, ChangeSize, Hold, Pause, Replace, Stop
 from scavenger.domain.snapshot import (
     ClusterSnapshot,
     Delays,
@@ -102,7 +102,7 @@ class PolicyLoop:
         match self._policy.decide(self.snapshot()):
             case Hold():
                 pass
-            case ScaleTo(workers, batch, reason):
+            case ChangeSize(workers, batch, reason):
                 trainer.move(Configuration(trainer.offer.vm, workers, batch), reason)
             case Replace(workers, reason):
                 trainer.note(f"{', '.join(workers)} replaced: {reason}")

@@ -44,7 +44,7 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PollVm:
     """Ask the cloud for this one VM: it is missing from the listing, which does not prove that it is gone."""
 
     intent: Intent
@@ -98,7 +98,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class ExtendLife:
     """Extend a VM's life; a VM that is not renewed ends itself."""
 
     intent: Intent
@@ -138,4 +138,6 @@ class Alarm:
     message: str
 
 
-Action = Create | Retry | Adopt | Look | Drain | Terminate | MarkGone | Sweep | Quarantine | Renew | Alarm
+Action = (
+    Create | Retry | Adopt | PollVm | Drain | Terminate | MarkGone | Sweep | Quarantine | ExtendLife | Alarm
+)

@@ -32,7 +32,15 @@ from itertools import chain, zip_longest
 from random import Random
 from uuid import UUID
 
-from scavenger.domain.intent import Ending, FleetSpec, Intent, Past, PlacementOption, Situation, VmCharges
+from scavenger.domain.intent import (
+    Ending,
+    FleetSpec,
+    Intent,
+    Past,
+    PlacementOption,
+    RegionSnapshot,
+    VmCharges,
+)
 from scavenger.domain.vm import VmRequest, VmSeen, VmTags
 from scavenger.policy.provisioning.actions import (
     Action,
@@ -40,11 +48,11 @@ from scavenger.policy.provisioning.actions import (
     Alarm,
     Create,
     Drain,
+    ExtendLife,
     Listing,
-    Look,
     MarkGone,
+    PollVm,
     Quarantine,
-    Renew,
     Retry,
     Sweep,
     Terminate,
@@ -63,13 +71,13 @@ DENIED = ("denied",)
 """Key of the wait of all launches after one for which the account lacks permission."""
 
 _ORDER: tuple[type, ...] = (
-    Renew,
+    ExtendLife,
     MarkGone,
     Adopt,
     Drain,
     Terminate,
     Sweep,
-    Look,
+    PollVm,
     Retry,
     Create,
     Quarantine,
@@ -78,12 +86,12 @@ _ORDER: tuple[type, ...] = (
 """Order of actions: first those that keep VMs alive, then records, then those that save money, then launches."""
 
 _LAUNCHES = (Create, Retry)
-CALLS = (Terminate, Sweep, Look, *_LAUNCHES)
+CALLS = (Terminate, Sweep, PollVm, *_LAUNCHES)
 """Actions that call the cloud."""
 
 
 def decide(
-    situation: Situation,
+    situation: RegionSnapshot,
     listing: Listing | None,
     memory: Memory,
     config: ProvisioningConfig,
@@ -119,7 +127,7 @@ class Decider:
 
     def __init__(
         self,
-        situation: Situation,
+        situation: RegionSnapshot,
         listing: Listing | None,
         memory: Memory,
         config: ProvisioningConfig,
@@ -184,7 +192,7 @@ class Decider:
             return
         missing = self._listing is not None and vm is None and intent.instance_id
         if missing and memory.is_due(("look", intent.id), self._now_s):
-            yield Look(intent)
+            yield PollVm(intent)
             return
         if intent.state != "DELETING" and vm is not None and vm.state == "stopping":
             yield Drain(intent, *ending_of(intent, vm))  # it ends without a request, so it counts as lost
@@ -199,7 +207,7 @@ class Decider:
             if memory.is_due(("launch", intent.id), self._now_s) and memory.is_due(DENIED, self._now_s):
                 yield Retry(intent)
         elif self._may_live(intent) and memory.is_due(("renew", intent.id), self._now_s):
-            yield Renew(intent)
+            yield ExtendLife(intent)
         if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= config.alarm_after:
             yield Alarm(
                 "undeletable", intent.id, f"{intent} cannot be ended, and may still cost money; still trying"

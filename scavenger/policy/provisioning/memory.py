@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from scavenger.domain.intent import PlacementOption, Situation
+from scavenger.domain.intent import PlacementOption, RegionSnapshot
 from scavenger.policy.provisioning.actions import Listing
 from scavenger.policy.provisioning.config import Backoff
 
@@ -61,7 +61,7 @@ class Memory:
             self.attended_s += min(max(0.0, now_s - self._last_s), gap_max_s)
         self._last_s = now_s
 
-    def note(self, situation: Situation, listing: Listing | None) -> None:
+    def note(self, situation: RegionSnapshot, listing: Listing | None) -> None:
         """Note the observations; their ages count from the last change."""
         for intent in situation.intents:
             self._watch("intent", intent.id, (intent.state, intent.instance_id, intent.job_id))

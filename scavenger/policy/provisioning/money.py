@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from scavenger.domain.intent import FleetSpec, Intent, Past, Situation
+from scavenger.domain.intent import FleetSpec, Intent, Past, RegionSnapshot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.spot_prices import metered_usd_per_hour
@@ -29,7 +29,7 @@ class Account:
         rate_usd_per_hour: Price of all present VMs.
     """
 
-    def __init__(self, situation: Situation, job_id: str, config: ProvisioningConfig) -> None:
+    def __init__(self, situation: RegionSnapshot, job_id: str, config: ProvisioningConfig) -> None:
         living = [intent for intent in situation.intents if intent.job_id == job_id]
         self.committed_usd = situation.past.get(job_id, Past()).spent_usd
         self.committed_usd += sum(one.charges.spent_usd + one.charges.reserved_usd for one in living)
@@ -51,7 +51,7 @@ class Account:
 
 
 def charges(
-    situation: Situation, memory: Memory, now_s: float, wall: datetime, life_s: float
+    situation: RegionSnapshot, memory: Memory, now_s: float, wall: datetime, life_s: float
 ) -> dict[str, tuple[float, float]]:
     """Cost of every billable VM since it was last charged: (seconds, dollars) to add, by intent.
 

@@ -60,7 +60,7 @@ class Coordinator:
         self._present: set[str] = set()
         self._expelled: set[str] = set()
         self._command = 0
-        self._wanted: m.Resize | None = None
+        self._wanted: m.ResizeMembers | None = None
         self._sequencer, self._starts, self._roster = SequencerProgress(), StartTimes(), RosterReport()
         self._announced_at = self._watched_at = self._supervisor_at = 0.0
         self._running = True
@@ -124,16 +124,16 @@ class Coordinator:
                 self._take_over(message)
             case m.Launched():
                 self._launched(message.worker)
-            case m.Ended():
+            case m.ProcessEnded():
                 self._ended(message.name, message.death)
             case m.Working():
                 for name, idle_s in message.idle_s.items():
                     self._liveness.worked(name, self._clock() - idle_s)
-            case m.Resize():
+            case m.ResizeMembers():
                 self._resize(message)
             case m.Rewind() if self._brief is not None:
                 self._initialization.rewind(message.restore)
-            case m.Release():
+            case m.ReleaseSpares():
                 self._command = message.command
                 leaving = self._membership.spare(message.keep)
                 for worker in leaving:
@@ -247,7 +247,7 @@ class Coordinator:
         self._liveness.heard(worker, self._clock())
         self._announce(self._membership.ready(worker))
 
-    def _resize(self, message: m.Resize) -> None:
+    def _resize(self, message: m.ResizeMembers) -> None:
         self._command, self._wanted = message.command, message
         if not self._initialization.informed:
             return  # `_inform` does it once the members are known

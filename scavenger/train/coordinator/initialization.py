@@ -139,7 +139,7 @@ class JobInitializer:
                 case i.RenewView():
                     self._announce(self._membership.renew())
                 case i.RestartAggregators():
-                    self._send(SUPERVISOR, m.RollBack(action.cause))
+                    self._send(SUPERVISOR, m.ShardLost(action.cause))
 
     def _initialise(self, action: i.InitializePart) -> None:
         assert self._brief is not None

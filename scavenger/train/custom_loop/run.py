@@ -411,7 +411,7 @@ class LoopRun:
                     )
                 case r.Over():
                     self.supervisor.send(action.worker, lm.OverMessage(action.epoch))
-                case r.Start():
+                case r.StartWorker():
                     self._start(action, len(rounds.members))
                 case r.Donate():
                     launched, ledger = self.supervisor.launched, rounds.ledger.snapshot()
@@ -481,7 +481,7 @@ class LoopRun:
         in_effect = None if self._rounds is None else self._rounds.in_effect
         return 1.0 if in_effect is None else in_effect.lr_scale
 
-    def _start(self, action: r.Start, members: int) -> None:
+    def _start(self, action: r.StartWorker, members: int) -> None:
         state: dict[str, lm.Array] = {}
         if action.load:
             held = self._checkpointer.held  # after a resume, no member can donate its state

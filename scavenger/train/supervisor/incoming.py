@@ -178,7 +178,7 @@ class Incoming:
                 self.take_roster(message)
             case m.Expel():
                 self._to.recoveries.expel(message)
-            case m.RollBack():
+            case m.ShardLost():
                 self._to.recoveries.roll_back(message.cause)
             case m.Failed():
                 self._fail(coordinator, message)

@@ -199,7 +199,9 @@ class Recoveries:
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=ended_by_us)
         if worker.announced and not ended.refused:
             hosts = len({self._processes.engine.host(entry.name) for entry in self._registry.workers})
-            self._send(m.Ended(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts)))
+            self._send(
+                m.ProcessEnded(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts))
+            )
         self._carry_out(
             r.worker_ended(
                 name,
@@ -234,7 +236,7 @@ class Recoveries:
                 case r.StartCoordinator():
                     self.start_coordinator()
                 case r.StartAggregator():
-                    self._send(m.Ended(action.name))
+                    self._send(m.ProcessEnded(action.name))
                     self.start_aggregator(action.name)
                 case r.EndAggregator():
                     self._registry.expel(action.name, f"was restarted: {action.cause}")

@@ -29,7 +29,7 @@ class WorkerRequests:
     ) -> None:
         self._processes, self._registry, self._slots, self._routing = processes, registry, slots, routing
         self.command = 0
-        self.configuration: m.Resize | None = None
+        self.configuration: m.ResizeMembers | None = None
 
     def launch(self, workers: int, vm: str, *, token: int, threads: int | None) -> tuple[str, ...]:
         """Start more workers; returns their names.
@@ -69,7 +69,7 @@ class WorkerRequests:
         """Have the coordinator train with another configuration; see `Supervisor.resize`."""
         self.command += 1
         self._registry.ask_to_leave(without)
-        self.configuration = m.Resize(
+        self.configuration = m.ResizeMembers(
             self.command, workers, global_batch_size, reason, tuple(without), lr_scale
         )
         self._routing.send(self.configuration)
@@ -78,7 +78,7 @@ class WorkerRequests:
         """Have the coordinator release workers that no view needs, until `keep` are alive."""
         if self.settled and (len(self._registry.alive) > keep or self._registry.departing):
             self.command += 1
-            self._routing.send(m.Release(self.command, keep))
+            self._routing.send(m.ReleaseSpares(self.command, keep))
 
     @property
     def settled(self) -> bool:

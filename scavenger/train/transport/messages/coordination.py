@@ -34,7 +34,7 @@ class Brief(Tagged, frozen=True):
     step_s: float
     restore: RestorePoint | None
     checkpoint: CheckpointPlan | None
-    resize: Resize | None
+    resize: ResizeMembers | None
     command: int
     number: int
     held: tuple[int, ...]
@@ -45,14 +45,14 @@ class Brief(Tagged, frozen=True):
     spare: tuple[int, ...] = ()
 
 
-class RollBack(Tagged, frozen=True):
+class ShardLost(Tagged, frozen=True):
     """From the coordinator: a model shard is lost, so all aggregators must be restarted."""
 
     cause: str
 
 
 class Rewind(Tagged, frozen=True):
-    """The supervisor's answer to `RollBack`: all aggregators have ended, and their successors begin with `restore`.
+    """The supervisor's answer to `ShardLost`: all aggregators have ended, and their successors begin with `restore`.
 
     If `restore` is None, they begin with initial weights.
     """
@@ -66,14 +66,14 @@ class Launched(Tagged, frozen=True):
     worker: str
 
 
-class Ended(Tagged, frozen=True):
+class ProcessEnded(Tagged, frozen=True):
     """A process has ended; `death` has details for a worker, and is None otherwise."""
 
     name: str
     death: DeathBody | None = None
 
 
-class Resize(Tagged, frozen=True):
+class ResizeMembers(Tagged, frozen=True):
     """Train on this number of workers with this batch from the next step boundary on; see `Membership.resize`."""
 
     command: int
@@ -84,7 +84,7 @@ class Resize(Tagged, frozen=True):
     lr_scale: float = 1.0
 
 
-class Release(Tagged, frozen=True):
+class ReleaseSpares(Tagged, frozen=True):
     """Release spare workers until `keep` are alive."""
 
     command: int
@@ -136,5 +136,14 @@ class Working(Tagged, frozen=True):
 
 
 CoordinationMessage = (
-    Brief | Ended | Expel | Launched | Release | Resize | Rewind | RollBack | Roster | Working
+    Brief
+    | ProcessEnded
+    | Expel
+    | Launched
+    | ReleaseSpares
+    | ResizeMembers
+    | Rewind
+    | ShardLost
+    | Roster
+    | Working
 )
