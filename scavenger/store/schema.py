@@ -498,7 +498,7 @@ class AuditRow(Base):
 
 
 class AnswerRow(Base):
-    """See `scavenger.store.answers.IdempotencyKeysPart`: the answer to a request that a user sent under a key."""
+    """See `scavenger.store.idempotency_keys`: the answer to a request that a user sent under a key."""
 
     __tablename__ = "answers"
     __table_args__ = (Index(None, "at"),)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 from scavenger.errors import StoreError
 from scavenger.store.access import AccessPart
-from scavenger.store.answers import IdempotencyKeysPart
-from scavenger.store.census import CountsPart
+from scavenger.store.counts import CountsPart
 from scavenger.store.database import Database, default_url
+from scavenger.store.idempotency_keys import IdempotencyKeysPart
 from scavenger.store.indicators import IndicatorsPart
 from scavenger.store.intents import IntentsPart
 from scavenger.store.jobs import JobsPart

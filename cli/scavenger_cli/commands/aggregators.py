@@ -155,73 +155,85 @@ class RentOptions:
     store_url: str | None
 
 
+NodesOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Nodes to cut out of this machine, at most in use at once; 0: none, all are other machines. "
+        "Default: as many as half of its processors suffice for.",
+    ),
+]
+NodeCpusOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Processors of each node. Default: half of the machine's among all nodes, at most 4.",
+    ),
+]
+NodeMemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GIB",
+        min=0.1,
+        help="Memory of each node. Default: half of the machine's among all nodes.",
+    ),
+]
+TenantsOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Aggregators that share a node at most.")
+]
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS[:PORT]",
+        help="Let other machines join as nodes (`add-node`), at an address of this machine that they reach. "
+        "Default: nothing listens.",
+    ),
+]
+RentInfraOption = Annotated[
+    str,
+    typer.Option(
+        metavar="CLOUD/REGION",
+        help="Rent VMs there as nodes when jobs need them, and end them afterwards. They reach this machine at "
+        "--listen, or else at $SCAVENGER_ADDRESS.",
+    ),
+]
+RentVmOption = Annotated[
+    str,
+    typer.Option(metavar="TYPE", help="VM type of these. Default: the cheapest with 2 vCPUs and 4 GiB."),
+]
+RentMaxOption = Annotated[
+    int, typer.Option("--nodes-max", metavar="N", min=1, help="Most rented nodes at a time.")
+]
+RentIdleOption = Annotated[
+    str,
+    typer.Option(
+        "--idle-duration", metavar="TIME", help="How long a rented node without aggregators is kept."
+    ),
+]
+RentBudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--budget-per-hour",
+        metavar="USD",
+        min=0.0,
+        help="What all rented nodes together may cost in an hour; 0: what --nodes-max of them cost.",
+    ),
+]
+
+
 def serve(
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Nodes to cut out of this machine, at most in use at once; 0: none, all are other machines. "
-            "Default: as many as half of its processors suffice for.",
-        ),
-    ] = None,
-    cpus: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processors of each node. Default: half of the machine's among all nodes, at most 4.",
-        ),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GIB",
-            min=0.1,
-            help="Memory of each node. Default: half of the machine's among all nodes.",
-        ),
-    ] = None,
-    tenants: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Aggregators that share a node at most.")
-    ] = 8,
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS[:PORT]",
-            help="Let other machines join as nodes (`add-node`), at an address of this machine that they reach. "
-            "Default: nothing listens.",
-        ),
-    ] = "",
-    infra: Annotated[
-        str,
-        typer.Option(
-            metavar="CLOUD/REGION",
-            help="Rent VMs there as nodes when jobs need them, and end them afterwards. They reach this machine at "
-            "--listen, or else at $SCAVENGER_ADDRESS.",
-        ),
-    ] = "",
-    vm: Annotated[
-        str,
-        typer.Option(metavar="TYPE", help="VM type of these. Default: the cheapest with 2 vCPUs and 4 GiB."),
-    ] = "",
-    nodes_max: Annotated[
-        int, typer.Option("--nodes-max", metavar="N", min=1, help="Most rented nodes at a time.")
-    ] = 4,
-    idle_duration: Annotated[
-        str,
-        typer.Option(
-            "--idle-duration", metavar="TIME", help="How long a rented node without aggregators is kept."
-        ),
-    ] = "5m",
-    budget_per_hour: Annotated[
-        float,
-        typer.Option(
-            "--budget-per-hour",
-            metavar="USD",
-            min=0.0,
-            help="What all rented nodes together may cost in an hour; 0: what --nodes-max of them cost.",
-        ),
-    ] = 0.0,
+    nodes: NodesOption = None,
+    cpus: NodeCpusOption = None,
+    memory: NodeMemoryOption = None,
+    tenants: TenantsOption = 8,
+    listen: ListenOption = "",
+    infra: RentInfraOption = "",
+    vm: RentVmOption = "",
+    nodes_max: RentMaxOption = 4,
+    idle_duration: RentIdleOption = "5m",
+    budget_per_hour: RentBudgetOption = 0.0,
     store_url: StoreOption = None,
 ) -> int:
     """Serve the pool until Ctrl-C.

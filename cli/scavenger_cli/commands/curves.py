@@ -46,59 +46,69 @@ RECENT = 50
 """Number of jobs among which the latest with a curve is looked for."""
 
 
+FromOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or from `models fit`."
+    ),
+]
+WorkerSizesOption = Annotated[
+    str | None,
+    typer.Option(metavar="SIZES", help="With --from: workers to predict, such as 1..64 or 1,2,4."),
+]
+BatchSizesOption = Annotated[
+    str | None,
+    typer.Option(metavar="SIZES", help="With --from: global batch sizes to predict, such as 64,128,256."),
+]
+WhyOption = Annotated[
+    tuple[int, int] | None,
+    typer.Option(
+        metavar="K B",
+        help="Where the prediction of K workers and batch B comes from: law, points, parts.",
+    ),
+]
+PricingOption = Annotated[
+    Pricing | None,
+    typer.Option(help="Price workers per VM, by their size (vCPU and GiB), or both side by side."),
+]
+RatesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATES", help="Pricing by size: cpu=$,gib=$ per hour, or a Google Cloud family (e2)."
+    ),
+]
+WorkerCpusOption = Annotated[
+    float | None, typer.Option(metavar="N", help="Pricing by size: vCPUs of a worker, if unknown.")
+]
+WorkerMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GIB[+GIB]",
+        help="Pricing by size: memory of a worker, and of each sample, if not measured.",
+    ),
+]
+
+
 def curves(
     job: JobKey = None,
     form: Annotated[
         CurveFormat | None,
         typer.Option("--format", "-f", help="Output format. Default: by the ending of FILE, else terminal."),
     ] = None,
-    sources: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or from `models fit`."
-        ),
-    ] = None,
+    sources: FromOption = None,
     workload: WorkloadOption = None,
     price: PriceOption = None,
     dataset_size: DatasetSizeOption = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="With --from: workers to predict, such as 1..64 or 1,2,4."),
-    ] = None,
-    batch_size: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="With --from: global batch sizes to predict, such as 64,128,256."),
-    ] = None,
-    why: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            metavar="K B",
-            help="Where the prediction of K workers and batch B comes from: law, points, parts.",
-        ),
-    ] = None,
+    workers: WorkerSizesOption = None,
+    batch_size: BatchSizesOption = None,
+    why: WhyOption = None,
     objective: ObjectiveOption = None,
     budget: BudgetOption = None,
     deadline: DeadlineOption = None,
-    pricing: Annotated[
-        Pricing | None,
-        typer.Option(help="Price workers per VM, by their size (vCPU and GiB), or both side by side."),
-    ] = None,
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATES", help="Pricing by size: cpu=$,gib=$ per hour, or a Google Cloud family (e2)."
-        ),
-    ] = None,
-    cpus: Annotated[
-        float | None, typer.Option(metavar="N", help="Pricing by size: vCPUs of a worker, if unknown.")
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GIB[+GIB]",
-            help="Pricing by size: memory of a worker, and of each sample, if not measured.",
-        ),
-    ] = None,
+    pricing: PricingOption = None,
+    rates: RatesOption = None,
+    cpus: WorkerCpusOption = None,
+    memory: WorkerMemoryOption = None,
     out: OutOption = None,
     verbose: VerboseOption = False,
     store_url: StoreOption = None,

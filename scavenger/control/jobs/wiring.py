@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scavenger.control.jobs.needs import Kind
@@ -15,6 +15,7 @@ from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import Limits
 from scavenger.control.training.trainer import Trainer
+from scavenger.domain.command import RunSpec
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.environment import plain
 from scavenger.domain.job import CheckpointSpec, JobSpec
@@ -63,20 +64,7 @@ def supervisor_of(
     checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
     if job.run is not None:
         return CommandJobSupervisor.open(
-            CommandSource(
-                job.run,
-                folder,
-                job_id,
-                job.seed,
-                space.offers[0].cpus,
-                job.goal.max_epochs,
-                job.goal.metric or "",
-                job.goal.target is not None,
-                job.elastic.failures.give_up,
-                job.params,
-                plain(job.env),
-                secrets,
-            ),
+            _command_of(job, job.run, space.offers[0].cpus, job_id, folder, secrets),
             work_dir=work_dir,
             timeouts=timeouts,
             checkpoint=checkpoint,
@@ -85,18 +73,7 @@ def supervisor_of(
             engine=engine,
             clock=clock,
         )
-    source = JobSource(
-        str(job.train),
-        folder,
-        job.seed,
-        space.offers[0].cpus,
-        job_id,
-        data="" if job.data is None else str(job.data),
-        params=job.params,
-        schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
-        env=plain(job.env),
-        secrets=secrets,
-    )
+    source = _module_of(job, space.offers[0].cpus, job_id, folder, secrets)
     if kind_of(job, folder) is Kind.LOOP:
         return LoopJobSupervisor.open(
             source,
@@ -117,6 +94,42 @@ def supervisor_of(
         checkpoint=checkpoint,
         engine=engine or engine_maker(job.engine),
         clock=clock,
+    )
+
+
+def _command_of(
+    job: JobSpec, run: RunSpec, threads: int, job_id: str, folder: Path, secrets: Mapping[str, str]
+) -> CommandSource:
+    return CommandSource(
+        run,
+        folder,
+        job_id,
+        job.seed,
+        threads,
+        job.goal.max_epochs,
+        job.goal.metric or "",
+        job.goal.target is not None,
+        job.elastic.failures.give_up,
+        job.params,
+        plain(job.env),
+        secrets,
+    )
+
+
+def _module_of(
+    job: JobSpec, threads: int, job_id: str, folder: Path, secrets: Mapping[str, str]
+) -> JobSource:
+    return JobSource(
+        str(job.train),
+        folder,
+        job.seed,
+        threads,
+        job_id,
+        data="" if job.data is None else str(job.data),
+        params=job.params,
+        schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
+        env=plain(job.env),
+        secrets=secrets,
     )
 
 
