@@ -85,7 +85,7 @@ def rows(found: Sequence[Module]) -> tuple[Row, ...]:
         Row("lines of a function, median", lengths[len(lengths) // 2], "-"),
         Row("lines of a function, 95 %", lengths[len(lengths) // 20], "-"),
         _named("places that make a reconciler", _calls(found, lambda name: name == "Reconciler"), "1"),
-        _named("meters of money", _made(found, lambda one: one.name.endswith("Meter")), "1"),
+        _named("meters of money: classes that note dollars in the ledger", _meters(found), "1"),
         _named(
             "engines",
             _made(found, lambda one: one.name.endswith("Engine") and "Protocol" not in _bases(one)),
@@ -123,6 +123,17 @@ def _classes(found: Sequence[Module]) -> Iterator[tuple[str, ast.ClassDef]]:
 
 def _made(found: Sequence[Module], wanted: Callable[[ast.ClassDef], bool]) -> Iterator[str]:
     return (f"{path}:{one.name}" for path, one in _classes(found) if wanted(one))
+
+
+def _meters(found: Sequence[Module]) -> Iterator[str]:
+    return (f"{path}:{one.name}" for path, one in _classes(found) if any(map(_notes_money, ast.walk(one))))
+
+
+def _notes_money(node: ast.AST) -> bool:
+    """Whether it calls `note` of a store, by which alone dollars get into the ledger."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "note"):
+        return False
+    return ast.unparse(node.func.value).rpartition(".")[2] in ("store", "_store")
 
 
 def _calls(found: Sequence[Module], wanted: Callable[[str], bool]) -> Iterator[str]:

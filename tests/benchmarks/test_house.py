@@ -53,6 +53,22 @@ def test_classes_are_counted_by_name_attributes_and_fields() -> None:
     assert found["classes with 20 attributes or more"] == (1, ("scavenger/b.py:Ask (20)",))
 
 
+def test_a_meter_of_money_is_what_notes_dollars_whatever_its_name() -> None:
+    found = figures(
+        scavenger__a="""
+        class ItemCounter:
+            def record(self):
+                self._store.note(self.job, "traffic", 1.0, 2.0)
+
+        class BarMeter:
+            def draw(self):
+                self.trainer.note("a line")
+        """
+    )
+    where = found["meters of money: classes that note dollars in the ledger"]
+    assert where == (1, ("scavenger/a.py:ItemCounter",))
+
+
 def test_the_table_is_told_as_a_document_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
