@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import re
 import struct
 import sys
@@ -63,6 +64,12 @@ def ran(panel: Panel) -> Panel:
     assert predicted is not None
     actual = Actual(predicted.time_s * 1.2, predicted.cost_usd * 1.2, predicted.step_time_s, predicted.epochs)
     return replace(panel, predicted=predicted, actual=actual)
+
+
+def test_that_a_cache_of_fonts_is_built_is_said_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    svg_of(CURVES[6], None)
+    logging.getLogger("matplotlib.font_manager").warning("Matplotlib is building the font cache")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("points", CURVES)

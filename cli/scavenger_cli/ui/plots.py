@@ -8,6 +8,7 @@ Everything that is not data is drawn in `INK`, which the SVG turns into the read
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,8 @@ def panels_figure(panels: Sequence[Panel]) -> Figure:
     Raises:
         ConfigurationError: If matplotlib is not installed.
     """
+    # It would warn that it builds its cache of fonts, in the middle of an answer.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as MakeFigure
