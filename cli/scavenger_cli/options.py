@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from scavenger.domain.overrides import ObjectiveName, Strategy
 from scavenger_cli.leftovers import with_store
 
 
@@ -21,61 +22,6 @@ class Output(StrEnum):
     def is_json(self) -> bool:
         """Whether the answer is one JSON document."""
         return self is Output.JSON
-
-
-class ObjectiveName(StrEnum):
-    """The objective by which a configuration is chosen."""
-
-    TIME = "time"
-    COST = "cost"
-    KNEE = "knee"
-
-
-class Strategy(StrEnum):
-    """The search strategy: which configurations are profiled."""
-
-    AUTO = "auto"
-    FULL = "full"
-    PARTIAL = "partial"
-    EXTREMES = "extremes"
-    NONE = "none"
-    UNIVERSAL = "universal"
-    REUSE = "reuse"
-
-
-class Pricing(StrEnum):
-    """The way in which workers are priced."""
-
-    VM = "vm"
-    SIZE = "size"
-    BOTH = "both"
-
-
-class StateName(StrEnum):
-    """The state of a job, as in `scavenger.domain.report.JobState`."""
-
-    STARTING = "starting"
-    PROFILING = "profiling"
-    PLANNED = "planned"
-    RUNNING = "running"
-    PAUSED = "paused"
-    SUCCEEDED = "succeeded"
-    TARGET_MISSED = "target_missed"
-    FAILED = "failed"
-    STOPPED = "stopped"
-    INTERRUPTED = "interrupted"
-
-
-class CurveFormat(StrEnum):
-    """The format in which a curve is written."""
-
-    TERMINAL = "terminal"
-    SVG = "svg"
-    PNG = "png"
-    PDF = "pdf"
-    HTML = "html"
-    CSV = "csv"
-    JSON = "json"
 
 
 JSON = "scavenger.answers_as_json"
@@ -105,10 +51,6 @@ InfraOption = Annotated[
     typer.Option(
         "--infra", metavar="CLOUD/REGION", help="Also check what jobs there need, such as aws/us-east-1."
     ),
-]
-StateOption = Annotated[
-    list[StateName] | None,
-    typer.Option("--state", help="List only jobs in this state. Repeat for several."),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer every question with yes.")]
 AuditOption = Annotated[

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from scavenger.api.jobs import job_of
-from scavenger.api.logs import LogReader, Wanted
-from scavenger.api.opening import Source
-from scavenger.api.operations import OperationDocument, request, show_operation, withdraw
+from scavenger.api.calls import Source
+from scavenger.api.jobs import end_dead, job_of
+from scavenger.api.logs import LogReader
+from scavenger.api.operating import request
+from scavenger.api.operations import OperationDocument, show_operation, withdraw
 from scavenger.domain.operation import Operation, StopJob, describe
 from scavenger.errors import TransientError
 from scavenger.presentation.formatting import duration
@@ -51,7 +52,7 @@ class Asking:
             TransientError: If the job does not answer in time, or has gone silent. What was not started is
                 withdrawn.
         """
-        seen = self._source.logs(self._job.id, Wanted(events=True, written=False, process=None))
+        seen = LogReader(self._source, self._job.id, written=False)
         seen.begin(0, whole=False)
         record = self.request(operation)
         patience = duration(timeout_s)
@@ -86,7 +87,7 @@ class Asking:
             chunk = seen.more()
             for event in chunk.events:
                 self._tell(_event_words(event))
-            ended = chunk.state not in LIVE_STATES
+            ended = chunk.job.state not in LIVE_STATES
             if _answered(record, ended=ended):
                 return record
             if chunk.over and not ended:
@@ -100,7 +101,7 @@ class Asking:
                 time.sleep(POLL_S)
 
     def _end_dead(self) -> None:
-        self._source.end_dead()
+        end_dead(self._source)
         job = self.job()
         if not job.ended:
             raise TransientError(

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, wraps
 from inspect import Parameter, signature
-from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_type_hints
-from urllib.parse import quote
+from types import TracebackType, UnionType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from scavenger.client import Client
+from scavenger.client.client import path_part
 from scavenger.domain.access import Caller
-from scavenger.errors import NotFoundError, NotSupportedError
+from scavenger.domain.submission import Submission
+from scavenger.errors import NotSupportedError
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.store.records import JobRecord
@@ -28,8 +31,9 @@ A = TypeVar("A")
 
 Role = Literal["anyone", "changer", "overseer", "admin"]
 """Who may call; see `scavenger.server.access`."""
-Writes = Literal["", "store", "once"]
-"""Whether a call changes the store; `once`: a repetition under the same key has the first answer."""
+Writes = Literal["", "store", "access", "once", "keyed"]
+"""Whether a call changes the store; `access`: who may do what, too; `once`: a repetition under the same key has the
+first answer; `keyed`: the function sees to that itself, by `Local.key`, and writes by `Local.write`."""
 
 
 class Local:
@@ -39,7 +43,9 @@ class Local:
         url: As of `Store.open`.
         store: One that is open, and stays so.
         caller: The user of a server; None: the owner of the store.
+        key: Under which the request may be repeated; None: it is not.
         write: Carries out a change of the store: a server's writer, one after the other.
+        count_indicators: Is told of indicators that were taken in.
     """
 
     def __init__(
@@ -48,9 +54,12 @@ class Local:
         *,
         store: Store | None = None,
         caller: Caller | None = None,
+        key: str | None = None,
         write: Callable[[Callable[[], Any]], Any] = lambda change: change(),
+        count_indicators: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self._url, self._given, self.caller, self.write = url, store, caller, write
+        self._url, self._given, self.caller, self.key, self.write = url, store, caller, key, write
+        self.count_indicators = count_indicators
 
     def __enter__(self) -> Self:
         return self
@@ -100,12 +109,22 @@ class Local:
         """
         return self.store.job(key, user=self.only_of)
 
+    def find_submission(self, key: str) -> Submission | None:
+        """The latest submission of a key that the caller may see; None if there is none."""
+        found = self.store.submission(key)
+        return found if found is not None and self.only_of in (None, found.job.user) else None
+
 
 class Remote:
-    """A server, asked by its REST API."""
+    """A server, asked by its REST API.
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    Args:
+        client: Asks it.
+        key: Under which changes are asked for; None: under a new one each.
+    """
+
+    def __init__(self, client: Client, *, key: str | None = None) -> None:
+        self.client, self.key = client, key
 
     def __enter__(self) -> Self:
         return self
@@ -136,41 +155,59 @@ class Remote:
         return bool(self.info["role"] != "user")
 
 
+Source = Local | Remote
+"""Jobs, models and prices, as commands show them; close it after use.
+
+Keys of jobs are ids, beginnings of ids, or names. Every call raises `NotFoundError` where there is no such job, model
+or operation, `ConfigurationError` where several begin so, and what the store or the server fails with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The route of a call; as a decorator, it makes a function over a store a call.
+
+    Attributes:
+        method, path: Below `/v1/`; names in braces are parameters.
+        tag, summary: In the OpenAPI document.
+        status: Of the answer.
+        repeats: Whether a client may send it again if no answer comes.
+        body: Name of the form of the request, if it has one; `*`: its last parameter is the whole of it.
+    """
+
+    method: str
+    path: str
+    _: KW_ONLY
+    tag: str
+    summary: str
+    role: Role = "anyone"
+    writes: Writes = ""
+    status: int = 200
+    repeats: bool = True
+    body: str = ""
+
+    def __call__(self, function: Callable[Concatenate[Local, P], A]) -> Call[P, A]:
+        return Call(function, self)
+
+
+call = Route
+
+
 class Call(Generic[P, A]):
     """A call: asked of a source, it runs there.
 
     Attributes:
         function: Runs it over a store.
-        method, path: Of its route, below `/v1/`; names in braces are parameters.
-        tag, summary: Of its route in the OpenAPI document.
-        status: Of the answer.
-        repeats: Whether a client may send it again if no answer comes.
-        body: Name of the form of the request, if it has one; `*`: its last parameter is the whole of it.
         answer: Type of the answer.
     """
 
-    def __init__(
-        self,
-        function: Callable[Concatenate[Local, P], A],
-        method: str,
-        path: str,
-        *,
-        tag: str,
-        summary: str,
-        role: Role,
-        writes: Writes,
-        status: int,
-        repeats: bool,
-        body: str,
-    ) -> None:
+    def __init__(self, function: Callable[Concatenate[Local, P], A], route: Route) -> None:
         wraps(function)(self)
-        self.function, self.method, self.path, self.tag, self.summary = function, method, path, tag, summary
-        self.role, self.writes, self.status, self.repeats, self.body = role, writes, status, repeats, body
+        self.function, self.route = function, route
 
-    def __call__(self, source: Local | Remote, /, *args: P.args, **kwargs: P.kwargs) -> A:
+    def __call__(self, source: Source, /, *args: P.args, **kwargs: P.kwargs) -> A:
         if isinstance(source, Local):
             return self.function(source, *args, **kwargs)
-        return self._asked(source.client, signature(self.function).bind(source, *args, **kwargs).arguments)
+        return self._asked(source, signature(self.function).bind(source, *args, **kwargs).arguments)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -183,73 +220,33 @@ class Call(Generic[P, A]):
     def answer(self) -> type[A]:
         return get_type_hints(self.function, include_extras=True)["return"]  # type: ignore[no-any-return]
 
-    def _asked(self, client: Client, arguments: Mapping[str, Any]) -> A:
+    def _asked(self, source: Remote, arguments: Mapping[str, Any]) -> A:
+        route = self.route
         given = {name: arguments[name] for name in self.parameters if arguments.get(name) is not None}
-        parts = {name: _part(str(given.pop(name))) for name in self.parameters if f"{{{name}}}" in self.path}
-        if self.body == "*":
+        parts = {name: path_part(str(given.pop(name))) for name in list(given) if f"{{{name}}}" in route.path}
+        if route.body == "*":
             [given] = given.values()
-        key = str(uuid.uuid4()) if self.repeats and (self.writes == "once" or self.method == "post") else None
-        document = client.ask(self.method, self.path.format(**parts), given, body=bool(self.body), key=key)
-        return read(document, self.answer)
-
-
-def call(
-    method: str,
-    path: str,
-    *,
-    tag: str,
-    summary: str,
-    role: Role = "anyone",
-    writes: Writes = "",
-    status: int = 200,
-    repeats: bool = True,
-    body: str = "",
-) -> Callable[[Callable[Concatenate[Local, P], A]], Call[P, A]]:
-    """Make a function over a store a call; see `Call`."""
-
-    def made(function: Callable[Concatenate[Local, P], A]) -> Call[P, A]:
-        return Call(
-            function,
-            method,
-            path,
-            tag=tag,
-            summary=summary,
-            role=role,
-            writes=writes,
-            status=status,
-            repeats=repeats,
-            body=body,
-        )
-
-    return made
+        keyed = route.repeats and (route.writes == "once" or route.method == "post")
+        key = source.key or str(uuid.uuid4()) if keyed else None
+        path, body = route.path.format(**parts), bool(route.body)
+        return read(source.client.ask(route.method, path, given, body=body, key=key), self.answer)
 
 
 def read(document: Any, kind: type[A]) -> A:
-    """Read a document as a value.
+    """Read a document as a value; as the first of several kinds that it fits.
 
     Raises:
         NotSupportedError: Another version has made it.
     """
+    kinds: tuple[Any, ...] = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    *others, last = kinds
+    for one in others:
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(document, one)  # type: ignore[no-any-return]
     try:
-        return msgspec.convert(document, kind)
+        return msgspec.convert(document, last)  # type: ignore[no-any-return]
     except (msgspec.ValidationError, ValueError) as error:
-        raise unreadable(error) from error
-
-
-def unreadable(error: Exception) -> NotSupportedError:
-    """The error of a server's answer that another version has made."""
-    return NotSupportedError(
-        f"the server's answer cannot be read ({type(error).__name__}: {error}); use the version of the server, "
-        "which `scavenger --version` on its machine prints"
-    )
-
-
-def _part(text: str) -> str:
-    """A name as one part of a path.
-
-    Raises:
-        NotFoundError: It is one that paths give another meaning.
-    """
-    if text.strip(".") == "":
-        raise NotFoundError(f"there is no job {text!r}; `scavenger status` lists the jobs")
-    return quote(text, safe="")
+        raise NotSupportedError(
+            f"the server's answer cannot be read ({type(error).__name__}: {error}); use the version of the server, "
+            "which `scavenger --version` on its machine prints"
+        ) from error

@@ -17,18 +17,13 @@ Region = Annotated[str, Field(pattern=r"^[a-z]{1,16}/[a-z0-9-]{1,40}$", descript
 VmKey = Annotated[str, Field(pattern=r"^[a-z]{1,16}/[a-z0-9-]{1,40}/[A-Za-z0-9._-]{1,100}$")]
 UserName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 ModelKey = Annotated[str, Field(min_length=1, max_length=64, description="Id of a model, or its beginning.")]
-JobKey = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=200,
-        description="The job's id, the beginning of its id, or its name (the latest).",
-    ),
-]
+JOB_KEY = "The job's id, the beginning of its id, or its name (the latest)."
+JobKey = Annotated[str, Field(min_length=1, max_length=200, description=JOB_KEY)]
 Word = Annotated[str | None, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
 Number = Annotated[int, Field(ge=1, lt=2**63)]
+WHOLE = BeforeValidator(_whole)
 # the bounds stand inside, where the document shows them
-Days = Annotated[int, Field(strict=True, ge=1, le=3650), BeforeValidator(_whole)]
+Days = Annotated[int, Field(strict=True, ge=1, le=3650), WHOLE]
 PAGE_MAX = 200
 """Most entries that a server gives at once."""
 Limit = Annotated[int, Field(ge=1, le=PAGE_MAX, description="Most entries of a page.")]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from scavenger.api.calls import Local, Remote, call
-from scavenger.api.costs import all_billed, billed
+from scavenger.api.bills import all_billed, billed
+from scavenger.api.calls import Local, Remote, Source, call, read
 from scavenger.api.forms import PAGE_MAX, Cursor, JobKey, Limit
 from scavenger.api.operations import OperationDocument
 from scavenger.api.paging import encode, job_place, number_place
@@ -25,6 +26,8 @@ from scavenger.errors import NotFoundError
 from scavenger.store import Store
 from scavenger.store.records import EventRecord, JobRecord, ProcessRecord
 
+POLL_S = 0.5
+"""Between two looks for events: faster would not be noticed, and a look costs a millisecond."""
 EVENTS_SHOWN = 12
 OPERATIONS_SHOWN = 5
 _LIVE = ("ready", "training")
@@ -168,14 +171,14 @@ def next_jobs(found: Sequence[JobRecord], limit: int) -> str | None:
 
 
 def jobs_of(
-    source: Local | Remote, limit: int, *, states: Sequence[str] = (), name: str | None = None
+    source: Source, limit: int, *, states: Sequence[JobState] = (), name: str | None = None
 ) -> tuple[ListedJob, ...]:
     """The latest jobs, newest first, with their progress, page by page."""
     found: list[ListedJob] = []
     cursor: str | None = None
     while len(found) < limit:
         most = limit - len(found) if isinstance(source, Local) else min(limit - len(found), PAGE_MAX)
-        page = list_jobs(source, list(states) or None, name, True, most, cursor)  # type: ignore[arg-type]
+        page = list_jobs(source, list(states) or None, name, True, most, cursor)
         found += page.jobs
         if (cursor := page.next) is None:
             break
@@ -190,8 +193,8 @@ def show_job(at: Local, job: JobKey) -> JobAnswer:
         try:
             record = billed(store, at.find_job(job))
         except NotFoundError:
-            waiting = store.submission(job)
-            if waiting is None or at.only_of not in (None, waiting.job.user):
+            waiting = at.find_submission(job)
+            if waiting is None:
                 raise
             return JobAnswer(
                 store=store.name,
@@ -216,7 +219,7 @@ def show_job(at: Local, job: JobKey) -> JobAnswer:
         )
 
 
-def job_of(source: Local | Remote, key: str) -> JobRecord:
+def job_of(source: Source, key: str) -> JobRecord:
     """A job with its report.
 
     Raises:
@@ -234,6 +237,33 @@ def list_events(at: Local, job: JobKey, limit: Limit = 100, cursor: Cursor = Non
         found = at.store.events_after(record.id, limit + 1, number_place(cursor) or 0)
     events = tuple(found[:limit])
     return EventsPage(events=events, next=encode(events[-1].id) if len(found) > limit else None)
+
+
+def events_of(source: Source, job_id: str, after: int = 0) -> Iterator[EventRecord]:
+    """Events of a job as they come, until it has ended and no server will run it again.
+
+    Args:
+        after: Only events with a higher id.
+    """
+    if isinstance(source, Remote):
+        yield from (read(row, EventRecord) for row in source.client.follow_events(job_id, after))
+        return
+    store = source.store
+    while True:
+        # the state is read first, so that the last events are read after the end
+        over = not store.is_alive(store.job(job_id)) and not store.has_runner(job_id)
+        for event in store.events(job_id, limit=10_000, after=after):
+            after = event.id
+            yield event
+        if over:
+            return
+        time.sleep(POLL_S)
+
+
+def end_dead(source: Source) -> None:
+    """Record the end of jobs whose process is gone from here; a server sees its own."""
+    if isinstance(source, Local):
+        source.store.reap_dead_jobs()
 
 
 def hosts_of(status: JobAnswer) -> dict[str, int]:

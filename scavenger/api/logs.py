@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Annotated, Any, ClassVar
 
-from scavenger.api.values import SCHEMA_VERSION, plain
-from scavenger.domain.report import JobState
+from pydantic import Field
+
+from scavenger.api.calls import Local, Source, call
+from scavenger.api.forms import JobKey
+from scavenger.api.operations import JobHead
+from scavenger.api.paging import LogPosition, encode_logs, log_place
+from scavenger.api.values import Answer, gathered
 from scavenger.errors import ConfigurationError
-from scavenger.masking import mask, mask_values
-
-if TYPE_CHECKING:
-    from scavenger.store import Store
-    from scavenger.store.records import EventRecord, JobRecord
+from scavenger.masking import mask
+from scavenger.store.records import EventRecord, JobRecord
 
 READ_BYTES_MAX = 1 << 20
 """Bytes of a log that are read at once: more than the lines that are asked for."""
 LINE_BYTES_MAX = 1 << 16
 """A longer line is shown in parts: a log without line ends must not fill the memory."""
+LINES_MAX = 100_000
+CURSOR_MAX = 30_000
+"""Characters; a cursor has the places in the logs of all processes."""
+_EVENTS_MAX = 10_000
 _START_NOTES = re.compile(
     rb"oneDNN custom operations are on\.|WARNING: All log messages before absl::InitializeLog\(\) is called"
 )
@@ -40,64 +44,28 @@ def harmless(line: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which logs to show; `process` None: of all processes."""
-
-    events: bool
-    written: bool
-    process: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """How far the logs of a job were read.
-
-    Attributes:
-        event: Id of the last event; 0 before the first.
-        offsets: Bytes by process, up to the end of a line.
-    """
-
-    event: int = 0
-    offsets: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LogChunk:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsAnswer(Answer):
     """What was read of the logs of a job at once.
 
     Attributes:
-        state: State of the job before the logs were read.
+        job: As it was before the logs were read.
         folder: Where the processes write.
-        elsewhere: Begin of a message about logs that are on another machine than who reads them; else empty.
         logs: Lines by process.
+        elsewhere: Begin of a sentence if the logs are on another machine; else empty.
         over: Whether nothing more will come: the job has ended, or its process is gone.
+        next: Cursor of what comes after this.
     """
 
-    job_id: str
-    name: str
-    state: JobState
+    masked: ClassVar[bool] = True
+
+    job: JobHead
     folder: str
-    elsewhere: str
     events: tuple[EventRecord, ...]
-    logs: Mapping[str, list[str]]
+    logs: dict[str, list[str]]
+    elsewhere: str
     over: bool
-    position: LogPosition
-
-
-class LogReader(Protocol):
-    """Reads the logs of one job, wherever they are."""
-
-    def begin(self, lines: int, *, whole: bool) -> LogChunk:
-        """The end of all logs: at most `lines` events, and lines of each process.
-
-        Args:
-            lines: How many.
-            whole: Whether an unfinished last line counts.
-        """
-
-    def more(self) -> LogChunk:
-        """What has come since; when the job is over, also a last line that was never finished."""
+    next: str
 
 
 class LogTail:
@@ -166,112 +134,98 @@ def log_folder(job: JobRecord) -> Path:
     return Path(job.job_file).parent / str(output) / job.id / "logs"
 
 
-class JobLogs:
-    """The logs of one job of a store, and how much of them was read: a `LogReader`.
-
-    Args:
-        store: With the job.
-        wanted: Which logs.
-        position: What was read before; None: nothing.
-
-    Raises:
-        ConfigurationError: The wanted process has no log here.
-    """
-
-    def __init__(
-        self, store: Store, job: JobRecord, wanted: Wanted, position: LogPosition | None = None
-    ) -> None:
-        self._store, self._job, self._wanted = store, job, wanted
-        self._begun = position or LogPosition()
-        self._last_event = self._begun.event
-        self._folder = log_folder(job)
-        self._tails: dict[str, LogTail] = {}
-        self._find()
-        if wanted.process is not None and wanted.process not in self._tails:
-            known = ", ".join(sorted(self._logs())) or "none"
-            raise ConfigurationError(
-                f"{self._elsewhere()}job {job.name} ({job.id[:8]}) has no log of {wanted.process!r}; "
-                f"it has {known} in {self._folder}"
-            )
-
-    def begin(self, lines: int, *, whole: bool) -> LogChunk:
-        job, over = self._seen()
-        events = self._events(lines)
-        return self._chunk(
-            job, over, events, {name: tail.last(lines, whole=whole) for name, tail in self._tails.items()}
+@call("get", "jobs/{job}/logs", tag="jobs", summary="Logs of a job")
+def show_logs(
+    at: Local,
+    job: JobKey,
+    process: Annotated[
+        str | None, Field(max_length=100, description="Only of this process, such as `w0`.")
+    ] = None,
+    lines: Annotated[int, Field(ge=0, le=LINES_MAX, description="Most lines of each process.")] = 20,
+    events: Annotated[bool, Field(description="Whether events of the job are told.")] = True,
+    written: Annotated[bool, Field(description="Whether the output of processes is told.")] = True,
+    follow: Annotated[
+        bool, Field(description="Leave out a last line that is not finished: it comes with `next`.")
+    ] = False,
+    cursor: Annotated[
+        str | None, Field(max_length=CURSOR_MAX, description="`next` of the answer before.")
+    ] = None,
+) -> LogsAnswer:
+    """The latest events of the job and lines of its processes, with secrets masked; with a cursor, all since then."""
+    store, record, place = at.store, at.find_job(job), log_place(cursor) or LogPosition()
+    # the state is read first, so that the last lines are read after the end
+    over = not store.is_alive(record) and not store.has_runner(record.id)
+    elsewhere = "" if record.owner.is_same_machine(store.me()) else f"its logs are on {record.owner.host}; "
+    folder, last_event = log_folder(record), place.event
+    known = _logs(folder)
+    if process is not None and process not in known:
+        raise ConfigurationError(
+            f"{elsewhere}job {record.name} ({record.id[:8]}) has no log of {process!r}; "
+            f"it has {', '.join(sorted(known)) or 'none'} in {folder}"
         )
+    found: tuple[EventRecord, ...] = ()
+    if events and process is None:
+        most = (
+            _EVENTS_MAX if cursor is not None else max(lines, 1)
+        )  # the newest is needed to continue after it
+        found = store.events(record.id, limit=min(most, _EVENTS_MAX), after=last_event)
+        last_event = found[-1].id if found else last_event
+    tails = {
+        name: LogTail(path, place.offsets.get(name, 0))
+        for name, path in known.items()
+        if written and process in (None, name)
+    }
+    if cursor is None:
+        logs = {name: tail.last(lines, whole=not follow) for name, tail in tails.items()}
+    else:
+        logs = {name: tail.more(whole=over) for name, tail in tails.items()}
+    offsets = {name: tail.position for name, tail in tails.items()}
+    return LogsAnswer(
+        job=gathered(JobHead, record),
+        folder=str(folder),
+        events=found if lines or cursor is not None else (),
+        logs=logs,
+        elsewhere=elsewhere,
+        over=over,
+        next=encode_logs(LogPosition(last_event, offsets)),
+    )
 
-    def more(self) -> LogChunk:
-        job, over = self._seen()
-        self._find()
-        events = self._events(None)
-        return self._chunk(
-            job, over, events, {name: tail.more(whole=over) for name, tail in self._tails.items()}
-        )
 
-    def _seen(self) -> tuple[JobRecord, bool]:
-        """The job and whether it is over; read first, so that the last lines are read after the end."""
-        job = self._store.job(self._job.id)
-        return job, not self._store.is_alive(job) and not self._store.has_runner(job.id)
-
-    def _chunk(
-        self, job: JobRecord, over: bool, events: tuple[EventRecord, ...], logs: dict[str, list[str]]
-    ) -> LogChunk:
-        offsets = {name: tail.position for name, tail in self._tails.items()}
-        return LogChunk(
-            job.id,
-            job.name,
-            job.state,
-            str(self._folder),
-            self._elsewhere(),
-            events,
-            logs,
-            over,
-            LogPosition(self._last_event, offsets),
-        )
-
-    def _events(self, limit: int | None) -> tuple[EventRecord, ...]:
-        """The newest events, or with None all since the last call."""
-        if not self._wanted.events:
-            return ()
-        many = sys.maxsize if limit is None else max(limit, 1)  # the newest is needed to continue after it
-        events = self._store.events(self._job.id, limit=min(many, 10_000), after=self._last_event)
-        if events:
-            self._last_event = events[-1].id
-        return events if limit != 0 else ()
-
-    def _find(self) -> None:
-        """Add the logs of processes that have begun one since."""
-        if not self._wanted.written:
-            return
-        for name, path in self._logs().items():
-            if self._wanted.process in (None, name) and name not in self._tails:
-                self._tails[name] = LogTail(path, self._begun.offsets.get(name, 0))
-
-    def _elsewhere(self) -> str:
-        owner = self._job.owner
-        return "" if owner.is_same_machine(self._store.me()) else f"its logs are on {owner.host}; "
-
-    def _logs(self) -> dict[str, Path]:
-        """Logs by process. Only regular files count: reading a pipe would never end."""
-        return {
-            path.stem: path for path in sorted(self._folder.glob("*.log"), key=_natural) if path.is_file()
-        }
+def _logs(folder: Path) -> dict[str, Path]:
+    """Logs by process. Only regular files count: reading a pipe would never end."""
+    return {path.stem: path for path in sorted(folder.glob("*.log"), key=_natural) if path.is_file()}
 
 
 def _natural(path: Path) -> tuple[int, str]:
     return len(path.name), path.name
 
 
-def logs_document(chunk: LogChunk) -> dict[str, Any]:
-    """What was read of the logs as JSON values."""
-    found: dict[str, Any] = plain(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "job": {"id": chunk.job_id, "name": chunk.name, "state": chunk.state},
-            "folder": chunk.folder,
-            "events": mask_values(plain(chunk.events)),
-            "logs": chunk.logs,
-        }
-    )
-    return found
+class LogReader:
+    """Reads the logs of one job, answer after answer; the first one fixes the job, whose name another may take.
+
+    Args:
+        source: Where the job is on record.
+        wanted: Which logs, as of `show_logs`.
+    """
+
+    def __init__(self, source: Source, job: str, **wanted: Any) -> None:
+        self._source, self._job, self._wanted = source, job, wanted
+        self._cursor: str | None = None
+
+    def begin(self, lines: int, *, whole: bool) -> LogsAnswer:
+        """The end of all logs: at most `lines` events, and lines of each process.
+
+        Args:
+            lines: How many.
+            whole: Whether an unfinished last line counts.
+        """
+        return self._read(lines=lines, follow=not whole)
+
+    def more(self) -> LogsAnswer:
+        """What has come since; when the job is over, also a last line that was never finished."""
+        return self._read(cursor=self._cursor)
+
+    def _read(self, **options: Any) -> LogsAnswer:
+        answer = show_logs(self._source, self._job, **self._wanted, **options)
+        self._job, self._cursor = answer.job.id, answer.next
+        return answer

@@ -1,32 +1,18 @@
-"""Operations on running jobs, as `scavenger status` and `scavenger scale` show them."""
+"""Operations that were requested of running jobs, as `scavenger status` shows them."""
 
 from __future__ import annotations
 
-import getpass
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from scavenger.api.calls import Local, Remote, call, read
+from scavenger.api.calls import Local, call
 from scavenger.api.forms import JobKey, Limit, Number
 from scavenger.api.values import Answer, gathered
-from scavenger.domain.operation import (
-    Migrate,
-    Operation,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    operation_document,
-    operation_from_document,
-)
+from scavenger.domain.operation import Operation, operation_document, operation_from_document
 from scavenger.domain.report import JobState
-from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.errors import NotFoundError
 from scavenger.store.records import OPEN_STATES, JobRecord, OperationRecord, OperationState
-
-Made = TypeVar("Made", bound=Operation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,67 +116,3 @@ def _operation(at: Local, job: JobRecord, number: int) -> OperationRecord:
 def outcome(job: JobRecord, record: OperationRecord) -> OperationAnswer:
     """What became of an operation so far."""
     return OperationAnswer(job=gathered(JobHead, job), operation=OperationDocument.of(record))
-
-
-def request(source: Local | Remote, job_id: str, operation: Operation) -> OperationAnswer:
-    """Request an operation of a running job; see `Store.submit_operation`.
-
-    Raises:
-        ConfigurationError: The job is not running.
-        TransientError: It is busy with another one.
-    """
-    if isinstance(source, Local):
-        record = source.store.submit_operation(job_id, operation, _requester())
-        return outcome(source.store.job(job_id), record)
-    document = source.client.operate(job_id, operation)
-    if "operation" not in document:  # it waited in the queue again
-        raise ConfigurationError(f"job {job_id[:8]} had not begun: it was withdrawn from the queue")
-    return read(document, OperationAnswer)
-
-
-def _requester() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
-
-
-def scaling(
-    workers: int | None = None,
-    add: int | None = None,
-    remove: tuple[str, ...] = (),
-    aggregators: int | None = None,
-) -> Operation:
-    """The change of size that the options ask for.
-
-    Raises:
-        ConfigurationError: Not exactly one option was given, or its value is not allowed.
-    """
-    from scavenger.domain.ranges import WORKERS_MAX
-
-    if [workers is not None, add is not None, bool(remove), aggregators is not None].count(True) != 1:
-        raise ConfigurationError("give one of --workers N, --add N, --remove ID and --aggregators N")
-    if aggregators is not None:
-        return _made(lambda: ScaleAggregators(aggregators))
-    if (count := workers or add or 0) > WORKERS_MAX:
-        raise ConfigurationError(f"a job has at most {WORKERS_MAX:,} workers, not {count:,}")
-    if workers is not None:
-        return _made(lambda: ScaleTo(workers))
-    return _made(lambda: ScaleIn(remove)) if add is None else _made(lambda: ScaleOut(add))
-
-
-def migration(workers: tuple[str, ...]) -> Migrate:
-    """The migration of these workers, or of all workers if none is given.
-
-    Raises:
-        ConfigurationError: A name is not the id of a worker.
-    """
-    return _made(lambda: Migrate(workers or None))
-
-
-def _made(make: Callable[[], Made]) -> Made:
-    try:
-        return make()
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None

@@ -6,12 +6,13 @@ import base64
 import binascii
 import json
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 
 import msgspec
 
-from scavenger.api.logs import LogPosition
 from scavenger.errors import ConfigurationError
 
 UNPACKED_MAX = 1 << 20
@@ -20,6 +21,19 @@ UNPACKED_MAX = 1 << 20
 
 class CursorError(ConfigurationError):
     """A cursor is not one of the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far the logs of a job were read.
+
+    Attributes:
+        event: Id of the last event; 0 before the first.
+        offsets: Bytes by process, up to the end of a line.
+    """
+
+    event: int = 0
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scavenger.api.values import SCHEMA_VERSION, plain
+from scavenger.api.values import Answer
+from scavenger.domain.document import Document
 from scavenger.domain.job import CheckpointSpec
 from scavenger.policy.leaders import what_is_lost, where_checkpoints_are
 from scavenger.presentation.formatting import clean, duration, money, plural
@@ -16,25 +17,39 @@ if TYPE_CHECKING:
     from scavenger.domain.job import JobSpec
     from scavenger.policy.leaders import LeaderPlan
 
+_OF_AN_OFFER = ("vm", "provider", "region", "price_usd_per_hour", "price_source", "spot")
 SPELLED_OUT_MAX = 6
 """Up to this many values are listed; of more, only the first and the last are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a job would search, profile, choose and run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewAnswer(Answer):
+    """What a job would do; see `scavenger optimize JOB.yaml --dry-run -o json`.
 
     Attributes:
-        name: Of the job.
+        leader: The VM that leads the job; null if it is led from here.
+        checkpoints: Where and how often the training state is saved; null if no VM is rented.
+        runs: False if it ends with the choice.
+        asks: Whether it is asked for before it runs.
         job_file: Path, as it was named.
-        rows: (name, words), for people.
-        document: The same as JSON values.
+        rows: Names and words of what is shown to people.
     """
 
+    dry_run: bool
+    job: Document
+    configurations: int
+    offers: tuple[Document, ...]
+    aggregators: Document | None
+    leader: Document | None
+    checkpoints: str | None
+    notes: tuple[str, ...]
+    profile: Document
+    constraints: Document
+    runs: bool
+    asks: bool
     name: str
     job_file: str
     rows: tuple[tuple[str, str], ...]
-    document: dict[str, Any]
 
 
 def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
@@ -119,45 +134,23 @@ def _limits(time_s: float | None, cost_usd: float | None) -> str:
     return f"at most {' and '.join(limits)}" if limits else ""
 
 
-def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> Preview:
+def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> PreviewAnswer:
     """What a job would do.
 
     Args:
         run: False if it ends with the choice.
         yes: Whether every question is answered with yes.
     """
-    rows = tuple(preview_rows(prepared, run=run, yes=yes))
-    return Preview(
-        prepared.job.name, str(prepared.job_file), rows, plain(_document(prepared, run=run, yes=yes))
-    )
-
-
-def preview_answer(preview: Preview) -> dict[str, Any]:
-    """The preview as one JSON document, with its words."""
-    words = {"name": preview.name, "job_file": preview.job_file, "rows": [list(row) for row in preview.rows]}
-    return {**preview.document, **words}
-
-
-def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, object]:
     job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
     leader = platform.leader
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "dry_run": True,
-        "job": job.model_dump(mode="json"),
-        "configurations": len(platform.space.configurations()),
-        "offers": [
-            {
-                "vm": offer.vm,
-                "provider": offer.provider,
-                "region": offer.region,
-                "price_usd_per_hour": offer.price_usd_per_hour,
-                "price_source": offer.price_source,
-                "spot": offer.spot,
-            }
-            for offer in platform.space.offers
-        ],
-        "aggregators": None
+    return PreviewAnswer(
+        dry_run=True,
+        job=job.model_dump(mode="json"),
+        configurations=len(platform.space.configurations()),
+        offers=tuple(
+            {name: getattr(offer, name) for name in _OF_AN_OFFER} for offer in platform.space.offers
+        ),
+        aggregators=None
         if aggregators is None
         else {
             "vm": aggregators.vm,
@@ -165,7 +158,7 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
             "price_usd_per_hour": aggregators.price_usd_per_hour,
             "price_source": aggregators.price_source,
         },
-        "leader": None
+        leader=None
         if leader is None
         else {
             "vm": leader.offer.vm,
@@ -173,14 +166,17 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
             "price_source": leader.offer.price_source,
             "reason": leader.reason,
         },
-        "checkpoints": checkpoint_words(prepared) if platform.rents else None,
-        "notes": list(platform.notes),
-        "profile": {
+        checkpoints=checkpoint_words(prepared) if platform.rents else None,
+        notes=tuple(platform.notes),
+        profile={
             "steps": job.profile.steps,
             "max_time_s": job.profile.max_time,
             "max_cost_usd": job.profile.max_cost,
         },
-        "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
-        "runs": run,
-        "asks": run and not yes,
-    }
+        constraints={"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
+        runs=run,
+        asks=run and not yes,
+        name=job.name,
+        job_file=str(prepared.job_file),
+        rows=tuple(preview_rows(prepared, run=run, yes=yes)),
+    )

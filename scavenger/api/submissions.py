@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from scavenger.api.calls import Local, Remote, call, read
+from scavenger.api.calls import Local, Source, call
 from scavenger.api.forms import PAGE_MAX, Cursor, JobKey, Limit
 from scavenger.api.paging import encode, number_place
 from scavenger.api.values import Answer, gathered
@@ -115,7 +115,24 @@ def list_submissions(
     )
 
 
-def open_submissions_of(source: Local | Remote, user: str) -> Iterator[SubmittedJob]:
+@call("get", "queue/{job}", tag="jobs", summary="A submitted job")
+def show_submission(at: Local, job: JobKey) -> SubmissionAnswer:
+    """The latest submission of a job, or of a name."""
+    found = at.find_submission(job)
+    if found is None:
+        raise NotFoundError(f"there is no submitted job {job!r}; `scavenger jobs queue --all` lists them")
+    return SubmissionAnswer(submission=submitted_jobs(at.store, [found])[0])
+
+
+def submission_of(source: Source, key: str) -> SubmittedJob | None:
+    """The latest submission of a key; None if there is none."""
+    try:
+        return show_submission(source, key).submission
+    except NotFoundError:
+        return None
+
+
+def open_submissions_of(source: Source, user: str) -> Iterator[SubmittedJob]:
     """The submissions of a user that wait or run, newest first."""
     cursor: str | None = None
     while True:
@@ -123,18 +140,6 @@ def open_submissions_of(source: Local | Remote, user: str) -> Iterator[Submitted
         yield from (one for one in page.submissions if one.user == user)
         if (cursor := page.next) is None:
             return
-
-
-def submission_of(source: Local | Remote, key: str) -> SubmittedJob | None:
-    """The latest submission of a key; None if there is none."""
-    if isinstance(source, Local):
-        found = source.store.submission(key)
-        return None if found is None else submitted_jobs(source.store, [found])[0]
-    try:
-        row = source.client.job(key)["submission"]
-    except NotFoundError:
-        return None
-    return None if row is None else read(row, SubmittedJob)
 
 
 @call(
@@ -147,8 +152,8 @@ def submission_of(source: Local | Remote, key: str) -> SubmittedJob | None:
 )
 def cancel(at: Local, job: JobKey) -> SubmissionAnswer:
     """Withdraw a submitted job that waits; stop one that runs, as its runner would be by Ctrl-C in a command."""
-    found = at.store.submission(job)
-    if found is None or at.only_of not in (None, found.job.user):
+    found = at.find_submission(job)
+    if found is None:
         record = at.find_job(job)
         raise ConfigurationError(not_submitted(record.id, record.name))
     now = at.store.cancel(found.id, f"cancelled by {at.user}") or found

@@ -157,7 +157,7 @@ def list_users(at: Local) -> UsersAnswer:
     tag="users",
     summary="Add or change a user",
     role="admin",
-    writes="store",
+    writes="access",
     body="UserRequest",
 )
 def put_user(at: Local, user: UserName, role: Role) -> UsersAnswer:
@@ -166,7 +166,7 @@ def put_user(at: Local, user: UserName, role: Role) -> UsersAnswer:
     return UsersAnswer(users=(at.store.set_user(user, role),))
 
 
-@call("delete", "users/{user}", tag="users", summary="Delete a user", role="admin", writes="store")
+@call("delete", "users/{user}", tag="users", summary="Delete a user", role="admin", writes="access")
 def delete_user(at: Local, user: UserName) -> UsersAnswer:
     """Delete a user with all tokens; the user's jobs stay."""
     _spare_self(at, user)
@@ -215,7 +215,7 @@ def list_tokens(at: Local) -> TokensAnswer:
     "users/{user}/tokens",
     tag="users",
     summary="Make a token",
-    writes="store",
+    writes="access",
     status=201,
     repeats=False,  # the text is kept nowhere
     body="NewTokenRequest",
@@ -244,7 +244,7 @@ def new_token(
     return TokenAnswer(token=token, text=text)
 
 
-@call("delete", "tokens/{token}", tag="users", summary="Revoke a token", writes="store")
+@call("delete", "tokens/{token}", tag="users", summary="Revoke a token", writes="access")
 def revoke_token(at: Local, token: Number) -> TokensAnswer:
     """Revoke a token, with its sessions and all that was made with it; the answer has what ended.
 
@@ -256,7 +256,7 @@ def revoke_token(at: Local, token: Number) -> TokensAnswer:
     return TokensAnswer(tokens=tuple(ended))
 
 
-@call("delete", "users/{user}/sessions", tag="users", summary="End a user's sessions", writes="store")
+@call("delete", "users/{user}/sessions", tag="users", summary="End a user's sessions", writes="access")
 def end_sessions(at: Local, user: UserName) -> TokensAnswer:
     """End all sessions of the caller in browsers, or, as an admin, of any user; the answer has what ended."""
     if not at.is_admin and user != at.user:

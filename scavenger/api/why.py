@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import Field
 
-from scavenger.api.curves import curve_document, report_with_curve
+from scavenger.api.calls import Local, call
+from scavenger.api.curves import CurveAnswer, part_of, report_with_curve
+from scavenger.api.forms import JobKey
+from scavenger.api.values import Answer, gathered
+from scavenger.domain.document import Document
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
-from scavenger.models.why import explain
+from scavenger.models.why import Why, explain
 
 if TYPE_CHECKING:
     from scavenger.domain.report import RunReport
     from scavenger.store import Store
     from scavenger.store.records import JobRecord, ModelRecord
 
-_OF_A_CURVE = ("schema_version", "job")
 _OF_A_POINT = (
     "time_s",
     "cost_usd",
@@ -29,32 +33,66 @@ _OF_A_POINT = (
     "excluded",
 )
 
+Size = Annotated[int, Field(ge=1, le=1 << 31)]
 
-def why_of(store: Store, job: JobRecord, workers: int, global_batch_size: int) -> dict[str, Any]:
-    """Explain a configuration of a stored job by the model that it stored, or else by the one that it reused.
 
-    Raises:
-        ConfigurationError: The job has no curve, no model is stored for it, or there is no such configuration.
-        StoreError: Its report or model cannot be read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A stored model; `job_id` is null if no job on record has made it."""
+
+    id: str
+    job_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedPrediction(Why):
+    """Where the prediction of a configuration on one VM type comes from.
+
+    Attributes:
+        relative_only: Whether the epochs to the target are not known.
+        point: What the curve has of it; null if it is no configuration of the curve.
     """
-    report = report_with_curve(job)
-    record = _model_of(store, job)
+
+    relative_only: bool
+    point: Document | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyAnswer(Answer):
+    """As `scavenger curves JOB --why K B -o json`.
+
+    Attributes:
+        model: By which it is explained; null if it is not stored.
+        predictions: One for each VM type on which steps were measured.
+    """
+
+    job: Document
+    model: StoredModel | None
+    predictions: tuple[ExplainedPrediction, ...]
+
+
+@call("get", "jobs/{job}/curve/why", tag="jobs", summary="Where a prediction comes from")
+def show_why(at: Local, job: JobKey, workers: Size, global_batch_size: Size) -> WhyAnswer:
+    """The law, the parts and the measured points of a prediction, and what would narrow its interval most."""
+    with at.store.at_one_moment():
+        found = at.find_job(job)
+        report = report_with_curve(found)
+        record = _model_of(at.store, found)
     try:
         model = JobModel.from_dict(record.model)
     except ValueError as error:
         raise StoreError(f"the stored model {record.id[:8]} cannot be read: {error}") from error
-    used = {"id": record.id, "job_id": record.job_id}
-    return why_document(report, model, workers, global_batch_size, used=used)
+    return explanation(report, model, workers, global_batch_size, used=gathered(StoredModel, record))
 
 
-def why_document(
+def explanation(
     report: RunReport,
     model: JobModel,
     workers: int,
     global_batch_size: int,
     *,
-    used: dict[str, str | None] | None = None,
-) -> dict[str, Any]:
+    used: StoredModel | None = None,
+) -> WhyAnswer:
     """Explain a configuration on each VM type of a curve.
 
     Args:
@@ -65,8 +103,8 @@ def why_document(
         ConfigurationError: If some workers would get nothing, or no step was measured on any of its VM types.
     """
     assert report.curve is not None
-    whole, of = curve_document(report), report.curve.configurations
-    rows = {(row["vm"], row["workers"], row["global_batch_size"]): row for row in whole["curve"]}
+    whole, of = part_of(report, CurveAnswer), report.curve.configurations
+    rows = {(row["vm"], row["workers"], row["global_batch_size"]): row for row in whole.curve or ()}
     found = []
     for vm in model.vms:
         if vm.vm not in of.vms:
@@ -79,13 +117,13 @@ def why_document(
             raise ConfigurationError(str(error)) from error
         row = rows.get((vm.vm, workers, global_batch_size))
         point = None if row is None else {name: row[name] for name in _OF_A_POINT}
-        found.append({**asdict(why), "relative_only": model.relative_only, "point": point})
+        found.append(gathered(ExplainedPrediction, why, relative_only=model.relative_only, point=point))
     if not found:
         raise ConfigurationError(
             f"no step was measured on {' or '.join(of.vms)}: its step times are those of {model.vms[0].vm}, by the "
             "number of processors"
         )
-    return {name: whole[name] for name in _OF_A_CURVE} | {"model": used, "predictions": found}
+    return WhyAnswer(job=whole.job, model=used, predictions=tuple(found))
 
 
 def _model_of(store: Store, job: JobRecord) -> ModelRecord:

@@ -1,129 +1,129 @@
-"""The routes of the REST API as functions. Answers are the documents that the OpenAPI document describes."""
+"""Requests to one server: repeated where that is safe, with certificates verified, and errors as those of a command."""
 
 from __future__ import annotations
 
 import json
 import logging
+import ssl
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import IO, Any, Self
 from urllib.parse import quote
 
-from scavenger.client.address import ServerAddress
-from scavenger.client.connection import Connection
-from scavenger.client.events import read_events
-from scavenger.domain.operation import (
-    Migrate,
-    Operation,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-)
-from scavenger.domain.overrides import UNCHANGED, Overrides, Renewal
-from scavenger.errors import NotFoundError, NotSupportedError, TransientError
+import msgspec
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+from urllib3.util.retry import Retry
 
-__all__ = ["Client", "Document", "SubmitOptions"]
+from scavenger.client.address import CERTIFICATES, ServerAddress
+from scavenger.client.events import read_events
+from scavenger.client.problems import error_of
+from scavenger.errors import ConfigurationError, NotFoundError, ScavengerError, TransientError
+from scavenger.version import __version__
+
+__all__ = ["Client", "path_part"]
 
 log = logging.getLogger(__name__)
 
-Document = dict[str, Any]
+CONNECT_S = 10.0
+READ_S = 60.0
+"""Longest silence within an answer: a stream of events has a sign of life every 15 s."""
+_REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
 
-NO_VARIABLES: Mapping[str, str] = {}
 PATIENCE_S = 600.0
 """How long a stream of events may be out of reach before following it fails: a network or a server that is back after
 a restart is waited for."""
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0)
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitOptions:
-    """How a job is submitted; see `scavenger optimize`.
+class Client:
+    """A server; threads must not share one.
 
-    Attributes:
-        overrides: Values that replace those of the job file.
-        audit: Record which worker trains on which samples.
-        priority: Jobs of a higher one begin first.
-        run: False: the job ends with the choice, as of `scavenger plan`.
-        environment: Values of variables that the job file names; the server has its own of others.
-        study_budget: Budget of all jobs of this name and user, US dollars: the job gets at most what is left.
+    What changes nothing twice is repeated if no answer comes, or one that says to try again: up to five times within
+    some 20 s, but only for 3 s if nobody listens.
     """
 
-    overrides: Overrides = field(default_factory=Overrides)
-    audit: bool = False
-    priority: int = 0
-    run: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    study_budget: float | None = None
-
-
-class Client(Connection):
-    """A server. Every method raises the errors of `Connection.get`."""
-
     def __init__(self, address: ServerAddress) -> None:
-        super().__init__(address)
+        self.address = address
+        self._plain = _session(address, _REPEATABLE)
+        self._keyed = _session(address, None)
 
-    # ---- jobs ------------------------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        return self
 
-    def submit(
-        self, job_file: str, options: SubmitOptions | None = None, *, key: str | None = None
-    ) -> Document:
-        """Submit a job; the answer has its `submission`.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._plain.close()
+        self._keyed.close()
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The document at a path."""
+        return self.ask("get", path, query or {})
+
+    def post(self, path: str, body: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
+        """Send a document; returns the answer."""
+        return self.ask("post", path, body, body=True, key=key)
+
+    def ask(
+        self, method: str, path: str, given: Mapping[str, Any], *, body: bool = False, key: str | None = None
+    ) -> dict[str, Any]:
+        """Ask a route; returns the answer.
 
         Args:
-            job_file: Absolute path of the job file on the server's machine.
-            options: How it is submitted.
-            key: The same key submits once, however often it is sent; None for a new one.
+            method: Of HTTP.
+            path: Of the route.
+            given: What it is asked with.
+            body: Whether that is sent as a document, not in the query, from which values that are None are left out.
+            key: The request may be repeated under this `Idempotency-Key`; None: it is sent once.
+
+        Raises:
+            ScavengerError: What the server refuses with; see `error_of`.
+            TransientError: No answer comes.
+            ConfigurationError: The server's certificate is not trusted.
         """
-        budget = (
-            {} if options is None or options.study_budget is None else {"study_budget": options.study_budget}
-        )
-        return self.post("jobs", {**_submission(job_file, options), **budget}, key=key or str(uuid.uuid4()))
+        sent = msgspec.to_builtins(given)
+        if not body:
+            sent = {name: str(one).lower() if isinstance(one, bool) else one for name, one in sent.items()}
+        session = self._plain if key is None else self._keyed
+        headers = {} if key is None else {"Idempotency-Key": key}
+        options = {"json": sent} if body else {"params": sent}
+        with self._answer(session, method.upper(), path, headers=headers, **options) as answer:
+            return _document(answer, self.address.url)
 
-    def preview(self, job_file: str, options: SubmitOptions | None = None, *, yes: bool = True) -> Document:
-        """What a job would search, profile, choose and run; nothing is submitted."""
-        return self.post("preview", {**_submission(job_file, options), "yes": yes})
+    @contextmanager
+    def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[Iterator[bytes]]:
+        """The lines of an answer as they come, within the block.
 
-    def job(self, job: str) -> Document:
-        """A job with progress, processes, operations and events; `job` is null while only its `submission` exists."""
-        return self.get(f"jobs/{_part(job)}")
-
-    def submissions(self, limit: int, *, states: Sequence[str] = (), cursor: str | None = None) -> Document:
-        """Submitted jobs, newest first."""
-        return self.get("queue", {"limit": limit, "state": list(states), "cursor": cursor})
+        Raises:
+            ScavengerError: As of `ask`; `TransientError` also within the block, if the stream breaks off.
+        """
+        accept = {"Accept": "text/event-stream", "Accept-Encoding": "identity", **headers}
+        with self._answer(self._plain, "GET", path, headers=accept, stream=True) as answer:
+            yield _lines(answer)
 
     def fetch_outputs(self, job: str, file: IO[bytes]) -> None:
-        """Write a tar archive of a job's outputs to a file."""
-        self.download(f"jobs/{_part(job)}/outputs", file)
+        """Write a tar archive of a job's outputs to a file.
 
-    def of_job(self, job: str, what: str, query: Mapping[str, Any] | None = None) -> Document:
-        """What a route below a job tells: `plan`, `curve`, `cost`, `logs`, `events` or `operations`."""
-        return self.get(f"jobs/{_part(job)}/{what}", query)
-
-    def logs(
-        self,
-        job: str,
-        *,
-        lines: int = 20,
-        process: str | None = None,
-        events: bool = True,
-        written: bool = True,
-        follow: bool = False,
-        cursor: str | None = None,
-    ) -> Document:
-        """The latest events and lines of the logs of a job, or all since a `cursor`, `next` of the answer before.
-
-        Until `over` is true, more may come.
+        Raises:
+            ScavengerError: As of `ask`; `TransientError` also if the answer breaks off.
         """
-        shown = {"events": _word(events), "written": _word(written), "follow": _word(follow)}
-        return self.of_job(job, "logs", {"lines": lines, "process": process, "cursor": cursor, **shown})
+        path, accept = f"jobs/{path_part(job)}/outputs", {"Accept": "*/*"}
+        with self._answer(self._plain, "GET", path, headers=accept, stream=True) as answer:
+            for data in answer.iter_content(1 << 20):
+                file.write(data)
 
     def follow_events(
         self, job: str, after: int = 0, *, patience_s: float = PATIENCE_S
-    ) -> Iterator[Document]:
+    ) -> Iterator[dict[str, Any]]:
         """Events of a job as they come, until it has ended; after a break, the stream goes on after the last one.
 
         Args:
@@ -138,7 +138,7 @@ class Client(Connection):
         while True:
             try:
                 headers = {"Last-Event-ID": str(after)} if after else {}
-                with self.stream(f"jobs/{_part(job)}/events/stream", headers) as lines:
+                with self.stream(f"jobs/{path_part(job)}/events/stream", headers) as lines:
                     for event in read_events(lines):
                         if event.kind == "end":
                             return
@@ -152,76 +152,27 @@ class Client(Connection):
                 time.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
                 failures += 1
 
-    # ---- operations ------------------------------------------------------------------------------------------
-
-    def operate(self, job: str, operation: Operation, *, key: str | None = None) -> Document:
-        """Ask a running job for an operation. The answer has the `operation`, or, of a stop of a job that still waits,
-        the `submission` that was withdrawn.
-
-        Args:
-            job: As of `job`.
-            operation: What it is asked for.
-            key: The same key asks once, however often it is sent; None for a new one.
-
-        Raises:
-            NotSupportedError: No route takes this operation.
-        """
-        body: Document
-        match operation:
-            case ScaleTo(workers):
-                verb, body = "scale", {"workers": workers}
-            case ScaleOut(add):
-                verb, body = "scale", {"add": add}
-            case ScaleIn(remove):
-                verb, body = "scale", {"remove": list(remove)}
-            case ScaleAggregators(aggregators):
-                verb, body = "scale", {"aggregators": aggregators}
-            case Migrate(workers):
-                verb, body = "migrate", {"workers": None if workers is None else list(workers)}
-            case StopJob(save, reason):
-                verb, body = "stop", {"save": save, **({"reason": reason} if reason else {})}
-            case _:
-                raise NotSupportedError("the server takes no such operation; ask on its own machine")
-        return self.post(f"jobs/{_part(job)}/{verb}", body, key=key or str(uuid.uuid4()))
-
-    def resume(
-        self,
-        job: str,
-        *,
-        audit: bool = False,
-        renewal: Renewal = UNCHANGED,
-        study_budget: float | None = None,
-        environment: Mapping[str, str] = NO_VARIABLES,
-        key: str | None = None,
-    ) -> Document:
-        """Submit a job that ended before its goal again, to go on from its checkpoint.
-
-        Args:
-            job: The job.
-            audit: As of `SubmitOptions`.
-            renewal: What it goes on with.
-            study_budget: It goes on only if what it may cost is left of that; see `SubmitOptions`.
-            environment: Values of its secrets; those that it had, and the server's own, for others.
-            key: As of `operate`.
-        """
-        asked = {**asdict(renewal), "study_budget": study_budget}
-        given = {name: value for name, value in asked.items() if value is not None}
-        body = {"audit": audit, "environment": dict(environment), **given}
-        return self.post(f"jobs/{_part(job)}/resume", body, key=key or str(uuid.uuid4()))
+    @contextmanager
+    def _answer(
+        self, session: requests.Session, method: str, path: str, **options: Any
+    ) -> Iterator[requests.Response]:
+        url = self.address.url
+        try:
+            with session.request(
+                method,
+                f"{url}/v1/{path}",
+                timeout=(CONNECT_S, READ_S),
+                allow_redirects=False,
+                **options,
+            ) as answer:
+                if answer.status_code >= 300:
+                    raise error_of(answer.status_code, _decoded(answer), url)
+                yield answer
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise _unanswered(error, url) from error
 
 
-def _submission(job_file: str, options: SubmitOptions | None) -> Document:
-    given = asdict(options or SubmitOptions())
-    del given["study_budget"]
-    replaced = {name: value for name, value in given.pop("overrides").items() if value is not None}
-    return {"job_file": job_file, **replaced, **given}
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _part(text: str) -> str:
+def path_part(text: str) -> str:
     """A name as one part of a path.
 
     Raises:
@@ -230,3 +181,81 @@ def _part(text: str) -> str:
     if text.strip(".") == "":
         raise NotFoundError(f"there is no job {text!r}; `scavenger status` lists the jobs")
     return quote(text, safe="")
+
+
+class _Bearer(AuthBase):
+    """Sends the token; given as `auth`, so that no entry of ~/.netrc takes its place."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def _session(address: ServerAddress, repeatable: frozenset[str] | None) -> requests.Session:
+    session = requests.Session()
+    session.auth = _Bearer(address.token)
+    session.headers["User-Agent"] = f"scavenger/{__version__}"
+    session.verify = address.certificates or True
+    session.trust_env = not address.local  # a proxy must not get what is for this machine
+    retries = Retry(
+        total=5,
+        connect=3,
+        backoff_factor=0.5,
+        backoff_max=8.0,
+        backoff_jitter=0.2,
+        status_forcelist=(429, 502, 503, 504),
+        allowed_methods=repeatable,
+        raise_on_status=False,
+    )
+    session.mount(address.url, HTTPAdapter(max_retries=retries))
+    return session
+
+
+def _decoded(answer: requests.Response) -> Any:
+    try:
+        return msgspec.json.decode(answer.content)
+    except msgspec.DecodeError:
+        return None
+
+
+def _document(answer: requests.Response, url: str) -> dict[str, Any]:
+    found = _decoded(answer)
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{url} does not answer as a Scavenger server does; is it one?")
+    return found
+
+
+def _lines(answer: requests.Response) -> Iterator[bytes]:
+    """Lines as they come: `iter_lines` waits for whole chunks where the length of the answer is known."""
+    partial = b""
+    while read := answer.raw.read1(8192):
+        *whole, partial = (partial + read).split(b"\n")
+        yield from (line.removesuffix(b"\r") for line in whole)
+
+
+def _unanswered(error: requests.RequestException | urllib3.exceptions.HTTPError, url: str) -> ScavengerError:
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConfigurationError(
+                f"the certificate of {url} is not trusted ({cause.verify_message}); if it is the server's own, name "
+                f"its file in {CERTIFICATES}"
+            )
+    broken = requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError
+    if isinstance(error, broken | urllib3.exceptions.HTTPError):
+        told = [cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror]
+        reason = told[-1] if told else "the connection broke off or nothing came"
+        return TransientError(f"{url} does not answer ({reason}); see whether `scavenger serve` runs there")
+    return ConfigurationError(f"{url} cannot be asked: {error}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it came of, the first last."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        reason = getattr(seen.args[0], "reason", None) if seen.args else None
+        seen = reason if isinstance(reason, BaseException) else seen.__cause__ or seen.__context__

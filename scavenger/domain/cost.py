@@ -211,16 +211,16 @@ class CostEstimate:
         time_s: Time from the first launch to the end.
         items: The costs that are counted.
         not_counted: Costs that the estimate leaves out or that are unknown.
+        total_usd: The sum of the items.
     """
 
     time_s: float
     items: tuple[CostItem, ...]
     not_counted: tuple[str, ...]
+    total_usd: float = field(init=False, default=0.0)
 
-    @property
-    def total_usd(self) -> float:
-        """The sum of the items."""
-        return math.fsum(item.usd for item in self.items)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total_usd", math.fsum(item.usd for item in self.items))
 
 
 @dataclass(frozen=True, slots=True)

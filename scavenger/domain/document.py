@@ -78,7 +78,7 @@ def report_document(report: RunReport) -> Document:
         actual time by cause; null where it cannot be split), `metric`, `steps`, `model_path`,
         `measurements_path`, `warnings`, `quarantined`, `estimate`, `forecasts`, `error` and `exit_code`.
     """
-    curve, choice, estimate = report.curve, report.choice, report.estimate
+    curve, choice = report.curve, report.choice
     written = {
         field.name: without_nonfinite(msgspec.to_builtins(getattr(report, field.name)))
         for field in fields(report)
@@ -88,8 +88,6 @@ def report_document(report: RunReport) -> Document:
     written["search"]["profiled"] = [_measurement_row(one) for one in written["search"]["profiled"]]
     if (predicted := written["predicted"]) is not None:
         predicted["interval"] = {key: predicted.pop(name) for key, name in _INTERVAL.items()}
-    if estimate is not None:
-        written["estimate"]["total_usd"] = without_nonfinite(estimate.total_usd)
     return {
         "schema_version": SCHEMA_VERSION,
         "job": written["job"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import keyword
 import math
 from bisect import bisect_left
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
@@ -34,6 +34,7 @@ from scavenger.domain.forms import (
 )
 from scavenger.domain.goal import EPOCHS_MAX, GoalSpec
 from scavenger.domain.infra import Infra, InfraText
+from scavenger.domain.overrides import ObjectiveName, Strategy
 from scavenger.domain.ranges import (
     CONFIGURATIONS_MAX,
     AcceleratorsText,
@@ -79,7 +80,7 @@ PARAMS_BYTES_MAX = 1 << 16
 DISK_GIB_MIN, DISK_GIB_MAX = 10, 16_384
 """Smallest and largest boot disk of a VM that both clouds give, GiB."""
 
-_OBJECTIVES = ("time", "cost", "knee")
+_OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 
 
 def _parse_version(value: object) -> int:
@@ -190,7 +191,7 @@ class ResourcesSpec(FrozenModel):
 class SearchSpec(FrozenModel):
     """Which configurations to consider, and how to profile them."""
 
-    strategy: Literal["auto", "reuse", "full", "partial", "extremes", "none", "universal"] = Field(
+    strategy: Strategy = Field(
         default="auto",
         description="What to profile: full (every configuration), partial (a few, each chosen by what those "
         "before it showed), extremes (the corners), none (reuse what an "

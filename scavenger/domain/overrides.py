@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from scavenger.errors import ConfigurationError
+
+ObjectiveName = Literal["time", "cost", "knee"]
+Strategy = Literal["auto", "reuse", "full", "partial", "extremes", "none", "universal"]
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """Values of the command line or of a request; None where one was not given."""
 
-    objective: str | None = None
-    strategy: str | None = None
+    objective: ObjectiveName | None = None
+    strategy: Strategy | None = None
     budget: str | None = None
     deadline: str | None = None
     workers: str | None = None

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scavenger.api.calls import Local, Remote, Source
 from scavenger.api.curves import report_with_curve
 from scavenger.api.jobs import job_of
 from scavenger.api.models import list_models, show_model
-from scavenger.api.of_server import ServerSource
-from scavenger.api.of_store import StoreSource
 from scavenger.client import Client as ServerClient
-from scavenger.client import SubmitOptions, server_address
+from scavenger.client import server_address
 from scavenger.client.address import known_address
 from scavenger.domain.report import Observer
 from scavenger.errors import ConfigurationError
@@ -24,7 +23,6 @@ from scavenger.pipelines.narrowing import Choices, fixed
 from scavenger.pipelines.results import Models, Plan, Run, Submission
 
 if TYPE_CHECKING:
-    from scavenger.api.opening import Source
     from scavenger.pipelines.study import Study
     from scavenger.store.records import ModelRecord
 
@@ -71,7 +69,7 @@ class Client(JobRunner):
             if store is None
             else None
         )
-        source: Source = StoreSource(_url(store)) if address is None else ServerSource(ServerClient(address))
+        source: Source = Local(_url(store)) if address is None else Remote(ServerClient(address))
         super().__init__(source, budget_usd=dollars(budget), progress=progress, trackers=trackers)
 
     @property
@@ -95,7 +93,7 @@ class Client(JobRunner):
             NoFeasiblePlanError: If no configuration meets the constraints.
             ScavengerError: If another error ends it.
         """
-        if isinstance(self._source, ServerSource):
+        if isinstance(self._source, Remote):
             return Plan(self._there(job, observer, run=False).check().report)
         return Plan(self._here(job, run=False, observer=observer).check().report)
 
@@ -180,7 +178,7 @@ class Client(JobRunner):
         Raises:
             ScavengerError: If it is refused.
         """
-        return self._handed_over(job, SubmitOptions(priority=priority))
+        return self._handed_over(job, priority=priority)
 
     def curve(self, job: str) -> Plan:
         """The predicted time and cost of every configuration of a job on record, and its choice.

@@ -9,17 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from scavenger.api.calls import read
-from scavenger.api.jobs import job_of, jobs_of
-from scavenger.api.of_server import ServerSource
-from scavenger.api.of_store import StoreSource
-from scavenger.api.operations import request
+from scavenger.api.calls import Local, Remote, Source
+from scavenger.api.costs import show_cost
+from scavenger.api.jobs import end_dead, events_of, job_of, jobs_of
+from scavenger.api.operating import request
 from scavenger.api.submissions import SubmittedJob, cancel, submission_of
-from scavenger.client import SubmitOptions
+from scavenger.api.submitting import SubmitRequest, resumed, submit
 from scavenger.control.jobs.renewal import renewed
 from scavenger.control.jobs.variables import asked_variables
 from scavenger.domain.document import report_from_document
@@ -47,7 +45,6 @@ from scavenger.presentation.formatting import used_up
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
-    from scavenger.api.opening import Source
     from scavenger.control.jobs.job_run import JobRun
     from scavenger.control.provisioning.kept_vms import KeptVms
     from scavenger.domain.job import JobSpec
@@ -121,7 +118,7 @@ class JobRunner:
         Raises:
             ScavengerError: If it cannot begin.
         """
-        if isinstance(self._source, ServerSource):
+        if isinstance(self._source, Remote):
             return self._there(job, observer)
         return self._here(job, run=True, observer=observer, job_id=job_id)
 
@@ -163,34 +160,38 @@ class JobRunner:
         before_usd = self.cost_of(record.id)
         own_usd = own_limit_usd(record, before_usd)
         most_usd = min((usd for usd in (given, own_usd) if usd is not None), default=None)
-        if isinstance(self._source, StoreSource):
+        if isinstance(self._source, Local):
             return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s)
         with self._set_aside.handing(most_usd, before_usd) as handing:
             check_own_limit(record, before_usd, handing.usd)
             study_usd = self._of_study.get(threading.get_ident())
-            made = self._source.resume(record, audit=False, renewal=renewal, study_budget=study_usd)
+            made = resumed(self._source, record, renewal, study_budget=study_usd)
             handing.job_id = made.id
         return self._awaited(handing.job_id, observer)
 
-    def _handed_over(self, job: Job, options: SubmitOptions) -> Submission:
+    def _handed_over(self, job: Job, *, priority: int = 0, run: bool = True) -> Submission:
         refuse_in_workers()
         with self._set_aside.handing(job.spec.constraints.budget) as handing:
-            made = self._submitted_job(self.tracked(limited(job, handing.usd)), options)
+            made = self._submitted_job(self.tracked(limited(job, handing.usd)), priority, run=run)
             handing.job_id = made.id  # set aside until `wait` has its bill
         return Submission.of(made)
 
-    def _submitted_job(self, job: Job, options: SubmitOptions) -> SubmittedJob:
-        if isinstance(self._source, ServerSource):
-            asked = asked_variables(job.spec, os.environ)
-            options = replace(options, study_budget=self._of_study.get(threading.get_ident()))
+    def _submitted_job(self, job: Job, priority: int, *, run: bool) -> SubmittedJob:
+        if isinstance(self._source, Remote):
             with job_file_of(job) as path:
-                document = self._source.client.submit(str(path), replace(options, environment=asked))
-            return read(document["submission"], SubmittedJob)
+                asked = SubmitRequest(
+                    job_file=str(path),
+                    priority=priority,
+                    run=run,
+                    environment=asked_variables(job.spec, os.environ),
+                    study_budget=self._of_study.get(threading.get_ident()),
+                )
+                return submit(self._source, asked).submission
         from scavenger.control.jobs.platform import prepare_job
         from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
         prepared, own = prepare_job(job.spec, job.path), own_environment()
-        new = new_submission(prepared, priority=options.priority, environment=own)
+        new = new_submission(prepared, priority=priority, environment=own)
         handed = hand_over(self._store(), new)
         one = submission_of(self._source, handed.id)
         assert one is not None
@@ -214,7 +215,7 @@ class JobRunner:
             time.sleep(_LOOK_S)
         job_id = job_of(self._source, key).id if one is None else one.id
         with shown_progress(self._progress, observer) as seen:
-            for event in self._source.events(job_id, 0):
+            for event in events_of(self._source, job_id):
                 for seen_event in told(event):
                     seen.on_event(seen_event)
             seen.on_event(PhaseChanged("done", ""))
@@ -249,7 +250,7 @@ class JobRunner:
 
     def records(self, name: str) -> tuple[JobRecord, ...]:
         """The jobs of a name on record, newest first, without their reports; those whose process is gone have ended."""
-        self._source.end_dead()
+        end_dead(self._source)
         return jobs_of(self._source, _RECORDS_MAX, name=name)
 
     def tracked(self, job: Job) -> Job:
@@ -259,7 +260,7 @@ class JobRunner:
         return job.with_settings({"trackers": dict(self._trackers)})
 
     def _store(self) -> Store:
-        assert isinstance(self._source, StoreSource)
+        assert isinstance(self._source, Local)
         with self._lock:  # it is opened by the first who needs it
             return self._source.store
 
@@ -345,7 +346,7 @@ class JobRunner:
         if not job_id:
             return 0.0
         try:
-            return self._source.cost(job_id, datetime.now(UTC)).actual_usd or 0.0
+            return show_cost(self._source, job_id).job.actual_usd or 0.0
         except NotFoundError:
             return 0.0
 
@@ -358,7 +359,7 @@ class JobRunner:
     @property
     def by_server(self) -> bool:
         """Whether a server runs the jobs."""
-        return isinstance(self._source, ServerSource)
+        return isinstance(self._source, Remote)
 
     @contextmanager
     def _stoppable(self, run: JobRun) -> Iterator[None]:
@@ -434,7 +435,7 @@ class JobRunner:
         if budget_usd is None:
             yield most_usd
             return
-        if isinstance(self._source, ServerSource):
+        if isinstance(self._source, Remote):
             thread = threading.get_ident()
             self._of_study[thread] = budget_usd
             try:
@@ -457,7 +458,7 @@ class JobRunner:
         return self.running(run.job_id) if run is not None and run.job_id else None
 
     def _there(self, job: Job, observer: Observer | None, *, run: bool = True) -> Run:
-        return self._awaited(self._handed_over(job, SubmitOptions(run=run)).id, observer)
+        return self._awaited(self._handed_over(job, run=run).id, observer)
 
     def _awaited(self, job_id: str, observer: Observer | None) -> Run:
         """Wait for a job of a server, which Ctrl-C and `stop_job` stop."""

@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 from scavenger.api.asking import Asking
+from scavenger.api.calls import Local, Remote, Source
 from scavenger.api.jobs import job_of
-from scavenger.api.of_server import ServerSource
-from scavenger.api.of_store import StoreSource
-from scavenger.api.opening import Source, open_source
+from scavenger.api.opening import open_source
 from scavenger.client import Client as ServerClient
 from scavenger.client.address import known_address
 from scavenger.domain.measurement import Measurement
@@ -67,7 +66,7 @@ class RunningJob:
             raise ConfigurationError("a running job has a store or a server, not both; leave one out")
         self._key, self._timeout_s = job, timeout_s
         self._opened: Callable[[], AbstractContextManager[Source]] = lambda: (
-            open_source(store) if server is None else ServerSource(ServerClient(known_address(server, token)))
+            open_source(store) if server is None else Remote(ServerClient(known_address(server, token)))
         )
 
     @classmethod
@@ -103,7 +102,7 @@ class RunningJob:
         Sizes at which too many workers died are left out.
         """
         with self._opened() as source:
-            if not isinstance(source, StoreSource):
+            if not isinstance(source, Local):
                 raise NotSupportedError("a server takes no profile; ask on its own machine, with its store")
             job = job_of(source, self._key)
             before = set(source.store.measurements(job.id))

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
 from scavenger.domain.measurement import Measurement
+from scavenger.domain.overrides import Strategy
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.job_model import TRANSFER_MAX, step_times
 from scavenger.models.overlap_law import beliefs_of
 
-STRATEGIES = ("auto", "reuse", "full", "partial", "extremes", "none", "universal")
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
 NO_MODEL = {
     "none": "search strategy 'none' needs a stored model of the same job on the same hardware, and there is none; "

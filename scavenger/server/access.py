@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.requests import HTTPConnection
 from fastapi.security import APIKeyCookie, APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
+from scavenger.api.forms import JOB_KEY, JobKey
 from scavenger.domain.access import Caller
-from scavenger.server.context import Context, ContextOf
+from scavenger.server.context import ContextOf
 from scavenger.server.problems import RefusedError
-from scavenger.store.records import JobRecord
 
 COOKIE = "scavenger_session"
 SESSION = timedelta(hours=12)
@@ -110,16 +110,5 @@ Admin = Annotated[Caller, Depends(_admin)]
 """A caller who may manage users."""
 
 
-def only_of(caller: Caller) -> str | None:
-    """The user whose jobs alone the caller sees; None for all jobs."""
-    return None if caller.user.sees_all else caller.user.name
-
-
-def find_job(context: Context, caller: Caller, key: str) -> JobRecord:
-    """A job that the caller may see.
-
-    Raises:
-        NotFoundError: There is none; a job of another user is told in the same words.
-        ConfigurationError: Several ids begin with `key`.
-    """
-    return context.store.job(key, user=only_of(caller))
+PathKey = Annotated[JobKey, Path(description=JOB_KEY)]
+"""The job that a path names."""

@@ -11,9 +11,23 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
-from scavenger.api import catalog, leftovers, models, pool, submissions, users
-from scavenger.api import jobs as job_calls
-from scavenger.api import operations as operation_calls
+from scavenger.api import (
+    catalog,
+    costs,
+    curves,
+    indicators,
+    jobs,
+    leftovers,
+    logs,
+    models,
+    operating,
+    operations,
+    pool,
+    submissions,
+    submitting,
+    users,
+    why,
+)
 from scavenger.policy.admission import QueueLimits
 from scavenger.server import problems
 from scavenger.server.access import CallerOf
@@ -21,14 +35,7 @@ from scavenger.server.callers import Callers
 from scavenger.server.context import Context, answer
 from scavenger.server.dashboard import routes as dashboard
 from scavenger.server.dashboard import session_routes, submission_routes, vm_routes
-from scavenger.server.routes import (
-    health,
-    jobs,
-    operations,
-    outputs,
-    streaming,
-    submitting,
-)
+from scavenger.server.routes import health, outputs, streaming
 from scavenger.server.routing import add_routes
 from scavenger.server.settings import ServerSettings
 from scavenger.server.shield import Shield
@@ -107,10 +114,11 @@ def create_app(
     app.add_middleware(Turns)
     app.add_middleware(Shield, context=context)
     problems.register(app)
-    for part in (jobs, outputs, submitting, operations, streaming):
+    for part in (outputs, streaming):
         app.include_router(part.router, responses=_REFUSALS)
     calls = APIRouter(prefix="/v1")
-    add_routes(calls, job_calls, submissions, operation_calls, models, catalog, pool, leftovers, users)
+    of_jobs = (jobs, curves, why, costs, logs, submissions, submitting, operations, operating, indicators)
+    add_routes(calls, *of_jobs, models, catalog, pool, leftovers, users)
     app.include_router(calls, responses=_REFUSALS)
     app.include_router(health.router, responses=_REFUSALS)
     app.include_router(dashboard.router)

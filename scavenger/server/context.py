@@ -39,9 +39,15 @@ class Context:
     is_ready: Callable[[], bool] = lambda: True
     limits: QueueLimits | None = None
 
-    def local(self, caller: Caller) -> Local:
-        """The store, as a caller sees it."""
-        return Local(store=self.store, caller=caller, write=self.writer.call)
+    def local(self, caller: Caller, key: str | None = None) -> Local:
+        """The store, as a caller sees it, for a request that may be repeated under a key."""
+        return Local(
+            store=self.store,
+            caller=caller,
+            key=key,
+            write=self.writer.call,
+            count_indicators=self.metrics.count_indicators,
+        )
 
     def queue_limits(self) -> QueueLimits:
         """Limits under which submitted jobs begin.

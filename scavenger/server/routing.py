@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, getdoc
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -17,7 +17,7 @@ from scavenger.api.values import document
 from scavenger.domain.access import Caller
 from scavenger.server.access import Admin, CallerOf, Changer, Overseer
 from scavenger.server.context import Context, ContextOf, answer
-from scavenger.server.repeating import Once, OnceOf
+from scavenger.server.repeating import IdempotencyKey, Once, OnceOf
 
 _ROLES: dict[str, Any] = {"anyone": CallerOf, "changer": Changer, "overseer": Overseer, "admin": Admin}
 
@@ -26,14 +26,14 @@ def add_routes(router: APIRouter, *modules: ModuleType) -> None:
     """Add a route for each call of modules, in their order."""
     for call in calls_of(*modules):
         router.add_api_route(
-            f"/{call.path}",
+            f"/{call.route.path}",
             _endpoint(call),
-            methods=[call.method.upper()],
+            methods=[call.route.method.upper()],
             response_model=call.answer,
-            status_code=call.status,
-            tags=[call.tag],
-            summary=call.summary,
-            description=call.__doc__,
+            status_code=call.route.status,
+            tags=[call.route.tag],
+            summary=call.route.summary,
+            description=getdoc(call.function),
             name=call.function.__name__,
         )
 
@@ -49,40 +49,49 @@ def calls_of(*modules: ModuleType) -> Iterator[Call[..., Any]]:
 def _endpoint(call: Call[..., Any]) -> Any:
     """A function with the signature that FastAPI validates requests by."""
 
-    def endpoint(context: Context, caller: Caller, once: Once | None = None, **given: Any) -> Response:
-        at = context.local(caller)
-        if (request := given.pop("request", None)) is not None:
+    def endpoint(
+        context: Context,
+        caller: Caller,
+        once: Once | None = None,
+        idempotency_key: str | None = None,
+        **given: Any,
+    ) -> Response:
+        at = context.local(caller, idempotency_key)
+        if call.route.body not in ("", "*"):
+            request = given.pop("request")
             given |= {name: getattr(request, name) for name in type(request).model_fields}
 
         def answered() -> dict[str, Any]:
             return document(call.function(at, **given))
 
         if once is not None:
-            return once.answer(answered, call.status)
-        made = context.writer.call(answered) if call.writes else answered()
-        if call.writes and call.tag == "users":
+            return once.answer(answered, call.route.status)
+        made = context.writer.call(answered) if call.route.writes in ("store", "access") else answered()
+        if call.route.writes == "access":
             context.callers.forget()
-        return answer(made, call.status)
+        return answer(made, call.route.status)
 
     kind = Parameter.KEYWORD_ONLY
     own = [Parameter("context", kind, annotation=ContextOf)]
-    own.append(Parameter("caller", kind, annotation=_ROLES[call.role]))
-    if call.writes == "once":
+    own.append(Parameter("caller", kind, annotation=_ROLES[call.route.role]))
+    if call.route.writes == "once":
         own.append(Parameter("once", kind, annotation=OnceOf))
+    elif call.route.writes == "keyed":
+        own.append(Parameter("idempotency_key", kind, annotation=IdempotencyKey, default=None))
     asked = dict(call.parameters)
-    parts = [name for name in asked if f"{{{name}}}" in call.path]
+    parts = [name for name in asked if f"{{{name}}}" in call.route.path]
     own += [_parameter(asked.pop(name), Path) for name in parts]
-    if call.body == "*":
+    if call.route.body == "*":
         own += [
             one.replace(kind=kind, annotation=Annotated[one.annotation, Body()]) for one in asked.values()
         ]
-    elif call.body:
+    elif call.route.body:
         fields = {
             one.name: (one.annotation, ... if one.default is Parameter.empty else one.default)
             for one in asked.values()
         }
         config = ConfigDict(extra="forbid", strict=True)
-        form: Any = create_model(call.body, __config__=config, **fields)  # type: ignore[call-overload]
+        form: Any = create_model(call.route.body, __config__=config, **fields)  # type: ignore[call-overload]
         own.append(Parameter("request", kind, annotation=form))
     else:
         own += [_parameter(one, Query) for one in asked.values()]

@@ -13,7 +13,7 @@ from cli_samples import make_report
 from nested import built
 from sqlalchemy import create_engine, update
 
-from scavenger.api.costs import billed
+from scavenger.api.bills import billed
 from scavenger.api.jobs import listed
 from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.document import report_document, report_from_document

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from cli_fake import Run
-from scavenger_cli.options import StateName
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.progress import PROGRESS, Moved, Progress
@@ -127,10 +125,6 @@ def test_the_list_of_jobs_can_be_filtered(scavenger: Run, store_url: str) -> Non
     assert "No such job" in scavenger("status", "--name", "absent")[1]
     code, _, err = scavenger("status", "digits", "--state", "failed")
     assert (code, "leave out the job" in err) == (2, True)
-
-
-def test_every_state_can_be_asked_for() -> None:
-    assert {state.value for state in StateName} == set(get_args(JobState))
 
 
 @pytest.mark.slow

@@ -250,11 +250,11 @@ class Led:
     def __init__(self, cost: dict[str, Any]) -> None:
         self._cost = cost
 
-    def of_job(self, job_id: str, what: str) -> dict[str, Any]:
-        assert what == "cost"
-        return {"job": self._cost}
-
-    def job(self, job_id: str) -> dict[str, Any]:
+    def get(self, path: str) -> dict[str, Any]:
+        _, job_id, *what = path.split("/")
+        if what:
+            assert what == ["cost"]
+            return {"job": self._cost}
         return {"job": {"id": job_id}, "submission": {"state": "ended"}}
 
     def follow_events(self, job_id: str, after: int, *, patience_s: float) -> list[dict[str, Any]]:

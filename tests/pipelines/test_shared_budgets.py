@@ -11,14 +11,13 @@ import pytest
 from studies import put_on_record
 
 from scavenger import Client, Job
-from scavenger.api.of_server import ServerSource
+from scavenger.api.calls import Remote
 from scavenger.client import Client as ServerClient
 from scavenger.client import ServerAddress
 from scavenger.control.jobs import resume
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.service import submitting
 from scavenger.domain.measurement import EpochRecord
-from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.pipelines import job_runner
 from scavenger.server.serving import first_token, serving
@@ -212,46 +211,37 @@ def test_a_resumed_job_has_what_its_client_has_left(
         assert limits[0]["budget_usd"] == (None if expected is None else pytest.approx(expected))
 
 
-class _Watched(ServerClient):
-    """Asks a server, until a job is waited for."""
+@pytest.fixture
+def resumed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Jobs that a server was asked to resume; none is waited for."""
+    asked: list[str] = []
 
-    def job(self, key: str) -> Any:
+    def resumed(source: Remote, job: JobRecord, *_: object, **__: object) -> JobRecord:
+        asked.append(job.id)
+        return job
+
+    def awaited(*_: object) -> None:
         raise _ResumedError
 
-
-class There(ServerSource):
-    """A server that resumes jobs without running them."""
-
-    def __init__(self, address: ServerAddress) -> None:
-        super().__init__(_Watched(address))
-        self.resumed: list[str] = []
-
-    def resume(
-        self,
-        job: JobRecord,
-        *,
-        audit: bool,
-        renewal: Renewal = UNCHANGED,
-        study_budget: float | None = None,
-    ) -> Any:
-        self.resumed.append(job.id)
-        return job
+    monkeypatch.setattr(job_runner, "resumed", resumed)
+    monkeypatch.setattr(job_runner, "submission_of", awaited)
+    return asked
 
 
 @pytest.fixture
-def there(url: str) -> Iterator[There]:
+def there(url: str) -> Iterator[Remote]:
     with Store.open(url) as store:
         token = first_token(store)
         assert token is not None
         with serving(store, ServerSettings(port=0)) as address:
-            yield There(ServerAddress(address, token))
+            yield Remote(ServerClient(ServerAddress(address, token)))
 
 
 @pytest.mark.parametrize(
     ("budget", "own", "goes_on"), [(0.5, 0.7, True), (0.5, 1.0, False), (0.5, None, False)]
 )
 def test_a_job_that_a_server_resumes_is_paid_for_by_its_client(
-    url: str, there: There, budget: float, own: float | None, goes_on: bool
+    url: str, there: Remote, resumed: list[str], budget: float, own: float | None, goes_on: bool
 ) -> None:
     job = JOB if own is None else JOB.with_settings({"constraints.budget": own})
     begun = put_on_record(url, job, 0.5, state="interrupted", usd=0.25, code=130)
@@ -259,7 +249,7 @@ def test_a_job_that_a_server_resumes_is_paid_for_by_its_client(
         client._source = there
         with pytest.raises(_ResumedError if goes_on else LimitReachedError):
             client.resume(begun)
-        assert (there.resumed == [begun]) is goes_on
+        assert (resumed == [begun]) is goes_on
         assert client.left_usd == pytest.approx(0.5 - (0.7 - 0.25) if goes_on else 0.5)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -16,10 +17,14 @@ from server_world import World, end_runner, submission
 
 from scavenger import errors
 from scavenger.api.calls import Remote
-from scavenger.api.jobs import list_jobs
+from scavenger.api.jobs import list_jobs, show_job
+from scavenger.api.logs import show_logs
+from scavenger.api.operating import request, stop
 from scavenger.api.operations import show_operation, withdraw
-from scavenger.client import Client, ServerAddress, SubmitOptions, server_address
-from scavenger.client import connection as connection_module
+from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, list_submissions, submission_of
+from scavenger.api.submitting import ResumeRequest, SubmitRequest, resume, submit
+from scavenger.client import Client, ServerAddress, server_address
+from scavenger.client import client as client_module
 from scavenger.client.address import keep_token, tokens_path
 from scavenger.client.events import SentEvent, read_events
 from scavenger.client.problems import error_of
@@ -32,7 +37,6 @@ from scavenger.domain.operation import (
     ScaleTo,
     StopJob,
 )
-from scavenger.domain.overrides import Overrides
 from scavenger.domain.submission import GivenEnvironment
 from scavenger.server.problems import RefusedError, problem_of
 from scavenger.server.serving import serving
@@ -41,13 +45,13 @@ from scavenger.store import Store
 
 
 @pytest.fixture
-def ann(store: Store, world: World) -> Iterator[Client]:
-    """A client with ann's token, of a real server on a port of its own."""
+def ann(store: Store, world: World) -> Iterator[Remote]:
+    """A real server on a port of its own, asked with ann's token."""
     with (
         serving(store, ServerSettings(port=0)) as url,
-        Client(ServerAddress(url, world.tokens["ann"])) as client,
+        Remote(Client(ServerAddress(url, world.tokens["ann"]))) as source,
     ):
-        yield client
+        yield source
 
 
 class TestAddress:
@@ -129,92 +133,111 @@ class TestErrors:
             client.get("info")
 
 
-def test_a_job_is_submitted_once_and_shown(ann: Client, store: Store, world: World) -> None:
-    options = SubmitOptions(Overrides(objective="cost", budget="$3"), priority=2)
-    first = ann.submit(str(world.job_file), options, key="once")["submission"]
-    assert ann.submit(str(world.job_file), options, key="once")["submission"]["id"] == first["id"]
-    made = store.submission(first["id"])
+def _submitted(source: Remote, job_file: Path | str, **given: Any) -> SubmittedJob:
+    return submit(source, SubmitRequest(job_file=str(job_file), **given)).submission
+
+
+def test_a_job_is_submitted_once_and_shown(ann: Remote, store: Store, world: World) -> None:
+    once, options = Remote(ann.client, key="once"), {"objective": "cost", "budget": "$3", "priority": 2}
+    first = _submitted(once, world.job_file, **options)
+    assert _submitted(once, world.job_file, **options).id == first.id
+    made = store.submission(first.id)
     assert made is not None
     assert (made.job.user, made.job.priority, made.job.reserved_usd) == ("ann", 2, 3.0)
     assert (made.job.spec["objective"], made.job.run) == ("cost", True)
-    within = SubmitOptions(Overrides(budget="$3"), study_budget=5.0)
-    second = ann.submit(str(world.job_file), within)["submission"]["id"]
+    within = {"budget": "$3", "study_budget": 5.0}
+    second = _submitted(ann, world.job_file, **within).id
     third = store.submission(second)
     assert third is not None
     assert (third.job.reserved_usd, third.job.spec["constraints"]["budget"]) == (2.0, 2.0)
     with pytest.raises(errors.LimitReachedError, match=r"\$5\.00 is used up"):
-        ann.submit(str(world.job_file), within)
+        _submitted(ann, world.job_file, **within)
     store.cancel(second, "withdrawn")
-    planned = ann.submit(str(world.job_file), SubmitOptions(run=False))["submission"]
-    kept = store.submission(planned["id"])
+    planned = _submitted(ann, world.job_file, run=False)
+    kept = store.submission(planned.id)
     assert kept is not None
     assert not kept.job.run
-    store.cancel(planned["id"], "withdrawn")
+    store.cancel(planned.id, "withdrawn")
     named = world.job_file.with_name("named.yaml")
     named.write_text(world.job_file.read_text() + "\nenv: [DATA_VERSION]\n")
     with pytest.raises(errors.ConfigurationError, match="DATA_VERSION is not set where the job is begun"):
-        ann.submit(str(named))
+        _submitted(ann, named)
     with pytest.raises(errors.ConfigurationError, match=r"named.yaml does not name LD_PRELOAD"):
-        ann.submit(str(named), SubmitOptions(environment={"DATA_VERSION": "2", "LD_PRELOAD": "x"}))
-    begun = ann.submit(str(named), SubmitOptions(environment={"DATA_VERSION": "2"}))["submission"]
-    told = store.submission(begun["id"])
+        _submitted(ann, named, environment={"DATA_VERSION": "2", "LD_PRELOAD": "x"})
+    begun = _submitted(ann, named, environment={"DATA_VERSION": "2"})
+    told = store.submission(begun.id)
     assert told is not None
     assert told.job.spec["env"] == {"DATA_VERSION": "2"}
-    store.cancel(begun["id"], "withdrawn")
+    store.cancel(begun.id, "withdrawn")
     named.write_text(world.job_file.read_text() + "\nsecrets: [MY_KEY]\n")
     with pytest.raises(errors.ConfigurationError, match="secrets: MY_KEY is not set where the job is begun"):
-        ann.submit(str(named))
-    hidden = ann.submit(str(named), SubmitOptions(environment={"MY_KEY": "tell-nobody"}))["submission"]
-    assert store.environment_of(hidden["id"]) == GivenEnvironment({"MY_KEY": "tell-nobody"}, whole=False)
-    assert "tell-nobody" not in str(hidden) + str(ann.job(hidden["id"])) + str(store.submission(hidden["id"]))
-    store.cancel(hidden["id"], "withdrawn")
+        _submitted(ann, named)
+    hidden = _submitted(ann, named, environment={"MY_KEY": "tell-nobody"})
+    assert store.environment_of(hidden.id) == GivenEnvironment({"MY_KEY": "tell-nobody"}, whole=False)
+    assert "tell-nobody" not in str(hidden) + str(show_job(ann, hidden.id)) + str(store.submission(hidden.id))
+    store.cancel(hidden.id, "withdrawn")
 
-    assert ann.job(first["id"])["submission"]["state"] == "queued"
-    assert [one["id"] for one in ann.submissions(10, states=["queued"])["submissions"]] == [first["id"]]
-    assert [one.name for one in list_jobs(Remote(ann), limit=10).jobs] == ["ann-secret"]
+    shown = show_job(ann, first.id).submission
+    assert shown is not None
+    assert shown.state == "queued"
+    assert [one.id for one in list_submissions(ann, ["queued"], 10).submissions] == [first.id]
+    assert [one.name for one in list_jobs(ann, limit=10).jobs] == ["ann-secret"]
     with pytest.raises(errors.NotFoundError, match="there is no job"):
-        ann.job(world.jobs["bob"])
+        show_job(ann, world.jobs["bob"])
     with pytest.raises(errors.NotFoundError, match="there is no job"):
-        ann.job("..")
+        show_job(ann, "..")
     with pytest.raises(errors.ConfigurationError, match="job_file must be the absolute path"):
-        ann.submit("job.yaml")
+        _submitted(ann, "job.yaml")
 
 
-def test_operations_are_those_of_the_command(ann: Client, store: Store, world: World) -> None:
+def test_a_submission_that_waits_is_found_beside_an_earlier_job_of_its_name(
+    ann: Remote, store: Store, world: World
+) -> None:
+    name = store.job(world.jobs["ann"]).name
+    waiting = store.submit(submission("ann", world.job_file, name))
+    found = submission_of(ann, name)
+    assert found is not None
+    assert (found.id, found.state) == (waiting.id, "queued")
+    assert submission_of(ann, world.jobs["bob"]) is None
+
+
+def test_operations_are_those_of_the_command(ann: Remote, store: Store, world: World) -> None:
     job = world.jobs["ann"]
     scalings = (ScaleTo(3), ScaleOut(2), ScaleIn(("w0",)), ScaleAggregators(1))
-    for operation in (*scalings, Migrate(), Migrate(("w0",)), StopJob(False)):
-        number = ann.operate(job, operation)["operation"]["id"]
+    for operation in (*scalings, Migrate(), Migrate(("w0",)), StopJob(False), StopJob(reason="too slow")):
+        number = request(ann, job, operation).operation.id
         assert store.operation(number).operation == operation
-        assert show_operation(Remote(ann), job, number).operation.state == "pending"
-        assert withdraw(Remote(ann), job, number).operation.state == "refused"
+        assert show_operation(ann, job, number).operation.state == "pending"
+        assert withdraw(ann, job, number).operation.state == "refused"
     with pytest.raises(errors.NotSupportedError):
-        ann.operate(job, ProfileRange(1, 2))
+        request(ann, job, ProfileRange(1, 2))
     waiting = store.submit(submission("ann", world.job_file, "later"))
-    assert ann.operate(waiting.id, StopJob())["submission"]["state"] == "cancelled"
+    stopped = stop(ann, waiting.id)
+    assert isinstance(stopped, SubmissionAnswer)
+    assert stopped.submission.state == "cancelled"
 
 
 def test_logs_go_on_where_the_answer_before_ended(
-    ann: Client, store: Store, world: World, logs: Path
+    ann: Remote, store: Store, world: World, logs: Path
 ) -> None:
     job = world.jobs["ann"]
     log = logs / "w0.log"
     log.write_text("one\ntwo\nthr")
-    begun = ann.logs(job, lines=1, follow=True)
-    assert ([one["message"] for one in begun["events"]], begun["logs"]) == (["ann 4"], {"w0": ["two"]})
+    begun = show_logs(ann, job, lines=1, follow=True)
+    assert ([one.message for one in begun.events], begun.logs) == (["ann 4"], {"w0": ["two"]})
     with log.open("a") as file:
         file.write("ee\nfour")
     (logs / "w1.log").write_text("new\n")
     store.add_event(job, "note", "more")
-    more = ann.logs(job, follow=True, cursor=begun["next"])
-    assert more["logs"] == {"w0": ["three"], "w1": ["new"]}
-    assert ([one["message"] for one in more["events"]], more["over"]) == (["more"], False)
+    more = show_logs(ann, job, follow=True, cursor=begun.next)
+    assert more.logs == {"w0": ["three"], "w1": ["new"]}
+    assert ([one.message for one in more.events], more.over) == (["more"], False)
 
     store.finish_job(job, state="succeeded", report=None, exit_code=0)
-    events_only = ann.logs(job, written=False, cursor=more["next"])
-    assert (events_only["logs"], events_only["events"]) == ({}, [])
+    events_only = show_logs(ann, job, written=False, cursor=more.next)
+    assert (events_only.logs, events_only.events) == ({}, ())
     with pytest.raises(errors.ConfigurationError, match="the cursor is not one of this list"):
-        ann.logs(job, cursor="AAAA")
+        show_logs(ann, job, cursor="AAAA")
 
 
 @contextmanager
@@ -279,15 +302,15 @@ def test_what_is_asked_is_done_once_though_answers_are_lost(store: Store, world:
     with (
         serving(store, ServerSettings(port=0)) as url,
         _losing_answers(url, sent) as lossy,
-        Client(ServerAddress(lossy, world.tokens["ann"])) as client,
+        Remote(Client(ServerAddress(lossy, world.tokens["ann"]))) as source,
     ):
-        asked = client.operate(job, ScaleOut(1))["operation"]
-        assert [one.id for one in store.operations(job)] == [asked["id"]]
-        store.withdraw_operation(asked["id"], "withdrawn")
+        asked = request(source, job, ScaleOut(1)).operation
+        assert [one.id for one in store.operations(job)] == [asked.id]
+        store.withdraw_operation(asked.id, "withdrawn")
         store.update_job(job, checkpoint="/jobs/checkpoint")
         store.finish_job(job, state="stopped", report=None, exit_code=0)
         end_runner(store, job)
-        assert client.resume(job)["submission"]["state"] == "queued"
+        assert resume(source, job, ResumeRequest()).submission.state == "queued"
 
     assert (len(sent), len(set(sent))) == (4, 2)
 
@@ -297,7 +320,7 @@ def _event(number: int) -> bytes:
 
 
 def test_a_stream_that_breaks_off_goes_on_after_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "READ_S", 0.2)
+    monkeypatch.setattr(client_module, "READ_S", 0.2)
     seen: list[str | None] = []
     answers = [
         (200, b"retry: 2000\n\n" + _event(1) + b": alive\n\n" + _event(4) + b"id: 5\ndata: {"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api.costs import cost_document
+from scavenger.api.costs import CostAnswer, CostsPage, list_costs, show_cost
 from scavenger.api.opening import open_source
 from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
@@ -28,23 +27,17 @@ VMS_SHOWN = 30
 
 def cost(job: ListedJobKey = None, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
     """Show the predicted and actual cost of one job or of recent jobs."""
-    at = datetime.now(UTC)
     with open_source(store_url) as source:
-        if job is not None:
-            found = source.cost(job, at)
-            if output.is_json:
-                console.emit_json({"schema_version": console.SCHEMA_VERSION, "job": cost_document(found)})
-            else:
-                console.emit(*_one(found))
-            return 0
-        jobs = source.costs(JOBS_SHOWN, at)
+        found: CostsPage | CostAnswer
+        found = list_costs(source, JOBS_SHOWN) if job is None else show_cost(source, job)
     if output.is_json:
-        rows = [cost_document(cost) for cost in jobs]
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "jobs": rows})
-    elif not jobs:
+        console.emit_answer(found)
+    elif isinstance(found, CostAnswer):
+        console.emit(*_one(found.job))
+    elif not found.jobs:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
     else:
-        console.emit(*_all(jobs), Text(), *_one(jobs[0]))
+        console.emit(*_all(found.jobs), Text(), *_one(found.jobs[0]))
     return 0
 
 

@@ -8,19 +8,19 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scavenger.api.curves import report_with_curve
 from scavenger.api.jobs import job_of, jobs_of
 from scavenger.api.opening import open_source
+from scavenger.api.values import document
 from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.pricing import Sizes, priced
+from scavenger_cli.commands.pricing import Pricing, Sizes, priced
 from scavenger_cli.options import (
     BudgetOption,
-    CurveFormat,
     DatasetSizeOption,
     DeadlineOption,
     JobKey,
@@ -29,16 +29,16 @@ from scavenger_cli.options import (
     Output,
     OutputOption,
     PriceOption,
-    Pricing,
     StoreOption,
     VerboseOption,
     WorkloadOption,
 )
 from scavenger_cli.ui import console
-from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
+from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, CurveFormat, Drawing
 
 if TYPE_CHECKING:
-    from scavenger.api.opening import Source
+    from scavenger.api.calls import Source
+    from scavenger.api.why import WhyAnswer
     from scavenger.control.search.imported import Imported
     from scavenger.store.records import JobRecord
 
@@ -115,10 +115,9 @@ def curves(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Draw predicted times and costs of a job or of past runs."""
-    named = CurveFormat.JSON if output.is_json else form
-    wanted = form_of(None if named is None else named.value, out)
-    limits = CurveLimits.of(None if objective is None else objective.value, budget, deadline)
-    sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
+    wanted = form_of("json" if output.is_json else form, out)
+    limits = CurveLimits.of(objective, budget, deadline)
+    sizes = Sizes.of(pricing, rates, cpus, memory, price)
     if why is not None:
         _refuse_drawing_of_why(wanted, sizes)
     if sources:
@@ -129,15 +128,17 @@ def curves(
         report = _imported(imported, limits)
         if why is None:
             return _write(_drawing(report, limits, sizes), wanted, out, verbose=verbose)
-        from scavenger.api.why import why_document
+        from scavenger.api.why import explanation
 
-        return _write_why(why_document(report, imported.model, *why), wanted, out)
+        return _write_why(explanation(report, imported.model, *why), wanted, out)
     refuse_limits_of_a_job(limits)
     refuse_sizes_of_a_job(workers, batch_size)
     with open_source(store_url) as source:
         found = _latest(source) if job is None else job_of(source, job)
         if why is not None:
-            return _write_why(source.why(found.id, *why), wanted, out)
+            from scavenger.api.why import show_why
+
+            return _write_why(show_why(source, found.id, *why), wanted, out)
     return _write(
         _drawing(report_with_curve(found), CurveLimits.of_job(found), sizes), wanted, out, verbose=verbose
     )
@@ -155,17 +156,17 @@ def _refuse_drawing_of_why(form: str, sizes: Sizes | None) -> None:
         raise ConfigurationError("--why is about the curve's own prices: leave out --pricing and its options")
 
 
-def _write_why(document: dict[str, Any], form: str, out: Path | None) -> int:
+def _write_why(answer: WhyAnswer, form: str, out: Path | None) -> int:
     from scavenger_cli.ui.why import why_lines
 
     if form == "json":
-        content = json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+        content = json.dumps(document(answer), ensure_ascii=True, allow_nan=False, indent=1) + "\n"
     else:
         text = io.StringIO()
-        console.emit(*why_lines(document), stream=text)
+        console.emit(*why_lines(answer), stream=text)
         content = text.getvalue()
     if out is None and form == "terminal":
-        console.emit(*why_lines(document))
+        console.emit(*why_lines(answer))
     elif out is None:
         console.write(sys.stdout, content)
     else:

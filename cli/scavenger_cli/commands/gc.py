@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from scavenger.api.calls import Source
 from scavenger.api.leftovers import LeftoverDocument, SweepAnswer, end_all, list_leftovers
 from scavenger.api.leftovers import keep as keep_vm
-from scavenger.api.opening import Source, open_source
+from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.control.sweep import region_of
 from scavenger.errors import CleanupError, ConfigurationError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scavenger.api.logs import LogChunk, LogReader, Wanted, harmless, logs_document
+from scavenger.api.logs import LogReader, LogsAnswer, harmless, show_logs
 from scavenger.api.opening import open_source
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import when
@@ -17,6 +17,7 @@ from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
+    from scavenger.api.calls import Source
     from scavenger.store.records import EventRecord
 
 FOLLOW_S = 0.5
@@ -55,39 +56,47 @@ def logs(
         raise ConfigurationError("give --events or --process, not both; without either both are shown")
     if follow and output.is_json:
         raise ConfigurationError("-f prints without end, and -o json prints one document: give one of them")
-    wanted = Wanted(process is None, not events, process)
     with open_source(store_url) as source:
-        reader = source.logs(job, wanted)
         if output.is_json:
-            console.emit_json(logs_document(reader.begin(lines, whole=True)))
-            return 0
-        show_lines(reader, wanted, lines, follow=follow)
+            found = show_logs(source, job, process, lines, written=not events)
+            console.emit_answer(found, "elsewhere", "over")
+        else:
+            show_lines(source, job, lines, process=process, written=not events, follow=follow)
     return 0
 
 
-def show_lines(reader: LogReader, wanted: Wanted, lines: int, *, follow: bool) -> None:
-    """Print the end of each log, and with `follow` new lines until the job has ended or the reader is gone."""
-    chunk = reader.begin(lines, whole=not follow)
-    if wanted.written and not chunk.logs:
-        console.note(f"{chunk.elsewhere}no process has written a log: {chunk.folder}")
-    if not _print(_lines(chunk, wanted)) or not follow:
+def show_lines(
+    source: Source,
+    job: str,
+    lines: int = LINES,
+    *,
+    process: str | None = None,
+    written: bool = True,
+    follow: bool = True,
+) -> None:
+    """Print the end of each log, and with `follow` new lines until the job has ended or nobody reads them."""
+    reader = LogReader(source, job, process=process, written=written)
+    read = reader.begin(lines, whole=not follow)
+    if written and not read.logs:
+        console.note(f"{read.elsewhere}no process has written a log: {read.folder}")
+    if not _print(_lines(read, process)) or not follow:
         return
     while True:
-        chunk = reader.more()
-        if not _print(_lines(chunk, wanted)):
+        read = reader.more()
+        if not _print(_lines(read, process)):
             return
-        if chunk.over:
-            ended = chunk.state not in LIVE_STATES
-            state = chunk.state.replace("_", " ") if ended else "dead: its process is gone"
-            console.note(f"job {chunk.name} ({chunk.job_id[:8]}) is {state}")
+        if read.over:
+            ended = read.job.state not in LIVE_STATES
+            state = read.job.state.replace("_", " ") if ended else "dead: its process is gone"
+            console.note(f"job {read.job.name} ({read.job.id[:8]}) is {state}")
             return
         time.sleep(FOLLOW_S)
 
 
-def _lines(chunk: LogChunk, wanted: Wanted) -> list[str]:
-    printed = [_event_line(event) for event in chunk.events]
-    for name, lines in chunk.logs.items():
-        printed += lines if wanted.process is not None else [f"{harmless(name)} | {line}" for line in lines]
+def _lines(read: LogsAnswer, process: str | None) -> list[str]:
+    printed = [_event_line(event) for event in read.events]
+    for name, lines in read.logs.items():
+        printed += lines if process is not None else [f"{harmless(name)} | {line}" for line in lines]
     return printed
 
 

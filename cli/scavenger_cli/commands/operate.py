@@ -9,7 +9,8 @@ import typer
 from rich.text import Text
 
 from scavenger.api.opening import open_source
-from scavenger.api.operations import JobHead, OperationAnswer, OperationDocument, migration, scaling
+from scavenger.api.operating import migration, scaling
+from scavenger.api.operations import JobHead, OperationAnswer, OperationDocument
 from scavenger.api.values import gathered, plain
 from scavenger.domain.operation import Operation, StopJob, describe
 from scavenger.errors import ConfigurationError, TransientError

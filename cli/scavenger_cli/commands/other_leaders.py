@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from rich.text import Text
 
-from scavenger.api.of_store import StoreSource
-from scavenger.api.opening import Source
+from scavenger.api.calls import Local, Source
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.sweep import OtherLeader, end_other_leader, other_leaders
@@ -52,7 +51,7 @@ class OtherLeaders:
         Raises:
             ConfigurationError: There is no such VM.
         """
-        if not isinstance(source, StoreSource):
+        if not isinstance(source, Local):
             if named:
                 raise ConfigurationError("--leader does not go through a server: unset SCAVENGER_SERVER")
             return cls((), (), ())

@@ -8,10 +8,10 @@ from scavenger.presentation.formatting import clean
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
-    from scavenger.api.preview import Preview
+    from scavenger.api.preview import PreviewAnswer
 
 
-def show_preview(preview: Preview, *, as_json: bool = False, stream: TextIO | None = None) -> None:
+def show_preview(preview: PreviewAnswer, *, as_json: bool = False, stream: TextIO | None = None) -> None:
     """Print the preview: everything that is checked before a job starts has been checked by now.
 
     Args:
@@ -20,9 +20,9 @@ def show_preview(preview: Preview, *, as_json: bool = False, stream: TextIO | No
         stream: Where a question follows; None: stdout, with the word that nothing was started.
     """
     if as_json:
-        console.emit_json(preview.document)
+        console.emit_answer(preview, "name", "job_file", "rows")
         return
-    verb = "optimize" if preview.document["runs"] else "plan"
+    verb = "optimize" if preview.runs else "plan"
     title = f"Would {verb}" if stream is None else f"About to {verb}"
     grid = render.table((title, "left"), (clean(preview.name), "left"))
     for name, words in preview.rows:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from scavenger.domain.cost import ResourceRates
 from scavenger.domain.curve import Choice, TradeoffCurve
@@ -13,6 +14,7 @@ from scavenger.domain.report import RunReport
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import quantity
 
+Pricing = Literal["vm", "size", "both"]
 FAMILY = "e2"
 REGION = "us-central1"
 """Default source of the rates: Google's list prices for the VMs of Scavenger (Tyagi and Sharma), section V."""
@@ -44,7 +46,7 @@ class Sizes:
     @classmethod
     def of(
         cls,
-        pricing: str | None,
+        pricing: Pricing | None,
         rates: str | None,
         cpus: float | None,
         memory: str | None,

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from scavenger.api import submissions as api
 from scavenger.api.jobs import job_of
-from scavenger.api.logs import Wanted
 from scavenger.api.opening import open_source
 from scavenger.api.submissions import (
     SubmissionsPage,
@@ -22,14 +21,14 @@ from scavenger.api.submissions import (
 from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, money, plural, when
-from scavenger_cli.commands.logs import LINES, show_lines
+from scavenger_cli.commands.logs import show_lines
 from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scavenger.api.opening import Source
+    from scavenger.api.calls import Source
     from scavenger.domain.submission import ServerRecord
 
 SHOWN = 50
@@ -107,10 +106,8 @@ def _emit(found: tuple[SubmittedJob, ...]) -> None:
 
 def logs(job: RunningJob, store_url: StoreOption = None) -> int:
     """Show the log of a submitted job until it has ended, also of one that still waits; as `scavenger logs -f`."""
-    wanted = Wanted(events=True, written=True, process=None)
     with open_source(store_url) as source:
-        job_id = await_begin(source, job)
-        show_lines(source.logs(job_id, wanted), wanted, LINES, follow=True)
+        show_lines(source, await_begin(source, job))
     return 0
 
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scavenger.api import reading
-from scavenger.api.calls import read
-from scavenger.api.jobs import job_of
-from scavenger.api.logs import Wanted
-from scavenger.api.submissions import SubmittedJob
+from scavenger.api.jobs import events_of, job_of
+from scavenger.api.submitting import PreviewRequest, SubmitRequest, preview, resumed, submit
 from scavenger.domain.document import report_from_document
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger_cli.commands.detaching import Detach, show_submission
 from scavenger_cli.commands.driving import refuse_to_ask_nobody, show_report
-from scavenger_cli.commands.logs import LINES, show_lines
+from scavenger_cli.commands.logs import show_lines
 from scavenger_cli.commands.previewing import show_preview
 from scavenger_cli.commands.queue import await_begin
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
-    from scavenger.api.of_server import ServerSource
+    from scavenger.api.calls import Remote
+    from scavenger.api.submissions import SubmittedJob
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.driving import Invocation
@@ -38,24 +37,20 @@ class RemoteRun:
     """
 
     def __init__(
-        self,
-        source: ServerSource,
-        job_file: Path,
-        overrides: Overrides,
-        invocation: Invocation,
-        *,
-        run: bool,
+        self, source: Remote, job_file: Path, overrides: Overrides, invocation: Invocation, *, run: bool
     ) -> None:
-        from scavenger.client import SubmitOptions
-
         self._source, self._invocation = source, invocation
-        self._path = os.path.abspath(job_file)
-        self._options = SubmitOptions(overrides, run=run, environment=_asked_here(job_file))
+        self._asked: dict[str, Any] = {
+            **asdict(overrides),
+            "job_file": os.path.abspath(job_file),
+            "run": run,
+            "environment": _asked_here(job_file),
+        }
 
     def preview(self) -> int:
         """Show what would be done, and do nothing."""
-        asked = self._source.client.preview(self._path, self._options, yes=self._invocation.yes)
-        show_preview(reading.preview(asked), as_json=self._invocation.as_json)
+        found = preview(self._source, PreviewRequest(**self._asked, yes=self._invocation.yes))
+        show_preview(found, as_json=self._invocation.as_json)
         return 0
 
     def submit(self, detach: Detach | None, *, audit: bool) -> int:
@@ -67,18 +62,14 @@ class RemoteRun:
         Raises:
             ConfigurationError: The server refuses the job file, or there is no terminal to ask on.
         """
-        from dataclasses import replace
-
         refuse_to_ask_nobody(yes=self._invocation.yes)
         if not self._invocation.yes:
-            asked = self._source.client.preview(self._path, self._options)
-            show_preview(reading.preview(asked), stream=sys.stderr)
+            show_preview(preview(self._source, PreviewRequest(**self._asked)), stream=sys.stderr)
             if not console.ask(f"Submit it to {self._source.client.address.url}?"):
                 return 0
         priority = 0 if detach is None else detach.priority
-        options = replace(self._options, audit=audit, priority=priority)
-        made = read(self._source.client.submit(self._path, options)["submission"], SubmittedJob)
-        return _followed(self._source, made, detach, self._invocation)
+        made = submit(self._source, SubmitRequest(**self._asked, audit=audit, priority=priority))
+        return _followed(self._source, made.submission, detach, self._invocation)
 
 
 def _asked_here(job_file: Path) -> dict[str, str]:
@@ -93,7 +84,7 @@ def _asked_here(job_file: Path) -> dict[str, str]:
 
 
 def resume_remotely(
-    source: ServerSource,
+    source: Remote,
     job: JobRecord,
     invocation: Invocation,
     *,
@@ -109,12 +100,11 @@ def resume_remotely(
     Raises:
         ConfigurationError, TransientError: It cannot be resumed.
     """
-    made = source.resume(job, audit=audit, renewal=renewal)
-    how = Detach() if detach else None
-    return _followed(source, made, how, invocation)
+    made = resumed(source, job, renewal, audit=audit)
+    return _followed(source, made, Detach() if detach else None, invocation)
 
 
-def _followed(source: ServerSource, made: SubmittedJob, detach: Detach | None, invocation: Invocation) -> int:
+def _followed(source: Remote, made: SubmittedJob, detach: Detach | None, invocation: Invocation) -> int:
     if detach is not None and not detach.follow:
         show_submission(made, as_json=invocation.as_json)
         return 0
@@ -141,13 +131,12 @@ def _followed(source: ServerSource, made: SubmittedJob, detach: Detach | None, i
     return report.exit_code
 
 
-def _await_end(source: ServerSource, job_id: str, *, quiet: bool) -> None:
+def _await_end(source: Remote, job_id: str, *, quiet: bool) -> None:
     """Wait until the job has begun and ended, and print its log meanwhile."""
     await_begin(source, job_id)
     if quiet:
-        for event in source.events(job_id, 0):
+        for event in events_of(source, job_id):
             if event.level != "info":
                 console.note(f"{event.level}: {event.message}")
         return
-    wanted = Wanted(events=True, written=True, process=None)
-    show_lines(source.logs(job_id, wanted), wanted, LINES, follow=True)
+    show_lines(source, job_id)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scavenger.api.jobs import delete_jobs, job_of
+from scavenger.api.jobs import delete_jobs, end_dead, job_of
 from scavenger.api.logs import log_folder
 from scavenger.api.opening import open_source
 from scavenger.errors import ConfigurationError
@@ -32,7 +32,7 @@ def rm(
 ) -> int:
     """Delete the records of jobs that have ended; their files are kept."""
     with open_source(store_url) as source:
-        source.end_dead()
+        end_dead(source)
         jobs = list({job.id: job for job in (job_of(source, key) for key in keys)}.values())
         delete_jobs(source, [job.id for job in jobs], dry_run=True)
         if not dry_run:

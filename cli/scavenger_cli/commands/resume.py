@@ -108,10 +108,11 @@ def _resume_here(key: str, invocation: Invocation, *, detach: bool, audit: bool,
     if others and not _confirmed(job, yes=invocation.yes):
         return 0
     if detach:
-        from scavenger.api.of_store import StoreSource
+        from scavenger.api.calls import Local
+        from scavenger.api.submitting import resumed
 
-        with StoreSource(invocation.store_url) as source:
-            show_submission(source.resume(job, audit=audit, renewal=renewal), as_json=invocation.as_json)
+        with Local(invocation.store_url) as source:
+            show_submission(resumed(source, job, renewal, audit=audit), as_json=invocation.as_json)
         return 0
     from scavenger.control.jobs.resume import resume_job
 

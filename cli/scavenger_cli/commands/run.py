@@ -21,13 +21,11 @@ from scavenger_cli.options import (
     DetachOption,
     DryRunOption,
     JobFile,
-    ObjectiveName,
     ObjectiveOption,
     Output,
     OutputOption,
     QuietOption,
     StoreOption,
-    Strategy,
     StrategyOption,
     VerboseOption,
     WorkersOption,
@@ -56,7 +54,7 @@ def optimize(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Profile a job, choose what it should run on, and train it there."""
-    overrides = _overrides(objective, strategy, budget, deadline, workers, batch_size)
+    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     how = Detach() if detach else None
     return _execute(job_file, overrides, invocation, run=True, dry_run=dry_run, audit=audit, detach=how)
@@ -78,7 +76,7 @@ def plan(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Profile a job and predict its time and cost, without running it."""
-    overrides = _overrides(objective, strategy, budget, deadline, workers, batch_size)
+    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     return _execute(job_file, overrides, invocation, run=False, dry_run=dry_run)
 
@@ -96,11 +94,6 @@ def launch(
     how = Detach(priority, follow=not (detach or output.is_json))
     invocation = Invocation(store_url, output.is_json, yes)
     return _execute(job_file, Overrides(), invocation, run=True, audit=audit, detach=how)
-
-
-def _overrides(objective: ObjectiveName | None, strategy: Strategy | None, *texts: str | None) -> Overrides:
-    """The values that replace those of the job file."""
-    return Overrides(objective and objective.value, strategy and strategy.value, *texts)
 
 
 def _execute(

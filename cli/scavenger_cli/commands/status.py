@@ -6,31 +6,37 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from scavenger.api.jobs import JobAnswer, JobDocument, list_jobs, show_job
+from scavenger.api.jobs import JobAnswer, JobDocument, events_of, list_jobs, show_job
 from scavenger.api.leftovers import QuarantineAnswer, list_quarantine
 from scavenger.api.opening import open_source
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
+from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, duration, duration_range, money, plural, quantity, when
 from scavenger.presentation.panel import FINISHED
-from scavenger_cli.options import ListedJobKey, Output, OutputOption, StateOption, StoreOption
+from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from scavenger.api.opening import Source
+    from scavenger.api.calls import Source
     from scavenger.api.operations import OperationDocument
     from scavenger.store.records import JobRecord, ProcessRecord
+
+    StateName = JobState
+else:
+    StateName = StrEnum("StateName", get_args(JobState))  # Typer takes a list of these, and none of a Literal
 
 FACTS_WIDTH = len("checkpoint")
 """Width of the names in the list of a job's facts; `checkpoint` is the longest."""
@@ -46,13 +52,16 @@ class Filters:
         name: Those whose name matches this pattern, as `digits*`; None: of any name.
     """
 
-    states: tuple[str, ...] = ()
+    states: tuple[JobState, ...] = ()
     name: str | None = None
 
 
 def status(
     job: ListedJobKey = None,
-    state: StateOption = None,
+    state: Annotated[
+        list[StateName] | None,
+        typer.Option("--state", help="List only jobs in this state. Repeat for several."),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="PATTERN", help="List only jobs of this name; * stands for any characters."),
@@ -103,7 +112,7 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
     """Print the latest jobs; their owners are shown only if one is not the calling user's."""
     from scavenger.store.owner import this_process
 
-    page = list_jobs(source, list(filters.states) or None, filters.name, True, JOBS_SHOWN)  # type: ignore[arg-type]
+    page = list_jobs(source, list(filters.states) or None, filters.name, True, JOBS_SHOWN)
     if as_json:
         console.emit_answer(page)
         return
@@ -165,7 +174,7 @@ def _follow(source: Source, key: str) -> None:
     job_id = status.begun.id
     if not console.is_terminal(sys.stdout):
         told = ""
-        for _ in chain((None,), source.events(job_id, _last_event(status))):
+        for _ in chain((None,), events_of(source, job_id, _last_event(status))):
             status = show_job(source, job_id)
             line = f"{_state(status.begun)}: {status.progress or status.begun.phase or '-'}"
             if line != told and not console.write(sys.stdout, f"{clean(line)}\n"):
@@ -174,7 +183,7 @@ def _follow(source: Source, key: str) -> None:
     else:
         with Live(console=console.console(sys.stdout), auto_refresh=False, transient=True) as live:
             live.update(Group(*_parts(status)), refresh=True)
-            for _ in source.events(job_id, _last_event(status)):
+            for _ in events_of(source, job_id, _last_event(status)):
                 status = show_job(source, job_id)
                 live.update(Group(*_parts(status)), refresh=True)
     console.emit(*_parts(show_job(source, job_id)))

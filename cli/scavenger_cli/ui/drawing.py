@@ -6,11 +6,12 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rich.text import Text
 
-from scavenger.api.curves import curve_document
+from scavenger.api.curves import CurveAnswer, part_of
+from scavenger.api.values import plain
 from scavenger.domain.document import report_document
 from scavenger.domain.report import RunReport
 from scavenger.presentation.panel import Panel, panel_of
@@ -21,7 +22,8 @@ from scavenger_cli.ui.terminal_plot import terminal_plot
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FORMATS = ("terminal", "svg", "png", "pdf", "html", "csv", "json")
+CurveFormat = Literal["terminal", "svg", "png", "pdf", "html", "csv", "json"]
+FORMATS: tuple[str, ...] = get_args(CurveFormat)
 ENDINGS = (".svg", ".png", ".pdf", ".html", ".csv", ".json", ".txt")
 BINARY = ("png", "pdf")
 _PRICED = {"vm": "by the VM", "size": "by vCPU and GiB"}
@@ -111,9 +113,9 @@ class Drawing:
             for kind, one in self.priced.items()
         ]
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> Any:
         if not self.priced:
-            return curve_document(self.report)
+            return plain(part_of(self.report, CurveAnswer))
         whole = report_document(self.report)
         priced = {}
         for kind, one in self.priced.items():

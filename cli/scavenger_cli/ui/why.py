@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -14,6 +14,8 @@ from scavenger_cli.ui.render import table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from scavenger.api.why import ExplainedPrediction, WhyAnswer
 
 NAMED_MIN = 0.005
 """Least share of an interval that is named."""
@@ -25,25 +27,25 @@ _MOSTLY = {
 """What to do about the largest part, where it is none of the step's."""
 
 
-def why_lines(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Text for a document of `scavenger.api.why`."""
-    used = document["model"]
-    if used is not None and used["job_id"] != document["job"]["id"]:
-        yield Text(f"explained by model {used['id'][:8]}, which is stored of another job of this kind")
-    for number, why in enumerate(document["predictions"]):
+def why_lines(answer: WhyAnswer) -> Iterator[RenderableType]:
+    """Text for an explanation."""
+    used = answer.model
+    if used is not None and used.job_id != answer.job["id"]:
+        yield Text(f"explained by model {used.id[:8]}, which is stored of another job of this kind")
+    for number, why in enumerate(answer.predictions):
         if number:
             yield ""
         yield from _prediction(why)
 
 
-def _prediction(why: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield Text(f"{why['workers']} x {clean(why['vm'])}, batch {why['global_batch_size']}", style="bold")
-    point = why["point"]
+def _prediction(why: ExplainedPrediction) -> Iterator[RenderableType]:
+    yield Text(f"{why.workers} x {clean(why.vm)}, batch {why.global_batch_size}", style="bold")
+    point = why.point
     if point is None:
         yield Text("not a configuration of this curve")
     elif point["excluded"]:
         yield Text(f"ruled out: {clean(point['excluded'])}")
-    elif why["relative_only"]:
+    elif why.relative_only:
         yield Text("the epochs to the target are not known: of its time only the step is")
     elif point["time_s"] is not None and point["cost_usd"] is not None:
         interval = point["interval"]
@@ -51,61 +53,59 @@ def _prediction(why: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"the run: {duration(point['time_s'])} ({duration_range(*interval['time_s'])}), "
             f"{money(point['cost_usd'])} ({money_range(*interval['cost_usd'])})"
         )
-    known = "measured" if why["measured"] else "not measured"
+    known = "measured" if why.measured else "not measured"
     yield Text(f"a step: {_step(why)}, {known}; intervals hold 90 %")
-    laws = ", ".join(f"{name} {weight:.0%}" for name, weight in why["laws"].items())
-    yield Text(
-        f"law: {laws}; computing {duration(why['compute_s'])}, synchronisation {duration(why['sync_s'])}"
-    )
-    for name, factor in why["factors"].items():
+    laws = ", ".join(f"{name} {weight:.0%}" for name, weight in why.laws.items())
+    yield Text(f"law: {laws}; computing {duration(why.compute_s)}, synchronisation {duration(why.sync_s)}")
+    for name, factor in why.factors.items():
         if abs(factor - 1.0) >= 0.0005:
             yield Text(f"  {PARTS[name]}: {factor - 1.0:+.1%} of the step")
     yield from _points(why)
     yield from _interval(why)
 
 
-def _step(why: Mapping[str, Any]) -> str:
-    return f"{duration(why['step_time_s'])} ({duration_range(*why['step_time_interval_s'])})"
+def _step(why: ExplainedPrediction) -> str:
+    return f"{duration(why.step_time_s)} ({duration_range(*why.step_time_interval_s)})"
 
 
-def _points(why: Mapping[str, Any]) -> Iterator[RenderableType]:
-    if not why["points"]:
+def _points(why: ExplainedPrediction) -> Iterator[RenderableType]:
+    if not why.points:
         yield Text("from no measured point of this VM type")
         return
     yield Text("from these points (weight: change of the step time by 1 % more at the point):")
     made = table(("K", "right"), ("B", "right"), ("step time", "right"), ("weight", "right"))
-    for point in why["points"]:
+    for point in why.points:
         made.add_row(
-            str(point["workers"]),
-            str(point["global_batch_size"]),
-            duration(point["step_time_s"]),
-            f"{point['weight']:+.2f} %",
+            str(point.workers),
+            str(point.global_batch_size),
+            duration(point.step_time_s),
+            f"{point.weight:+.2f} %",
         )
     yield made
 
 
-def _interval(why: Mapping[str, Any]) -> Iterator[RenderableType]:
-    factors = (quantity(math.exp(why[name])) for name in ("step_half_width", "half_width"))
+def _interval(why: ExplainedPrediction) -> Iterator[RenderableType]:
+    factors = (quantity(math.exp(width)) for width in (why.step_half_width, why.half_width))
     yield Text("known to a factor of {} (the step) and {} (the run); of its variance:".format(*factors))
-    shares = sorted(why["shares"].items(), key=lambda item: -float(item[1]))
+    shares = sorted(why.shares.items(), key=lambda item: -float(item[1]))
     made = table(("share", "right"), ("of", "left"))
     for name, share in shares:
         if share >= NAMED_MIN:
             made.add_row(f"{share:.0%}", PARTS[name])
     yield made
-    if why["probes"]:
+    if why.probes:
         yield Text("narrowed most by measuring (to factors of):")
         made = table(
             ("K", "right"), ("B", "right"), ("the step", "right"), ("the run", "right"), ("", "left")
         )
-        for probe in why["probes"]:
-            itself = (probe["workers"], probe["global_batch_size"]) == (
-                why["workers"],
-                why["global_batch_size"],
+        for probe in why.probes:
+            itself = (probe.workers, probe.global_batch_size) == (
+                why.workers,
+                why.global_batch_size,
             )
-            widths = (quantity(math.exp(probe[name])) for name in ("step_half_width", "half_width"))
+            widths = (quantity(math.exp(width)) for width in (probe.step_half_width, probe.half_width))
             made.add_row(
-                str(probe["workers"]), str(probe["global_batch_size"]), *widths, "itself" if itself else ""
+                str(probe.workers), str(probe.global_batch_size), *widths, "itself" if itself else ""
             )
         yield made
     else:

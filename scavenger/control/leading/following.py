@@ -134,7 +134,7 @@ class LeaderSession:
             self._seat.sleep(min(_AGAIN_MAX_S, _AGAIN_S * 2.0 ** min(times, 5)))
 
     def _followed(self, client: Client, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
-        document = client.job(self.record.job_id)
+        document = client.get(f"jobs/{self.record.job_id}")
         submission = document.get("submission") or {}
         if document.get("job") is None:
             return document if submission.get("state") not in ("queued", "running") else None
@@ -142,11 +142,11 @@ class LeaderSession:
             self._told = int(event["id"])
             if event["kind"] not in _QUIET:
                 show(event)
-        document = client.job(self.record.job_id)
+        document = client.get(f"jobs/{self.record.job_id}")
         # a job whose runner died is resumed by the leader: its submission tells
         if (document.get("submission") or {}).get("state") in ("queued", "running"):
             return None
-        self._bill = _bill_of(client.of_job(self.record.job_id, "cost"))
+        self._bill = _bill_of(client.get(f"jobs/{self.record.job_id}/cost"))
         return document
 
     def connect(self, ready: Callable[[int], None]) -> NoReturn:

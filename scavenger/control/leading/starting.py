@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scavenger.client import Client, SubmitOptions
+from scavenger.client import Client
 from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.leading.configuration import DOCUMENT
 from scavenger.control.leading.following import LeaderSession
@@ -82,7 +82,7 @@ def restart_leader(
     """
     seat = _seat(start, leaders, record, inform, environment)
     inform(f"{seat.beginning} again")
-    _begun(seat, seat.prepare(start), lambda client: client.job(record.job_id))
+    _begun(seat, seat.prepare(start), lambda client: client.get(f"jobs/{record.job_id}"))
     inform(f"job {record.name} ({record.job_id[:8]}) goes on there")
 
 
@@ -124,12 +124,13 @@ def _submission(seat: Seat, start: Start) -> Callable[[Client], dict[str, Any]]:
     """Submits the job, or lets it go on; once, however often it is called."""
     again = str(uuid.uuid4())
     own = secrets_of(start.prepared.job, seat.environment)
-    options = SubmitOptions(audit=start.audit, priority=start.priority, environment=own)
+    asked = {"audit": start.audit, "environment": dict(own)}
 
     def submit(client: Client) -> dict[str, Any]:
         if start.job_id:
-            return client.resume(start.job_id, audit=start.audit, environment=own, key=again)
-        return client.submit(f"{seat.folder}/job/{DOCUMENT}", options, key=seat.record.id)
+            return client.post(f"jobs/{start.job_id}/resume", asked, key=again)
+        job = {"job_file": f"{seat.folder}/job/{DOCUMENT}", "priority": start.priority}
+        return client.post("jobs", {**asked, **job}, key=seat.record.id)
 
     return submit
 

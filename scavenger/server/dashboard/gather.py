@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from scavenger.api.costs import billed, cost_of
+from scavenger.api.bills import billed, cost_of
 from scavenger.api.jobs import listed, progress_of
 from scavenger.api.logs import log_folder
 from scavenger.control.training.run_course import CourseReader

@@ -5,6 +5,7 @@ Pages have the same users, cookies and checks as the API; what goes wrong is tol
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, get_args
@@ -17,12 +18,13 @@ from scavenger.api.models import job_names
 from scavenger.api.operations import withdraw
 from scavenger.api.paging import encode, job_place
 from scavenger.api.submissions import cancel
+from scavenger.api.submitting import ResumeRequest, resume
 from scavenger.domain.access import Caller
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.policy.admission import budget_period
 from scavenger.presentation.formatting import clean
-from scavenger.server.access import CallerOf, Changer, find_job, only_of
+from scavenger.server.access import CallerOf, Changer
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, json_answer, page_answer, part_answer
 from scavenger.server.dashboard.budgets import BudgetsPage, budgets_page
@@ -35,8 +37,6 @@ from scavenger.server.dashboard.other_pages import models_page
 from scavenger.server.dashboard.pages import asset
 from scavenger.server.dashboard.plots import figures_document
 from scavenger.server.problems import RefusedError
-from scavenger.server.routes.jobs import find_submission
-from scavenger.server.routes.submitting import resumed
 
 OPEN_PATHS = frozenset({"/static/{version}/{name}"})
 """Routes that need no token: the style sheet and the scripts, which tell nothing."""
@@ -55,7 +55,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 @router.get("/")
 def jobs(context: ContextOf, caller: CallerOf, state: str = "", name: str = "", cursor: str = "") -> Response:
     """The list of jobs."""
-    page = _jobs_page(context, only_of(caller), state, name, cursor)
+    page = _jobs_page(context, context.local(caller).only_of, state, name, cursor)
     live = "/live?" + urlencode({"state": state, "name": name, "cursor": cursor})
     return page_answer("jobs.html", caller.user.name, here="/", page=page, states=STATES, live=live)
 
@@ -66,7 +66,9 @@ def jobs_live(
 ) -> Response:
     """The live part of the list."""
     return part_answer(
-        request, "jobs_live.html", page=_jobs_page(context, only_of(caller), state, name, cursor)
+        request,
+        "jobs_live.html",
+        page=_jobs_page(context, context.local(caller).only_of, state, name, cursor),
     )
 
 
@@ -105,9 +107,9 @@ def _jobs_page(context: Context, user: str | None, state: str, name: str, cursor
 def one_job(context: ContextOf, caller: CallerOf, job: str) -> Response:
     """One job, or its submission while that waits."""
     try:
-        sight = _sight(context, find_job(context, caller, job).id)
+        sight = _sight(context, context.local(caller).find_job(job).id)
     except NotFoundError:
-        waiting = find_submission(context.store, only_of(caller), job)
+        waiting = context.local(caller).find_submission(job)
         if waiting is None:
             raise
         line = waiting_line(waiting, datetime.now(UTC))
@@ -121,7 +123,7 @@ def one_job(context: ContextOf, caller: CallerOf, job: str) -> Response:
 def job_live(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
     """The live head of a job's page."""
     return part_answer(
-        request, "job_live.html", page=job_page(_sight(context, find_job(context, caller, job).id))
+        request, "job_live.html", page=job_page(_sight(context, context.local(caller).find_job(job).id))
     )
 
 
@@ -129,7 +131,7 @@ def job_live(request: Request, context: ContextOf, caller: CallerOf, job: str) -
 def job_tables(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
     """The live tables of a job's page."""
     return part_answer(
-        request, "job_tables.html", page=job_page(_sight(context, find_job(context, caller, job).id))
+        request, "job_tables.html", page=job_page(_sight(context, context.local(caller).find_job(job).id))
     )
 
 
@@ -137,7 +139,7 @@ def job_tables(request: Request, context: ContextOf, caller: CallerOf, job: str)
 def figures(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
     """The pictures of a job, for the page's script."""
     return json_answer(
-        request, figures_document(job_figures(_sight(context, find_job(context, caller, job).id)))
+        request, figures_document(job_figures(_sight(context, context.local(caller).find_job(job).id)))
     )
 
 
@@ -155,12 +157,12 @@ def confirm(request: Request, context: ContextOf, caller: Changer, job: str) -> 
     """Ask before something is done to a job."""
     asked = dict(request.query_params)
     if asked.get("what") == "cancel":
-        waiting = find_submission(context.store, only_of(caller), job)
+        waiting = context.local(caller).find_submission(job)
         if waiting is None or waiting.state != "queued":
             raise ConfigurationError("it waits no longer; go back to the job")
         job_id, name, question = waiting.id, waiting.job.name, cancellation_of(waiting.job.name)
     else:
-        sight = _sight(context, find_job(context, caller, job).id)
+        sight = _sight(context, context.local(caller).find_job(job).id)
         job_id, name, question = sight.job.id, sight.job.name, confirmation_of(sight, asked)
     return page_answer(
         "confirm.html",
@@ -178,15 +180,15 @@ def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Respon
     if form.get("what") == "cancel":
         gone = context.writer.call(lambda: cancel(context.local(caller), job))
         return RedirectResponse(f"/jobs/{gone.submission.id}", status_code=303)
-    found = find_job(context, caller, job)
+    found = context.local(caller).find_job(job)
     match form.get("what"):
         case "resume":
-            renewal = renewal_of(form)
-            context.writer.call(lambda: resumed(context.store, found, renewal=renewal))
+            asked = ResumeRequest(**asdict(renewal_of(form)))
+            context.writer.call(lambda: resume(context.local(caller), found.id, asked))
         case "withdraw":
             number = form.get("operation", "")
-            at, asked = context.local(caller), int(number) if number.isdecimal() and len(number) < 19 else 0
-            context.writer.call(lambda: withdraw(at, found.id, asked))
+            at, one = context.local(caller), int(number) if number.isdecimal() and len(number) < 19 else 0
+            context.writer.call(lambda: withdraw(at, found.id, one))
         case _:
             operation, by = operation_of(form), f"{caller.user.name} (dashboard)"
             context.writer.call(lambda: context.store.submit_operation(found.id, operation, by))
@@ -200,7 +202,7 @@ def operate(context: ContextOf, caller: Changer, job: str, form: Form) -> Respon
 def models(context: ContextOf, caller: CallerOf) -> Response:
     """Fitted models with the errors of their predictions."""
     store, now = context.store, datetime.now(UTC)
-    jobs = _compared(context, only_of(caller))
+    jobs = _compared(context, context.local(caller).only_of)
     found = store.models()
     shown = found[:MODELS_SHOWN]
     page = models_page(shown, job_names(store, shown), jobs, more=len(found) - len(shown), now=now)
@@ -211,7 +213,8 @@ def models(context: ContextOf, caller: CallerOf) -> Response:
 def models_figures(request: Request, context: ContextOf, caller: CallerOf) -> Response:
     """The picture of the page of models, for its script."""
     return json_answer(
-        request, figures_document({"errors": errors_figure(_compared(context, only_of(caller)))})
+        request,
+        figures_document({"errors": errors_figure(_compared(context, context.local(caller).only_of))}),
     )
 
 
@@ -237,7 +240,12 @@ def _budgets(context: Context, caller: Caller) -> BudgetsPage:
     since = budget_period(now)
     names = [user.name for user in store.users()]
     return budgets_page(
-        store.spending(since), context.queue_limits(), names, only=only_of(caller), since=since, now=now
+        store.spending(since),
+        context.queue_limits(),
+        names,
+        only=context.local(caller).only_of,
+        since=since,
+        now=now,
     )
 
 

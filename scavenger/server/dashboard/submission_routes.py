@@ -7,14 +7,14 @@ import uuid
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
-from scavenger.control.service.submitting import new_submission
+from scavenger.api import submitting as api
+from scavenger.api.preparing import job_file_path, prepared
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.server.access import Changer
 from scavenger.server.context import ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, page_answer
 from scavenger.server.dashboard.confirming import plan_facts
 from scavenger.server.dashboard.job_files import preview_of, save_job_file
-from scavenger.server.preparing import job_file_path, prepared
 from scavenger.server.problems import RefusedError
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -64,8 +64,6 @@ def submit(context: ContextOf, caller: Changer, form: Form) -> Response:
         if caller.user.role != "admin":
             raise RefusedError(403, "forbidden", "only an admin saves job files")
         save_job_file(path, text)
-    new = new_submission(
-        prepared(path), user=caller.user.name, idempotency_key=form.get("key") or str(uuid.uuid4())
-    )
-    made = context.writer.call(lambda: context.store.submit(new))
+    at = context.local(caller, form.get("key") or str(uuid.uuid4()))
+    made = api.submit(at, api.SubmitRequest(job_file=str(path))).submission
     return RedirectResponse(f"/jobs/{made.id}", status_code=303)

@@ -13,7 +13,7 @@ from scavenger.api.leftovers import end_quarantined
 from scavenger.domain.access import Caller
 from scavenger.domain.restore import QuarantinedVm
 from scavenger.errors import ConfigurationError, NotFoundError
-from scavenger.server.access import Admin, CallerOf, only_of
+from scavenger.server.access import Admin, CallerOf
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.dashboard.answers import Form, PageRoute, page_answer, part_answer
 from scavenger.server.dashboard.confirming import ending_of, keeping_of
@@ -38,7 +38,7 @@ def vms_live(request: Request, context: ContextOf, caller: CallerOf) -> Response
 
 
 def _vms(context: Context, caller: Caller) -> VmsPage:
-    store, user = context.store, only_of(caller)
+    store, user = context.store, context.local(caller).only_of
     by_job: dict[str, list[Any]] = {}
     for intent in store.intents(living=True):
         by_job.setdefault(intent.job_id, []).append(intent)

@@ -13,10 +13,9 @@ from starlette.responses import StreamingResponse
 
 from scavenger.errors import NotFoundError
 from scavenger.masking import mask
-from scavenger.server.access import CallerOf, find_job
+from scavenger.server.access import CallerOf, PathKey
 from scavenger.server.context import ContextOf
 from scavenger.server.problems import RefusedError
-from scavenger.server.routes.jobs import JobKey
 from scavenger.store.record_file import RECORD_FILE
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -30,7 +29,7 @@ _CHUNK = 1 << 20
     summary="The outputs of a job",
     responses={200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def outputs(context: ContextOf, caller: CallerOf, job: JobKey) -> StreamingResponse:
+def outputs(context: ContextOf, caller: CallerOf, job: PathKey) -> StreamingResponse:
     """A tar archive with the folder of the job's outputs, which is named by its id; logs have no secrets in it.
 
     The job file in its record is as it is, as a job goes on from it: so only its user and admins have it.
@@ -42,7 +41,7 @@ def outputs(context: ContextOf, caller: CallerOf, job: JobKey) -> StreamingRespo
             f"{caller.user.name} is a viewer, who sees no outputs: they have what the job was given",
             fix="ask the job's user or an admin; `scavenger logs` and `status` show it without secrets",
         )
-    record = find_job(context, caller, job)
+    record = context.local(caller).find_job(job)
     spec = record.spec or {}
     folder = Path(record.job_file or ".").parent / str(spec.get("output", ".scavenger")) / record.id
     if not (folder / RECORD_FILE).is_file():

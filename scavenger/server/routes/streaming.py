@@ -18,10 +18,9 @@ from starlette.responses import StreamingResponse
 
 from scavenger.api.values import plain
 from scavenger.masking import mask_values
-from scavenger.server.access import CallerOf, find_job
+from scavenger.server.access import CallerOf, PathKey
 from scavenger.server.context import Context, ContextOf
 from scavenger.server.problems import RefusedError
-from scavenger.server.routes.jobs import JobKey
 from scavenger.store.records import EventRecord, JobRecord
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -44,13 +43,13 @@ LastEventId = Annotated[
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 def stream(
-    request: Request, context: ContextOf, caller: CallerOf, job: JobKey, last_event_id: LastEventId = None
+    request: Request, context: ContextOf, caller: CallerOf, job: PathKey, last_event_id: LastEventId = None
 ) -> StreamingResponse:
     """All events after the one that is named by `Last-Event-ID`, then each new one; `end` when the job has ended.
 
     The stream breaks off when the token is revoked, or its user's role changes.
     """
-    record = find_job(context, caller, job)
+    record = context.local(caller).find_job(job)
     metrics = context.metrics
     if not metrics.begin_stream():
         raise RefusedError(503, "streams", "too many clients follow events", fix="close some, or try again")

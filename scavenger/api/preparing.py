@@ -1,4 +1,4 @@
-"""Reads job files for submissions."""
+"""Reads job files for submissions and previews."""
 
 from __future__ import annotations
 
