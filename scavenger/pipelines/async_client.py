@@ -4,28 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
-from scavenger.domain.report import Observer
 from scavenger.pipelines.client import Client
-from scavenger.pipelines.job import Job
-from scavenger.pipelines.narrowing import Choices
-from scavenger.pipelines.results import Models, Plan, Run, Submission
-
-if TYPE_CHECKING:
-    from scavenger.store.records import ModelRecord
 
 __all__ = ["AsyncClient"]
 
-Answer = TypeVar("Answer")
+P = ParamSpec("P")
+A = TypeVar("A")
+
+
+class _Awaited(Generic[P, A]):
+    """A method of `Client` as one to await.
+
+    Args:
+        stops: Whether its job is stopped, and waited for, if the call is cancelled; else its thread waits on.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Client, P], A], *, stops: bool = True) -> None:
+        self._method, self._stops = method, stops
+        self.__doc__ = method.__doc__
+
+    def __get__(self, of: AsyncClient, kind: type[AsyncClient]) -> Callable[P, Coroutine[Any, Any, A]]:
+        method, stops = self._method, self._stops
+
+        @wraps(method)
+        async def awaited(*args: P.args, **kwargs: P.kwargs) -> A:
+            thread: list[int] = []
+
+            def body() -> A:
+                thread.append(threading.get_ident())
+                return method(of._client, *args, **kwargs)
+
+            task = asyncio.ensure_future(asyncio.to_thread(body))
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if stops:
+                    if thread:
+                        of._client.stop_job(thread[0], "cancelled")
+                    await asyncio.wait([task])
+                raise
+
+        return awaited
 
 
 class AsyncClient:
-    """`Client` with methods to await; see there for what each does and raises.
+    """`Client` with methods to await; see there for what each does and raises, and for the arguments.
 
-    A cancelled call stops its job in order, and ends when that has ended. Arguments are those of `Client`.
+    A cancelled call stops its job in order, and ends when that has ended. If `wait` is cancelled, its thread waits on,
+    and the job goes on.
     """
 
     def __init__(
@@ -50,10 +81,6 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """See `Client.close`."""
-        await asyncio.to_thread(self._client.close)
-
     @property
     def spent_usd(self) -> float:
         """See `Client.spent_usd`."""
@@ -64,68 +91,14 @@ class AsyncClient:
         """See `Client.left_usd`."""
         return self._client.left_usd
 
-    async def plan(self, job: Job, *, observer: Observer | None = None) -> Plan:
-        """See `Client.plan`."""
-        return await self._call(lambda: self._client.plan(job, observer=observer))
-
-    async def optimize(self, job: Job, *, observer: Observer | None = None) -> Run:
-        """See `Client.optimize`."""
-        return await self._call(lambda: self._client.optimize(job, observer=observer))
-
-    async def run(
-        self,
-        job: Job,
-        choice: Choices | None = None,
-        *,
-        workers: int | None = None,
-        batch_size: int | None = None,
-        observer: Observer | None = None,
-    ) -> Run:
-        """See `Client.run`."""
-        return await self._call(
-            lambda: self._client.run(job, choice, workers=workers, batch_size=batch_size, observer=observer)
-        )
-
-    async def attempt(self, job: Job, *, observer: Observer | None = None) -> Run:
-        """See `Client.attempt`."""
-        return await self._call(lambda: self._client.attempt(job, observer=observer))
-
-    async def submit(self, job: Job, *, priority: int = 0) -> Submission:
-        """See `Client.submit`."""
-        return await self._call(lambda: self._client.submit(job, priority=priority))
-
-    async def wait(self, job: str | Submission, *, observer: Observer | None = None) -> Run:
-        """See `Client.wait`; if it is cancelled, its thread waits on, and the job goes on."""
-        return await asyncio.to_thread(self._client.wait, job, observer=observer)
-
-    async def result(self, job: str) -> Run:
-        """See `Client.result`."""
-        return await self._call(lambda: self._client.result(job))
-
-    async def curve(self, job: str) -> Plan:
-        """See `Client.curve`."""
-        return await self._call(lambda: self._client.curve(job))
-
-    async def model(self, model: str) -> ModelRecord:
-        """See `Client.model`."""
-        return await self._call(lambda: self._client.model(model))
-
-    async def models(self) -> Models:
-        """See `Client.models`."""
-        return await self._call(self._client.models)
-
-    async def _call(self, ask: Callable[[], Answer]) -> Answer:
-        thread: list[int] = []
-
-        def body() -> Answer:
-            thread.append(threading.get_ident())
-            return ask()
-
-        task = asyncio.ensure_future(asyncio.to_thread(body))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if thread:
-                self._client.stop_job(thread[0], "cancelled")
-            await asyncio.wait([task])
-            raise
+    close: Final = _Awaited(Client.close, stops=False)
+    plan: Final = _Awaited(Client.plan)
+    optimize: Final = _Awaited(Client.optimize)
+    run: Final = _Awaited(Client.run)
+    attempt: Final = _Awaited(Client.attempt)
+    submit: Final = _Awaited(Client.submit)
+    wait: Final = _Awaited(Client.wait, stops=False)
+    result: Final = _Awaited(Client.result)
+    curve: Final = _Awaited(Client.curve)
+    model: Final = _Awaited(Client.model)
+    models: Final = _Awaited(Client.models)
