@@ -74,6 +74,38 @@ def test_help_takes_little_more_than_typer_itself_and_imports_nothing_heavy() ->
     assert of_help < 4.0 * min(spent("-c", "import typer") for _ in range(3))
 
 
+def test_what_runs_a_job_imports_nothing_that_only_some_jobs_need() -> None:
+    """Each command and each runner of a job begins with it, and processes that train bring their own framework."""
+    code = "import json, sys, scavenger.control.jobs.job_run; print(json.dumps(sorted(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(shown.stdout))
+
+    of_some = {
+        *(
+            "tensorflow",
+            "keras",
+            "torch",
+            "jax",
+            "ray",
+            "sklearn",
+            "matplotlib",
+            "pandas",
+            "plotly",
+            "pyarrow",
+        ),
+        *("kubernetes", "boto3", "botocore", "google", "libcloud", "requests", "fsspec", "opentelemetry"),
+        *("alembic", "psycopg", "fastapi", "uvicorn", "typer", "rich", "kneed", "optuna", "mlflow", "wandb"),
+    }
+    assert not of_some & {name.partition(".")[0] for name in loaded}
+    assert not loaded & {
+        "scavenger.train.command.job_supervisor",
+        "scavenger.train.custom_loop.job_supervisor",
+        "scavenger.train.supervisor.supervisor",
+        "scipy.stats",
+        "scipy.interpolate",
+    }
+
+
 def test_typers_own_runner_sees_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
 

@@ -22,14 +22,10 @@ from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.domain.report import Observer
 from scavenger.masking import keep_secret
 from scavenger.policy import learning_rate_scale
-from scavenger.train.command.job_supervisor import CommandJobSupervisor
 from scavenger.train.command.source import CommandSource
-from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
 from scavenger.train.engines.base import Engine
-from scavenger.train.engines.ray.engine import engine_maker
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.face import JobSupervisor
-from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 
@@ -62,7 +58,10 @@ def supervisor_of(
     timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
+    # each is large, and a job needs one of them
     if job.run is not None:
+        from scavenger.train.command.job_supervisor import CommandJobSupervisor
+
         return CommandJobSupervisor.open(
             _command_of(job, job.run, space.offers[0].cpus, job_id, folder, secrets),
             work_dir=work_dir,
@@ -75,6 +74,8 @@ def supervisor_of(
         )
     source = _module_of(job, space.offers[0].cpus, job_id, folder, secrets)
     if kind_of(job, folder) is Kind.LOOP:
+        from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
+
         return LoopJobSupervisor.open(
             source,
             work_dir=work_dir,
@@ -84,6 +85,12 @@ def supervisor_of(
             engine=engine,
             clock=clock,
         )
+    from scavenger.train.supervisor.supervisor import Supervisor
+
+    if engine is None:
+        from scavenger.train.engines.ray.engine import engine_maker
+
+        engine = engine_maker(job.engine)
     return Supervisor.open(
         source,
         work_dir=work_dir,
@@ -92,7 +99,7 @@ def supervisor_of(
         apart=apart,
         restore=restore,
         checkpoint=checkpoint,
-        engine=engine or engine_maker(job.engine),
+        engine=engine,
         clock=clock,
     )
 
