@@ -63,16 +63,17 @@ def _tier(item: pytest.Item) -> str:
     return "unit" if item.get_closest_marker("slow") is None else "process"
 
 
-# Folders of packages that decide and compute, whose unit tests are held to what that tier says.
-_PURE = {"elastic", "scheduler", "search", "test_tiers.py"}
+# Folders whose unit tests are held to what that tier says.
+_HELD = {"elastic", "jobfile", "scheduler", "sdk", "search", "store", "test_tiers.py"}
 _OUTSIDE = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
-_pure: list[str] = []
+_held: list[str] = []
 
 
-def _refuse(event: str, _: tuple[Any, ...]) -> None:
-    if _pure and event in _OUTSIDE:
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if _held and (event in _OUTSIDE or (event == "import" and arguments[0] == "tensorflow")):
         raise RuntimeError(
-            f"{_pure[0]} is a unit test, which starts no process and opens no socket: mark it slow"
+            f"{_held[0]} is a unit test, which starts no process, opens no socket and imports no TensorFlow: "
+            "mark it slow"
         )
 
 
@@ -88,13 +89,13 @@ def _processor_s() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Hold unit tests to their tier; with SCAVENGER_TEST_COSTS write what each test took: of processors, of time."""
-    pure = item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _PURE
-    _pure[:] = [item.nodeid] if pure and _tier(item) == "unit" else []
+    held = item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _HELD
+    _held[:] = [item.nodeid] if held and _tier(item) == "unit" else []
     computed_s, began_at = _processor_s(), time.monotonic()
     try:
         return (yield)
     finally:
-        _pure.clear()
+        _held.clear()
         if told := os.environ.get("SCAVENGER_TEST_COSTS"):
             computed_s, took_s = _processor_s() - computed_s, time.monotonic() - began_at
             with Path(told).open("a") as file:

@@ -11,7 +11,7 @@ import pytest
 
 
 def test_a_unit_test_starts_no_process() -> None:
-    with pytest.raises(RuntimeError, match="starts no process and opens no socket"):
+    with pytest.raises(RuntimeError, match="starts no process, opens no socket"):
         subprocess.run([sys.executable, "-c", ""], check=True)
     with pytest.raises(RuntimeError, match="is a unit test"):
         os.fork()
@@ -20,6 +20,11 @@ def test_a_unit_test_starts_no_process() -> None:
 def test_a_unit_test_opens_no_socket() -> None:
     with socket.socket() as one, pytest.raises(RuntimeError, match="mark it slow"):
         one.connect(("127.0.0.1", 9))
+
+
+def test_a_unit_test_imports_no_tensorflow() -> None:
+    with pytest.raises(RuntimeError, match="imports no TensorFlow"):
+        sys.audit("import", "tensorflow", None, None, None, None)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ OF_THE_USER = {"mean", "sum", "metric", "mean_metric_wrapper"}
 """Names of Keras's metrics whose meaning is what they are given, or which are classes for the user to extend."""
 
 
+@pytest.mark.slow
 def test_the_direction_of_each_metric_of_keras_is_the_one_that_keras_gives_it() -> None:
     metrics = pytest.importorskip("keras.src.metrics")
     arguments = {
@@ -48,6 +49,7 @@ def test_the_direction_of_each_metric_of_keras_is_the_one_that_keras_gives_it() 
     assert len(seen) > 35
 
 
+@pytest.mark.slow
 def test_every_loss_of_keras_that_a_model_may_be_measured_by_falls() -> None:
     losses = pytest.importorskip("keras.src.losses")
     # these names have another meaning as metrics, or mean more than one thing

@@ -51,6 +51,7 @@ def test_a_name_that_is_not_public_is_refused_as_python_does(package: str) -> No
         _ = importlib.import_module(package).Crew
 
 
+@pytest.mark.slow
 def test_importing_the_packages_imports_no_costly_library() -> None:
     program = f"import sys, scavenger, scavenger.sdk; print([n for n in {COSTLY!r} if n in sys.modules])"
 

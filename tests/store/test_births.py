@@ -85,6 +85,7 @@ def test_one_of_a_container_that_hides_it_lives_as_long_as_its_heartbeat(
     assert not is_known_dead(holder)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_ended_is_dead_at_once() -> None:
     code = "from scavenger.store.owner import this_process as me; print(me().pid, me().birth)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -139,6 +140,7 @@ def _unavailable() -> str:
 
 
 @pytest.mark.skipif(bool(_unavailable()), reason=_unavailable() or "-")
+@pytest.mark.slow
 def test_who_has_the_folder_knows_that_all_who_had_it_are_dead(tmp_path: Path) -> None:
     with container(tmp_path) as (process, pid, first):
         assert first.namespace != here().namespace
@@ -158,6 +160,7 @@ def test_who_has_the_folder_knows_that_all_who_had_it_are_dead(tmp_path: Path) -
     assert PLACE_VARIABLE not in os.environ
 
 
+@pytest.mark.slow
 def test_a_process_that_was_given_the_folder_holds_it_when_who_gave_it_has_let_go(tmp_path: Path) -> None:
     with sole_in(tmp_path) as held:
         runner = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=held)

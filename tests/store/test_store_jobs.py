@@ -203,6 +203,7 @@ class TestFindingAJob:
 
 
 class TestTheLivingAndTheDead:
+    @pytest.mark.slow
     def test_a_job_whose_process_was_killed_is_reaped_once(self, url: str) -> None:
         code = (
             "import sys; from scavenger.store import Store; store = Store.open(sys.argv[1]);"
@@ -227,6 +228,7 @@ class TestTheLivingAndTheDead:
             assert f"process {child.pid} ended unexpectedly" in reaped.error
             assert store.job(mine.id) == mine
 
+    @pytest.mark.slow
     def test_a_zombie_is_dead(self, store: Store) -> None:
         child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
         assert child.stdout is not None

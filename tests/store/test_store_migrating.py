@@ -58,6 +58,7 @@ class TestMigrating:
         )
         assert run_python(code, sqlite_url) == "False False\n"
 
+    @pytest.mark.slow
     def test_the_records_are_there_without_sqlalchemy(self) -> None:
         assert (
             run_python("import sys, scavenger.store.records; print('sqlalchemy' in sys.modules)") == "False\n"

@@ -126,6 +126,7 @@ class TestWhatCannotBeUsed:
     def test_a_folder_that_nobody_may_write_to(self) -> None:
         refusal("sqlite:////sys/scavenger/s.db", StoreReadOnlyError, "/sys/scavenger/s.db")
 
+    @pytest.mark.slow
     def test_a_read_only_file_and_a_read_only_folder(self, ordinary_folder: Path) -> None:
         url = f"sqlite:///{ordinary_folder}/s.db"
         Store.open(url).close()
@@ -193,6 +194,7 @@ class TestWhatCannotBeUsed:
         Store.open(f"sqlite:///{tmp_path}/s.db").close()
 
     @pytest.mark.root
+    @pytest.mark.slow
     def test_a_full_disk_loses_nothing_that_was_there(
         self, full_disk: Callable[[], object], tmp_path: Path
     ) -> None:

@@ -104,6 +104,7 @@ class TestOneAtATime:
         assert store.submit_operation(second.id, ScaleOut(1), "ann").state == "pending"
         assert [each.operation for each in store.operations(first.id)] == [ScaleTo(4)]
 
+    @pytest.mark.slow
     def test_of_processes_that_ask_at_once_one_succeeds(self, url: str) -> None:
         code = (
             "import sys\n"
@@ -223,6 +224,7 @@ class TestOperationsAndTheirJob:
         assert f"the job ended as {state}" in ended.message
         assert error in ended.message
 
+    @pytest.mark.slow
     def test_what_a_killed_job_was_asked_ends_when_it_is_reaped(self, url: str) -> None:
         code = (
             "import sys; from scavenger.store import Store; store = Store.open(sys.argv[1]);"
