@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scavenger.control.jobs.needs import Kind
 from scavenger.control.jobs.training_code import kind_of
@@ -22,11 +23,13 @@ from scavenger.domain.job import CheckpointSpec, JobSpec
 from scavenger.domain.report import Observer
 from scavenger.masking import keep_secret
 from scavenger.policy import learning_rate_scale
-from scavenger.train.command.source import CommandSource
 from scavenger.train.engines.base import Engine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
+
+if TYPE_CHECKING:
+    from scavenger.train.command.source import CommandSource
 
 
 def supervisor_of(
@@ -107,6 +110,8 @@ def supervisor_of(
 def _command_of(
     job: JobSpec, run: RunSpec, threads: int, job_id: str, folder: Path, secrets: Mapping[str, str]
 ) -> CommandSource:
+    from scavenger.train.command.source import CommandSource
+
     return CommandSource(
         run,
         folder,
