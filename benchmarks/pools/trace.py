@@ -41,7 +41,7 @@ _CHECKS_MAX = 20
 
 
 class PoolManager(Protocol):
-    """What decides for the pool, such as `scheduler.clusters.Manager`."""
+    """What decides for the pool, such as `clusters.Manager`."""
 
     @property
     def clusters(self) -> Mapping[str, SharedPool]:
