@@ -125,7 +125,7 @@ def test_what_is_logged_is_not_written_again_by_a_logger_of_the_training_code() 
     program = (
         "import logging; from scavenger import logs\n"
         "logging.basicConfig(level=0)\n"
-        "logs.set_up('w0', logs.Settings())\n"
+        "logs.set_up('w0', logs.LogChoice())\n"
         "logging.getLogger('scavenger.train.worker.worker').info('once')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
