@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scavenger.elastic import barrier as b
-from scavenger.elastic import sums as s
+from scavenger.elastic import sum_events
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, plan_step
@@ -278,7 +278,7 @@ class Worker(Process):
         world.send(self, world.aggregators[0], lambda t: t.contributed(said, held))
         self.point()
 
-    def asked(self, aggregator: int, ask: s.FetchBuckets) -> None:
+    def asked(self, aggregator: int, ask: sum_events.FetchBuckets) -> None:
         """An aggregator asks for buckets of a gradient, which is sent if it is still in its slot."""
 
         def work() -> None:
@@ -287,10 +287,10 @@ class Worker(Process):
             if written is None:
                 return
             for bucket in ask.buckets:
-                arrived = s.BucketArrived(self.name, ask.piece, bucket)
+                arrived = sum_events.BucketArrived(self.name, ask.piece, bucket)
                 self.world.send(self, target, lambda t, a=arrived: t.payload(a, written))  # type: ignore[misc]
                 self.point()
-            answer = s.Answered(self.name, ask.piece, ask.question)
+            answer = sum_events.Answered(self.name, ask.piece, ask.question)
             self.world.send(self, target, lambda t: t.answered(answer))
 
         self.deliver(work)

@@ -9,6 +9,7 @@ from simulated import MODULUS, REPEAT_S, Order, Process, Takes, ViolationError, 
 from simulated_migration import Copying, numbered
 
 from scavenger.elastic import barrier as b
+from scavenger.elastic import sum_events
 from scavenger.elastic import sums as s
 from scavenger.elastic.migration import AdoptMap, BucketMap, Copy, MigrationEnded, Take, Taken
 from scavenger.elastic.view import Piece
@@ -21,13 +22,13 @@ PARTS = 3
 """A bucket of the model arrives in so many parts."""
 
 
-def expected(step: int, view: int, number: int, pieces: Iterable[Piece]) -> s.PieceList:
+def expected(step: int, view: int, number: int, pieces: Iterable[Piece]) -> sum_events.PieceList:
     """The list of pieces for the state machine of sums."""
-    terms = tuple(s.Term(piece.number, piece.worker, piece.share.samples) for piece in pieces)
-    return s.PieceList(step, view, number, terms)
+    terms = tuple(sum_events.Term(piece.number, piece.worker, piece.share.samples) for piece in pieces)
+    return sum_events.PieceList(step, view, number, terms)
 
 
-def key_of(order: Order) -> s.PieceList:
+def key_of(order: Order) -> sum_events.PieceList:
     """The list that an order to apply a step consists of, which replaces the one before it."""
     return expected(order.step, order.view, 2 * order.number + 1, order.pieces)
 
@@ -61,13 +62,13 @@ class Aggregator(Process):
 
     def offered(self, said: b.Contribution, own: bool) -> None:
         """A worker has computed a piece."""
-        self.deliver(lambda: self._form(s.PieceOffered(said.worker, said.piece, own)))
+        self.deliver(lambda: self._form(sum_events.PieceOffered(said.worker, said.piece, own)))
 
-    def payload(self, arrived: s.BucketArrived, written: Written) -> None:
+    def payload(self, arrived: sum_events.BucketArrived, written: Written) -> None:
         """A bucket of a gradient arrives."""
         self.deliver(lambda: self._form(arrived, written))
 
-    def answered(self, answer: s.Answered) -> None:
+    def answered(self, answer: sum_events.Answered) -> None:
         """A worker has sent what it was asked for."""
         self.deliver(lambda: self._form(answer))
 
@@ -85,13 +86,15 @@ class Aggregator(Process):
             if not current or plan.step > self.step + 1:
                 return None
             if not self._is_remote(instruction.pieces):
-                return self._form(s.PieceList(plan.step, view.number, 2 * instruction.number))
+                return self._form(sum_events.PieceList(plan.step, view.number, 2 * instruction.number))
             workers = {piece.number: piece.worker for piece in instruction.pieces}
             key = expected(plan.step, view.number, 2 * instruction.number, instruction.pieces)
             if (follows := self._form(key)) is not None:
                 return follows
             for number in held:
-                if (follows := self._form(s.PieceOffered(workers[number], number, own=True))) is not None:
+                if (
+                    follows := self._form(sum_events.PieceOffered(workers[number], number, own=True))
+                ) is not None:
                     return follows
             return None
 
@@ -101,27 +104,27 @@ class Aggregator(Process):
         """Whether some piece is not in this memory."""
         return any(self.index in self.world.workers[piece.worker].remote for piece in pieces)
 
-    def _form(self, event: s.Event, written: Written | None = None) -> Takes | None:
+    def _form(self, event: sum_events.Event, written: Written | None = None) -> Takes | None:
         """Form sums; returns what follows where they are complete."""
         world = self.world
         formed = False
         for action in self.sums.handle(event):
             match action:
-                case s.FetchBuckets():
+                case sum_events.FetchBuckets():
                     worker = world.workers[action.worker]
                     world.send(self, worker, lambda w, ask=action: w.asked(self.index, ask))  # type: ignore[misc]
-                case s.Keep():
+                case sum_events.Keep():
                     assert written is not None
                     self._kept[action.piece, action.bucket] = written
-                case s.Drop():
+                case sum_events.Drop():
                     del self._kept[action.piece, action.bucket]
-                case s.Add():
+                case sum_events.Add():
                     self._add(action, written)
-                case s.ListSummed():
+                case sum_events.ListSummed():
                     formed = True
         return self._formed() if formed else None
 
-    def _add(self, action: s.Add, written: Written | None) -> None:
+    def _add(self, action: sum_events.Add, written: Written | None) -> None:
         expected = self.sums.expected
         assert expected is not None
         term = expected.terms[action.position]
@@ -183,8 +186,8 @@ class Aggregator(Process):
 
     def _hold(self) -> None:
         parts = (bucket * PARTS + part for bucket in self._held_in(self.map) for part in range(PARTS))
-        for action in self.sums.handle(s.HoldBuckets(tuple(parts), self.world.budget)):
-            if isinstance(action, s.Drop):
+        for action in self.sums.handle(sum_events.HoldBuckets(tuple(parts), self.world.budget)):
+            if isinstance(action, sum_events.Drop):
                 del self._kept[action.piece, action.bucket]
         if self.initialised and self.index in self.map.participants and self.step < self.map.since - 1:
             # what it gained was copied as of the step before
@@ -249,12 +252,12 @@ class Aggregator(Process):
                 todo = [self._form(key)]
                 for piece in order.pieces:
                     own = a not in world.workers[piece.worker].remote
-                    todo.append(self._form(s.PieceOffered(piece.worker, piece.number, own)))
+                    todo.append(self._form(sum_events.PieceOffered(piece.worker, piece.number, own)))
                 for work in todo:
                     if work is not None:
                         yield from work
                 return False
-        self._form(s.PieceList(step, order.view, 2 * order.number + 2))  # nothing is added any more
+        self._form(sum_events.PieceList(step, order.view, 2 * order.number + 2))  # nothing is added any more
         memory, held = world.memory[a], self._held_in(order.map)
         sections = [(bucket, memory[bucket][(step - 1) % 2], memory[bucket][step % 2]) for bucket in held]
         for bucket, before, _ in sections:
@@ -330,7 +333,7 @@ class Aggregator(Process):
         if self.world.now - self.asked_at < REPEAT_S or self.sums.formed:
             return None
         self.asked_at = self.world.now
-        return self._form(s.NothingArrived())
+        return self._form(sum_events.NothingArrived())
 
     # ---- beginnings ----------------------------------------------------------------------------------------
 
@@ -392,7 +395,7 @@ class Aggregator(Process):
                 if self.barrier is not None:
                     yield from self._feed(b.Contribution(said.worker, said.view, said.step, said.piece, a))
             if self.world.remoteness and (
-                follows := self._form(s.PieceOffered(said.worker, said.piece, 0 in held))
+                follows := self._form(sum_events.PieceOffered(said.worker, said.piece, 0 in held))
             ):
                 yield from follows
 

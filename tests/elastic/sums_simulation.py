@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from scavenger.elastic import sum_events
 from scavenger.elastic import sums as s
 
 _STEPS = 3
@@ -29,7 +30,7 @@ class _Worker:
 
     def __init__(self, name: str, *, own: bool) -> None:
         self.name, self.own, self.alive = name, own, True
-        self.done: dict[int, s.Term] = {}
+        self.done: dict[int, sum_events.Term] = {}
         self.ordered: set[int] = set()
         self.sent: set[int] = set()
 
@@ -57,7 +58,7 @@ class SumsWorld:
         self.workers = {f"w{i}": _Worker(f"w{i}", own=r.random() < 0.25) for i in range(r.randint(1, 6))}
         self._spare = len(self.workers)
         self.pieces, self.lists, self.step, self.view = 0, 0, 0, 1
-        self.expected: s.PieceList | None = None
+        self.expected: sum_events.PieceList | None = None
         self.shares: dict[int, tuple[int, int]] = {}
         self.values: dict[tuple[int, int], np.ndarray] = {}
         self.kept: dict[tuple[int, int], np.ndarray] = {}
@@ -107,18 +108,18 @@ class SumsWorld:
         self.expected = None
         self._list([self._piece(worker, share, count) for worker, share in spread])
 
-    def _piece(self, worker: _Worker, share: tuple[int, int], count: int = 0) -> s.Term:
+    def _piece(self, worker: _Worker, share: tuple[int, int], count: int = 0) -> sum_events.Term:
         self.pieces += 1
         self.shares[self.pieces] = share
         random = np.random.default_rng([self.step, *share])
         for bucket in range(len(self.sizes)):
             self.values[self.pieces, bucket] = random.normal(size=_LENGTH).astype(np.float32)
-        return s.Term(self.pieces, worker.name, share[1] - share[0], count)
+        return sum_events.Term(self.pieces, worker.name, share[1] - share[0], count)
 
-    def _list(self, terms: list[s.Term]) -> None:
+    def _list(self, terms: list[sum_events.Term]) -> None:
         self.lists += 1
         terms.sort(key=lambda term: self.shares[term.piece])
-        self.expected = s.PieceList(self.step, self.view, self.lists, tuple(terms))
+        self.expected = sum_events.PieceList(self.step, self.view, self.lists, tuple(terms))
         self._tell()
 
     def _tell(self) -> None:
@@ -162,7 +163,7 @@ class SumsWorld:
 
     # ---- workers -------------------------------------------------------------------------------------------
 
-    def _ordered(self, term: s.Term) -> None:
+    def _ordered(self, term: sum_events.Term) -> None:
         worker = self.workers[term.worker]
         if not worker.alive or self.shares[term.piece] is None:
             return
@@ -173,66 +174,68 @@ class SumsWorld:
             step = self.step
             self.at(self.random.uniform(0.1, self.slow), lambda: self._compute(worker, term, step))
 
-    def _compute(self, worker: _Worker, term: s.Term, step: int) -> None:
+    def _compute(self, worker: _Worker, term: sum_events.Term, step: int) -> None:
         if not worker.alive or step != self.step:
             return
         worker.done[term.piece] = term
         self._offer(worker, term)
 
-    def _offer(self, worker: _Worker, term: s.Term) -> None:
+    def _offer(self, worker: _Worker, term: sum_events.Term) -> None:
         if not worker.own and term.piece not in worker.sent:
             worker.sent.add(term.piece)
             for bucket in range(term.unasked):
                 self._payload(worker, term.piece, bucket)
-        offered = s.PieceOffered(worker.name, term.piece, worker.own)
+        offered = sum_events.PieceOffered(worker.name, term.piece, worker.own)
         self.send(worker.name, "aggregator", lambda: self.feed(offered))
 
     def _payload(self, worker: _Worker, piece: int, bucket: int) -> None:
         self.send(
-            worker.name, "aggregator", lambda: self._arrive(s.BucketArrived(worker.name, piece, bucket))
+            worker.name,
+            "aggregator",
+            lambda: self._arrive(sum_events.BucketArrived(worker.name, piece, bucket)),
         )
 
-    def _asked(self, ask: s.FetchBuckets) -> None:
+    def _asked(self, ask: sum_events.FetchBuckets) -> None:
         worker = self.workers[ask.worker]
         if not worker.alive or ask.piece not in worker.done:
             return
         for bucket in ask.buckets:
             self._payload(worker, ask.piece, bucket)
-        answer = s.Answered(worker.name, ask.piece, ask.question)
+        answer = sum_events.Answered(worker.name, ask.piece, ask.question)
         self.send(worker.name, "aggregator", lambda: self.feed(answer))
 
     # ---- the aggregator ------------------------------------------------------------------------------------
 
-    def _arrive(self, event: s.BucketArrived) -> None:
+    def _arrive(self, event: sum_events.BucketArrived) -> None:
         self.arrived[event.piece, event.bucket] += 1
         if not self.faults and self.arrived[event.piece, event.bucket] > 1:
             raise ViolationError(f"bucket {event.bucket} of piece {event.piece} was sent twice")
         self.feed(event)
 
     def _tick(self) -> None:
-        self.feed(s.NothingArrived())
+        self.feed(sum_events.NothingArrived())
         self.at(_TICK_S, self._tick)
 
-    def feed(self, event: s.Event) -> None:
+    def feed(self, event: sum_events.Event) -> None:
         known = self.sums.expected
-        here = (event.piece, event.bucket) if isinstance(event, s.BucketArrived) else None
+        here = (event.piece, event.bucket) if isinstance(event, sum_events.BucketArrived) else None
         for action in self.sums.handle(event):
             match action:
-                case s.FetchBuckets():
+                case sum_events.FetchBuckets():
                     self.send("aggregator", action.worker, lambda ask=action: self._asked(ask))  # type: ignore[misc]
-                case s.Keep():
+                case sum_events.Keep():
                     if here != (action.piece, action.bucket):
                         raise ViolationError(f"{action} of what is not here")
                     self.kept[here] = self.values[here]
-                case s.Drop():
+                case sum_events.Drop():
                     del self.kept[action.piece, action.bucket]
-                case s.Add():
+                case sum_events.Add():
                     self._add(action, here)
-                case s.ListSummed():
+                case sum_events.ListSummed():
                     self._formed(action.expected, again=action.expected == known)
         self._check_memory()
 
-    def _add(self, action: s.Add, here: tuple[int, int] | None) -> None:
+    def _add(self, action: sum_events.Add, here: tuple[int, int] | None) -> None:
         key = action.piece, action.bucket
         worker = next(t.worker for t in self._terms() if t.piece == action.piece)
         if key != here and self.kept.pop(key, None) is None and not self.workers[worker].own:
@@ -241,14 +244,14 @@ class SumsWorld:
         value = self.values[key] * share
         self.totals[action.bucket] = value if action.position == 0 else self.totals[action.bucket] + value
 
-    def _terms(self) -> tuple[s.Term, ...]:
+    def _terms(self) -> tuple[sum_events.Term, ...]:
         assert self.sums.expected is not None
         return self.sums.expected.terms
 
-    def _term(self, piece: int) -> s.Term:
+    def _term(self, piece: int) -> sum_events.Term:
         return next(term for term in self._terms() if term.piece == piece)
 
-    def _formed(self, expected: s.PieceList, *, again: bool) -> None:
+    def _formed(self, expected: sum_events.PieceList, *, again: bool) -> None:
         whole = sum(term.samples for term in expected.terms)
         for bucket, got in enumerate(self.totals):
             wanted = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sums_simulation import SumsWorld, ViolationError
 
-from scavenger.elastic.sums import (
+from scavenger.elastic.sum_events import (
     Action,
     Add,
     Answered,
@@ -19,10 +19,9 @@ from scavenger.elastic.sums import (
     NothingArrived,
     PieceList,
     PieceOffered,
-    Sums,
     Term,
-    unasked,
 )
+from scavenger.elastic.sums import Sums, unasked
 
 A, B = Term(1, "w0", 3), Term(2, "w1", 5)
 LIST = PieceList(1, 1, 1, (A, B))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from scavenger.elastic import sum_events
 from scavenger.elastic import sums as s
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.view import SLOTS_PER_WORKER
@@ -69,7 +70,7 @@ class ArrivingSums:
         """The buckets of this aggregator, among those of all."""
         self._budget = budget_bytes(layout, index)
         before, self._forming, self._begun = self._forming, self._shard.sums, -1
-        self._handle(s.HoldBuckets(self._numbers, self._budget))
+        self._handle(sum_events.HoldBuckets(self._numbers, self._budget))
         if self._begun >= 0 and before is not self._forming:
             self._forming.go_on(before)
 
@@ -90,23 +91,23 @@ class ArrivingSums:
             return
         pieces = [(number, slot, samples) for number, slot, samples in message.pieces if samples]
         if not self._is_remote(slot for _, slot, _ in pieces):
-            self._end(s.PieceList(message.step, message.view, 2 * message.number))
+            self._end(sum_events.PieceList(message.step, message.view, 2 * message.number))
             return
-        if self._is_outdated(s.PieceList(message.step, message.view, 2 * message.number)):
+        if self._is_outdated(sum_events.PieceList(message.step, message.view, 2 * message.number)):
             return
         sizes = [self._buckets[number].bytes for number in self._numbers]
         count = s.unasked(sizes, self._budget, message.workers)
         terms = tuple(
-            s.Term(number, _worker(slot), samples, 0 if slot % SLOTS_PER_WORKER else count)
+            sum_events.Term(number, _worker(slot), samples, 0 if slot % SLOTS_PER_WORKER else count)
             for number, slot, samples in pieces
         )
         self._slots = {number: slot for number, slot, _ in pieces}
-        self._handle(s.PieceList(message.step, message.view, 2 * message.number, terms))
+        self._handle(sum_events.PieceList(message.step, message.view, 2 * message.number, terms))
         for number, rows in message.held:
             if number in self._slots:
                 self._rows[number] = rows
                 self._own.add(_worker(self._slots[number]))
-                self._handle(s.PieceOffered(_worker(self._slots[number]), number, own=True))
+                self._handle(sum_events.PieceOffered(_worker(self._slots[number]), number, own=True))
 
     def prepare(self, order: ApplyPart) -> list[Gradient] | None:
         """Return the mean gradients for an order, and end the sums; None if they have to be formed first.
@@ -115,16 +116,16 @@ class ArrivingSums:
         formed. Then it is the list, all of whose pieces are known to be computed.
         """
         counted = [piece for piece in order.pieces if piece[1]]
-        key = s.PieceList(
+        key = sum_events.PieceList(
             order.step,
             order.view,
             2 * order.number + 1,
-            tuple(s.Term(number, _worker(slot), samples) for number, samples, slot, _ in counted),
+            tuple(sum_events.Term(number, _worker(slot), samples) for number, samples, slot, _ in counted),
         )
         if self._is_formed_of(key):
             gradients = self._shard.sums.gradients()
             self._waiting = None
-            self._end(s.PieceList(order.step, order.view, 2 * order.number + 2))
+            self._end(sum_events.PieceList(order.step, order.view, 2 * order.number + 2))
             return gradients
         if self._is_outdated(key):
             return None
@@ -137,7 +138,7 @@ class ArrivingSums:
             own = self._shard.index in held[number]
             if own:
                 self._own.add(_worker(slot))
-            self._handle(s.PieceOffered(_worker(slot), number, own=own))
+            self._handle(sum_events.PieceOffered(_worker(slot), number, own=own))
         return None
 
     def needs_sums(self, order: ApplyPart) -> bool:
@@ -148,7 +149,7 @@ class ArrivingSums:
     def end(self, order: ApplyPart) -> None:
         """End the sums of a step that is applied from slots alone."""
         self._waiting = None
-        self._end(s.PieceList(order.step, order.view, 2 * order.number + 2))
+        self._end(sum_events.PieceList(order.step, order.view, 2 * order.number + 2))
 
     # ---- from workers --------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class ArrivingSums:
             self._own.add(worker)
         if message.samples and message.step >= self._shard.record.step:
             self._rows[message.piece] = message.rows
-            self._handle(s.PieceOffered(worker, message.piece, own))
+            self._handle(sum_events.PieceOffered(worker, message.piece, own))
 
     def take(self, worker: str, message: GradientBucket, payload: bytes) -> None:
         """A bucket of a piece has arrived."""
@@ -172,18 +173,18 @@ class ArrivingSums:
         except ValueError as error:
             print(f"rejected a bucket of {worker}: {error}", flush=True)
             return
-        self._handle(s.BucketArrived(worker, message.piece, message.bucket), (message, payload))
+        self._handle(sum_events.BucketArrived(worker, message.piece, message.bucket), (message, payload))
 
     def answered(self, worker: str, message: BucketsSent) -> None:
         """A worker has sent what it was asked for."""
-        self._handle(s.Answered(worker, message.piece, message.question))
+        self._handle(sum_events.Answered(worker, message.piece, message.question))
 
     def tick(self) -> None:
         """Ask again for what has not arrived for a while; called several times a second."""
         waits = self._sums.expected is not None and not self._sums.formed
         if waits and time.monotonic() - self._moved_at > _ASK_AGAIN_S:
             self._moved_at = time.monotonic()
-            self._handle(s.NothingArrived())
+            self._handle(sum_events.NothingArrived())
 
     def forget(self, worker: str) -> None:
         """Free the memory of a lost worker's slots, unless another worker has reused them."""
@@ -201,25 +202,25 @@ class ArrivingSums:
     def _is_remote(self, slots: Iterable[int]) -> bool:
         return any(_worker(slot) not in self._own for slot in slots)
 
-    def _is_outdated(self, key: s.PieceList) -> bool:
+    def _is_outdated(self, key: sum_events.PieceList) -> bool:
         now = self._sums.expected
         return now is not None and key < now
 
-    def _is_formed_of(self, key: s.PieceList) -> bool:
+    def _is_formed_of(self, key: sum_events.PieceList) -> bool:
         now = self._sums.expected
         if now is None or not self._sums.formed or (now.step, now.view) != (key.step, key.view):
             return False
         return [(t.piece, t.samples) for t in now.terms] == [(t.piece, t.samples) for t in key.terms]
 
-    def _end(self, key: s.PieceList) -> None:
+    def _end(self, key: sum_events.PieceList) -> None:
         for action in self._sums.handle(key):
-            if isinstance(action, s.Drop):
+            if isinstance(action, sum_events.Drop):
                 del self._kept[action.piece, action.bucket]
         self._rows = {
             piece: rows for piece, rows in self._rows.items() if piece > max(self._slots, default=-1)
         }
 
-    def _handle(self, event: s.Event, arrived: tuple[GradientBucket, bytes] | None = None) -> None:
+    def _handle(self, event: sum_events.Event, arrived: tuple[GradientBucket, bytes] | None = None) -> None:
         formed = False
         actions = self._sums.handle(event)
         if self.overwrites is not None and self.overwrites != self._begun:
@@ -227,16 +228,16 @@ class ArrivingSums:
             self._shard.begin_sums(self._begun)
         for action in actions:
             match action:
-                case s.FetchBuckets():
+                case sum_events.FetchBuckets():
                     self._ask(action.worker, AskBuckets(action.piece, action.question, action.buckets))
-                case s.Keep() if arrived is not None:
+                case sum_events.Keep() if arrived is not None:
                     self._kept[action.piece, action.bucket] = arrived
-                case s.Drop():
+                case sum_events.Drop():
                     del self._kept[action.piece, action.bucket]
-                case s.Add():
+                case sum_events.Add():
                     self._moved_at = time.monotonic()
                     self._add(action, arrived)
-                case s.ListSummed():
+                case sum_events.ListSummed():
                     formed = True
                 case _:
                     pass
@@ -260,7 +261,7 @@ class ArrivingSums:
                 SumsFormed(self._shard.index, expected.step, expected.view, expected.number // 2)
             )
 
-    def _add(self, action: s.Add, arrived: tuple[GradientBucket, bytes] | None) -> None:
+    def _add(self, action: sum_events.Add, arrived: tuple[GradientBucket, bytes] | None) -> None:
         bucket, expected = self._buckets[action.bucket], self._sums.expected
         assert expected is not None
         slot_at = self._shard.layout.slot_at(self._slots[action.piece])

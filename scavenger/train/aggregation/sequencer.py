@@ -157,9 +157,8 @@ class Sequencer:
                 except ValueError as error:
                     print(f"refused {peer}: metric sums of the wrong shape: {error}", flush=True)
                     return
-                follows = self._barrier.handle(
-                    b.PieceEvaluated(peer, message.view, message.step, message.piece)
-                )
+                evaluated = b.PieceEvaluated(peer, message.view, message.step, message.piece)
+                follows = self._barrier.handle(evaluated)
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
                     self._evaluation.add(message.piece, sums)
                 self._carry_out(follows)
@@ -328,11 +327,9 @@ class Sequencer:
         report = self._step.report(instruction, self._timer.step_ended())
         self._step.close()
         self._shard.block.write_report(plan.step, m.encode(report))
-        self._shard.block.write_job(
-            ProgressRecord(
-                plan.step, plan.next_position, self._barrier.number, self._best_step, self._rate_scale
-            )
-        )
+        number, best = self._barrier.number, self._best_step
+        record = ProgressRecord(plan.step, plan.next_position, number, best, self._rate_scale)
+        self._shard.block.write_job(record)
         fail_here("aggregator.published")
         self._report(report)
         follows: list[b.Instruction] = []
