@@ -61,12 +61,11 @@ def driven(store_url: str, job_id: str, answer: Answer) -> Iterator[list[Operati
 
     def drive() -> None:
         with Store.open(store_url) as store:
-            while not leave.is_set():
+            while not leave.wait(0.01):
                 if (operation := store.next_operation(job_id)) is not None:
                     taken.append(operation.operation)
                     answer(store, operation)
                     return
-                time.sleep(0.01)
 
     thread = threading.Thread(target=drive)
     thread.start()

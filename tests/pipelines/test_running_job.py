@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement
@@ -161,12 +161,7 @@ def test_what_nobody_takes_in_time_is_withdrawn(url: str, tmp_path: Path) -> Non
 def test_a_job_that_is_busy_for_longer_than_one_waits_is_told_and_goes_on(url: str, tmp_path: Path) -> None:
     driver = Driver(url, tmp_path, done)
     with Store.open(url) as store:
-
-        def take() -> None:
-            while store.next_operation(driver.job_id) is None:
-                time.sleep(0.01)
-
-        taker = threading.Thread(target=take)
+        taker = threading.Thread(target=wait_for, args=[lambda: store.next_operation(driver.job_id)])
         taker.start()
         with pytest.raises(TransientError, match="the job is still working on it"):
             RunningJob("tiny", url, timeout_s=1.0).scale_out(1)
