@@ -15,7 +15,7 @@ import psutil
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.train.engines.vm.agent import Ticket
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 _CHECKPOINT_BYTES = 100_000_000
@@ -71,7 +71,7 @@ def _agent(hosts: AgentServer, intent: str, role: str, folder: Path) -> Iterator
 def _joins(repetitions: int, hosts: AgentServer, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds from an agent's start until a process runs there, and the agent's own memory."""
     times, sizes = [], []
-    engine = VmEngine(folder / "logs", hosts, command=_WORK)
+    engine = HostEngine(folder / "logs", hosts, command=_WORK)
     try:
         for index in range(repetitions):
             engine.launch(
@@ -95,7 +95,7 @@ def _checkpoints(repetitions: int, hosts: AgentServer, folder: Path) -> tuple[li
     saved = folder / "saved"
     urls = [f"leader://{saved}", str(folder / "here")] * repetitions
     program = _WRITE.format(size=_CHECKPOINT_BYTES, urls=urls)
-    engine = VmEngine(folder / "logs", hosts, command=[sys.executable, "-c", program])
+    engine = HostEngine(folder / "logs", hosts, command=[sys.executable, "-c", program])
     try:
         engine.reachable(str(saved))
         engine.launch(ProcessConfiguration("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1))

@@ -16,7 +16,7 @@ from benchmarks.elastic_supervisor import Training
 from benchmarks.two_hosts_job import agent
 from scavenger.control.provisioning.model_size import model_size
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.engines.vm.values import Role
 
 _WARM_UP_STEPS = 3
@@ -43,7 +43,7 @@ def main() -> None:
                 folder / "job",
                 job_dir=code,
                 aggregators=aggregators,
-                engine=lambda log_dir, _: VmEngine(log_dir, agents),
+                engine=lambda log_dir, _: HostEngine(log_dir, agents),
             )
         )
         training.begin(workers, batch)

@@ -18,7 +18,7 @@ from benchmarks.elastic_supervisor import Training
 from benchmarks.two_hosts_job import agent
 from scavenger.control.training.balancing import Balancing
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 
 _WARM_UP_STEPS = 5
 _LOOK_S = 1.0
@@ -32,7 +32,7 @@ class _Balanced(Training):
         self.moves: list[tuple[float, int, str]] = []
         self._looked_at = 0.0
         self.balancing = Balancing(
-            self.supervisor,
+            self.supervisor.migrations,
             lambda: [self.steps[step] for step in sorted(self.steps)[-50:]],
             note=self._moved,
             clock=time.monotonic,
@@ -52,7 +52,7 @@ class _Balanced(Training):
         """Train until so many moves are done, or for a while."""
         with contextlib.suppress(TimeoutError):
             self.until(lambda: len(self.moves) > moves, _PART_S)
-            self.until(lambda: not self.supervisor.migrating, _PART_S)
+            self.until(lambda: not self.supervisor.migrations.active, _PART_S)
 
 
 def _change(word: str) -> None:
@@ -79,7 +79,7 @@ def main() -> None:
                 folder / "job",
                 job_dir=code,
                 aggregators=len(spaces),
-                engine=lambda log_dir, _: VmEngine(log_dir, agents),
+                engine=lambda log_dir, _: HostEngine(log_dir, agents),
             )
         )
         training.begin(1, batch)
@@ -94,7 +94,7 @@ def main() -> None:
         parts["moving"] = [training.steps[step].step_time_s for step in range(first + 1, training.last + 1)]
         training.go_on(_WARM_UP_STEPS)
         parts["after"] = [step.step_time_s for step in training.go_on(steps)]
-        held = training.supervisor.map
+        held = training.supervisor.migrations.map
         assert held is not None
         done = len(training.moves)
         _change("clear")

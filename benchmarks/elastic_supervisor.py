@@ -138,7 +138,7 @@ class Training:
             RuntimeError: If they do not.
         """
         begin, before = time.monotonic(), len(self.migrated)
-        self.supervisor.migrate(buckets)
+        self.supervisor.migrations.move(buckets)
         self.until(lambda: len(self.migrated) > before)
         if reason := self.migrated[-1].reason:
             raise RuntimeError(f"nothing moved: {reason}")

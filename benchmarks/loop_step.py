@@ -12,8 +12,9 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters
 from scavenger import run_loop
-from scavenger.train.custom_loop.report import LoopEvent, LoopStepDone
 from scavenger.train.custom_loop.run import LoopRun
+from scavenger.train.supervisor.events import Event
+from scavenger.train.transport.messages import StepReport
 
 _WORKERS = 2
 _BATCHES = {"mlp": 32, "cnn": 128}
@@ -26,8 +27,8 @@ def _ours(network: str, work_dir: Path) -> float:
     """The median time of a step, seconds, from one mean to the next."""
     seen: list[float] = []
 
-    def on_event(run: LoopRun, event: LoopEvent) -> None:
-        if isinstance(event, LoopStepDone):
+    def on_event(run: LoopRun, event: Event) -> None:
+        if isinstance(event, StepReport):
             seen.append(event.step_time_s)
 
     local = _BATCHES[network] // _WORKERS

@@ -44,7 +44,7 @@ def delay_s(during: Collection[float], ordinary: Collection[float]) -> float:
 
 def _move(training: Training, target: int) -> _Move:
     before = [step.step_time_s for step in training.go_on(_STEPS)]
-    begin, buckets = training.last, training.supervisor.map
+    begin, buckets = training.last, training.supervisor.migrations.map
     assert buckets is not None
     took_s = training.migrate(dict.fromkeys(range(len(buckets.holders)), target))
     # the first of these steps may have begun before the request, and the last may have ended after the report

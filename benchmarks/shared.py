@@ -18,11 +18,11 @@ import psutil
 
 from benchmarks.elastic_supervisor import Training
 from benchmarks.figures import Benchmark, Result, Spread
-from scavenger.train.engines.forking import ForkedProcess
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.names import aggregator_name
 from scavenger.train.pool.connection import load_of
-from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.pool.protocol import PROTOCOL, PoolJoin
+from scavenger.train.pool.tenants import Tenants
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
@@ -72,10 +72,14 @@ while True: source.send(bytes(1 << 16))
 }
 
 
-class _Engine(PooledEngine):
+class _Engine(ProcessEngine):
     """Starts aggregators in the pool as long as `shared` is set, else as processes of their own."""
 
     shared = False
+
+    def __init__(self, log_dir: Path, memory_fd: int, pool: Tenants) -> None:
+        super().__init__(log_dir, memory_fd, tenants=pool)
+        self._pool = pool
 
     def launch(
         self,
@@ -85,14 +89,12 @@ class _Engine(PooledEngine):
         host: str | None = None,
         vm: str = "",
     ) -> int:
-        how = PooledEngine if self.shared else ProcessEngine
-        return how.launch(self, config, env=env, host=host, vm=vm)
+        self.tenants = self._pool if self.shared else None
+        return super().launch(config, env=env, host=host, vm=vm)
 
-    def _start(
-        self, config: ProcessConfiguration, env: dict[str, str], log: int, *, again: bool = False
-    ) -> subprocess.Popen[bytes] | ForkedProcess:
-        how = PooledEngine if self.shared else ProcessEngine
-        return how._start(self, config, env, log, again=again)
+    def close(self) -> None:
+        self.tenants = self._pool
+        super().close()
 
 
 @dataclass(slots=True)
@@ -144,7 +146,8 @@ def _jobs(count: int, folder: Path, work_dir: Path) -> Iterator[list[_Job]]:
             engines: list[_Engine] = []
 
             def make(log_dir: Path, fd: int, index: int = index, engines: list[_Engine] = engines) -> _Engine:
-                engines.append(_Engine(log_dir, fd, folder=folder, job_id=f"job-{index}", job="benchmark"))
+                pool = Tenants(folder, PoolJoin(PROTOCOL, f"job-{index}", "benchmark"))
+                engines.append(_Engine(log_dir, fd, pool))
                 return engines[0]
 
             training = stack.enter_context(Training(_TRAIN, work_dir / f"job-{index}", engine=make))
@@ -259,7 +262,8 @@ def _harm(program: str, folder: Path, work_dir: Path) -> Iterator[Callable[[], N
     """A tenant of another job that runs a program; what is yielded starts it again where it has ended."""
     block = create_block()
     command = (sys.executable, "-c", f"import sys; sys.stdin.readline()\n{program}")
-    engine = PooledEngine(work_dir / "harm", block, folder=folder, job_id="harm", job="harm", command=command)
+    tenants = Tenants(folder, PoolJoin(PROTOCOL, "harm", "harm"))
+    engine = ProcessEngine(work_dir / "harm", block, command=command, tenants=tenants)
 
     def keep_on() -> None:
         engine.poll()

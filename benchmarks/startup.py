@@ -43,7 +43,7 @@ def _memory(example: str, work_dir: Path) -> tuple[dict[str, list[int]], list[fl
             if process.state != "gone":
                 peak = _peak_bytes(process.pid, sampled.get(process.name, 0))
                 peaks.setdefault(process.role, []).append(peak)
-        return peaks, list(trainer.setup_s)
+        return peaks, list(trainer.history.setup_s)
 
 
 def run(repetitions: int, work_dir: Path) -> Result:

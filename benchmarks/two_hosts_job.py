@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.elastic_supervisor import ROOT, Training
 from scavenger.train.engines.vm.agent import Ticket
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.engines.vm.values import Role
 
 _WARM_UP_STEPS = 3
@@ -66,7 +66,7 @@ def main() -> None:
         agent(agents, "near", "aggregator", folder),
         agent(agents, "far", "worker", folder, slots=workers, within=("ip", "netns", "exec", space)),
         Training(
-            train, folder / "job", job_dir=code, engine=lambda log_dir, _: VmEngine(log_dir, agents)
+            train, folder / "job", job_dir=code, engine=lambda log_dir, _: HostEngine(log_dir, agents)
         ) as training,
     ):
         training.begin(workers, batch)

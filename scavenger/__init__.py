@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scavenger.pipelines.running import RunningJob
     from scavenger.pipelines.study import Study, Trial
     from scavenger.sdk import KerasJob
-    from scavenger.train.custom_loop.start import run_loop
+    from scavenger.train.custom_loop.run import run_loop
 
 __all__ = [
     "AsyncClient",
@@ -49,7 +49,7 @@ _MODULES = {
     "ScavengerError": "scavenger.errors",
     "Study": "scavenger.pipelines.study",
     "Trial": "scavenger.pipelines.study",
-    "run_loop": "scavenger.train.custom_loop.start",
+    "run_loop": "scavenger.train.custom_loop.run",
 }
 
 

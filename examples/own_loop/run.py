@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from scavenger import run_loop
-from scavenger.train.custom_loop.report import EpochDone, LoopEvent, LoopStepDone
 from scavenger.train.custom_loop.run import LoopRun
-from scavenger.train.supervisor.events import Lost, Started
+from scavenger.train.supervisor.events import Event, Lost, Started
+from scavenger.train.transport.messages import EpochReport, StepReport
 
 _HERE = Path(__file__).parent
 
@@ -30,24 +30,24 @@ class Story:
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.since:6.1f} s  {text}")
 
-    def __call__(self, run: LoopRun, event: LoopEvent) -> None:
+    def __call__(self, run: LoopRun, event: Event) -> None:
         match event:
             case Started():
                 self.say(f"{event.worker} is ready")
             case Lost():
                 self.say(f"{event.worker} {event.cause}")
-            case EpochDone():
+            case EpochReport():
                 self.say(
                     f"epoch {event.epoch} ended with step {event.step}, workers: {', '.join(run.members)}"
                 )
-            case LoopStepDone() if self.once("out"):
+            case StepReport() if self.once("out"):
                 self.say(f"step {event.step}: one more worker is started")
                 run.scale_out(1)
-            case LoopStepDone() if len(event.parts) == 3 and self.once("kill"):
-                victim = event.parts[-1][0]
+            case StepReport() if event.workers == 3 and self.once("kill"):
+                victim = event.pieces[-1][0]
                 self.say(f"step {event.step}: kill -9 to {victim}; another is started in its place")
-                os.kill(run.supervisor.engine.pid(victim), signal.SIGKILL)
-            case LoopStepDone() if "kill" in self.done and len(run.members) == 3 and self.once("in"):
+                os.kill(run.engine.pid(victim), signal.SIGKILL)
+            case StepReport() if "kill" in self.done and len(run.members) == 3 and self.once("in"):
                 self.say(f"step {event.step}: {run.members[0]} is to leave")
                 run.scale_in([run.members[0]])
 

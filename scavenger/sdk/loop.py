@@ -14,7 +14,7 @@ For scripts that do not use `KerasJob`. Each worker holds a whole replica and ru
                 optimizer.apply([(mean["w"], weights)])
                 job.notify_batch_end(loss=loss)
 
-`scavenger.train.custom_loop.start.run_loop` starts the workers, and adds and removes them while the others train. After
+`scavenger.train.custom_loop.run.run_loop` starts the workers, and adds and removes them while the others train. After
 Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 3, which also names the calls.
 """
 

@@ -40,6 +40,30 @@ _WORDS = {
 
 
 @dataclass
+class ScriptedMigrations:
+    """Three aggregators that hold the model as they are asked to, from the next poll on.
+
+    Attributes:
+        active: Whether that poll has yet to come.
+        unmoved: Why the model stays where it is, if it does.
+    """
+
+    count: int = 3
+    holding: tuple[int, ...] = (0, 1, 2)
+    active: bool = False
+    ended: m.Migrated | None = None
+    unmoved: str = ""
+
+    def use(self, aggregators: Collection[int]) -> None:
+        self.active, self.holding = True, self.holding if self.unmoved else tuple(aggregators)
+
+    def end(self, step: int) -> m.Migrated:
+        self.active = False
+        self.ended = m.Migrated(1, m.MapBody(1, step, self.holding), self.unmoved)
+        return self.ended
+
+
+@dataclass
 class Scripted:
     """Workers get ready at the poll after their launch; every poll is one step, and takes `STEP_S`.
 
@@ -58,10 +82,7 @@ class Scripted:
         too_many: Samples of a worker from which on its device's memory does not hold them.
         hosts: Those that workers can be put on; empty where a new one can be had for each.
         avoided: Hosts that the engine was asked to avoid, each time.
-        aggregators: Their number.
-        holding: Which of them hold the model, from the poll on that follows the request.
-        migrating: Whether that poll has yet to come.
-        unmoved: Why it stays where it is, if it does.
+        migrations: Which aggregators hold the model.
     """
 
     now_s: float = 0.0
@@ -93,11 +114,7 @@ class Scripted:
     too_many: int | None = None
     hosts: tuple[str, ...] = ()
     avoided: list[frozenset[str]] = field(default_factory=list)
-    aggregators: int = 3
-    holding: tuple[int, ...] = (0, 1, 2)
-    migrating: bool = False
-    migrated: m.Migrated | None = None
-    unmoved: str = ""
+    migrations: ScriptedMigrations = field(default_factory=lambda: ScriptedMigrations())
 
     def clock(self) -> float:
         return self.now_s
@@ -158,9 +175,6 @@ class Scripted:
         self.leaving.update(without)
         self.membership.resize(workers, global_batch_size, reason, without=without, lr_scale=lr_scale)
 
-    def use_aggregators(self, aggregators: Collection[int]) -> None:
-        self.migrating, self.holding = True, self.holding if self.unmoved else tuple(aggregators)
-
     def release(self, keep: int) -> None:
         if not self.settled or (len(self.alive) <= keep and not self.leaving):
             return
@@ -206,10 +220,8 @@ class Scripted:
         self.polls += 1
         self.now_s += STEP_S
         events, self.coming = self.coming, []
-        if self.migrating:
-            self.migrating = False
-            self.migrated = m.Migrated(1, m.MapBody(1, self.step + 1, self.holding), self.unmoved)
-            events.append(self.migrated)
+        if self.migrations.active:
+            events.append(self.migrations.end(self.step + 1))
         for worker in self.membership.workers(WorkerState.STARTING):
             if worker in self.doomed:
                 events += self._lose(worker)

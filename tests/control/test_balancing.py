@@ -23,31 +23,31 @@ def report(step: int, waits: dict[int, float], *, view: int = 1) -> m.StepReport
     return msgspec.structs.replace(said, aggregator_wait_s=tuple(waits.items()))
 
 
-class Supervised:
-    """A supervisor with ten buckets on two aggregators, whose migrations end when the test says so."""
+class Moves:
+    """The migrations of a job with ten buckets on two aggregators, whose migrations end when the test says so."""
 
-    bucket_bytes = (4 * MB,) * 10
+    sizes = (4 * MB,) * 10
 
     def __init__(self) -> None:
         self.map: BucketMap | None = BucketMap(0, 0, (0, 1) * 5)
-        self.migrating, self.fails = False, False
+        self.active, self.fails = False, False
         self.asked: list[dict[int, int]] = []
 
-    def migrate(self, buckets: dict[int, int]) -> None:
+    def move(self, buckets: dict[int, int]) -> None:
         if self.fails:
             raise ScavengerError("no such bucket")
         self.asked.append(buckets)
-        self.migrating = True
+        self.active = True
 
 
 class Job:
     def __init__(self) -> None:
-        self.supervised: Any = Supervised()
+        self.moves: Any = Moves()
         self.reports: list[m.StepReport] = []
         self.notes: list[str] = []
         self.at_s = 0.0
         self.balancing = Balancing(
-            self.supervised,
+            self.moves,
             lambda: self.reports,
             note=self.notes.append,
             clock=lambda: self.at_s,
@@ -64,9 +64,9 @@ class Job:
 def test_a_slow_aggregator_gives_buckets_up_and_nothing_is_asked_for_while_they_move() -> None:
     job = Job()
     job.train(20, {0: 0.5, 1: 0.5})
-    assert not job.supervised.asked
+    assert not job.moves.asked
     job.train(20, {0: 0.5, 1: 1.5})
-    (asked,) = job.supervised.asked
+    (asked,) = job.moves.asked
     assert 1 <= sum(holder == 1 for holder in asked.values()) < 5
     assert "1.5e+03 ms for aggregator-1 and 500 ms for the others" in job.notes[0]
 
@@ -74,12 +74,12 @@ def test_a_slow_aggregator_gives_buckets_up_and_nothing_is_asked_for_while_they_
 def test_the_first_steps_under_a_new_map_are_left_out() -> None:
     job = Job()
     job.train(10, {0: 0.5, 1: 1.5})
-    (asked,) = job.supervised.asked
-    job.supervised.migrating = False
-    job.supervised.map = BucketMap(1, len(job.reports) + 1, tuple(asked.values()))
+    (asked,) = job.moves.asked
+    job.moves.active = False
+    job.moves.map = BucketMap(1, len(job.reports) + 1, tuple(asked.values()))
     job.train(3, {0: 90.0, 1: 90.0})
     job.train(20, {0: 0.8, 1: 0.8})
-    assert len(job.supervised.asked) == 1
+    assert len(job.moves.asked) == 1
 
 
 def test_without_new_steps_or_a_model_nothing_is_measured() -> None:
@@ -87,14 +87,14 @@ def test_without_new_steps_or_a_model_nothing_is_measured() -> None:
     job.train(3, {0: 0.5, 1: 1.5})
     for _ in range(50):
         job.balancing.look()
-    job.supervised.map = None
+    job.moves.map = None
     job.train(50, {0: 0.5, 1: 1.5})
-    assert not job.supervised.asked
+    assert not job.moves.asked
 
 
 def test_a_request_that_is_refused_is_told_and_does_not_end_the_job() -> None:
     job = Job()
-    job.supervised.fails = True
+    job.moves.fails = True
     job.train(4, {0: 0.5, 1: 1.5})
     assert job.notes[0].endswith("which fails: no such bucket")
 

@@ -138,7 +138,7 @@ def test_disks_are_as_large_as_the_job_file_says_or_as_an_image_needs(
     sections: dict[str, Any], disk_gib: int
 ) -> None:
     found = renting((), environment={"SCAVENGER_UNPROVEN": "gpu-vms"}, **sections)
-    trainer: Any = SimpleNamespace(setup_s=[], ready_on=lambda vm: 0)
+    trainer: Any = SimpleNamespace(setup_s=0.0, ready_on=lambda vm: 0)
 
     assert found.terms(trainer).shared.disk_gib == disk_gib
 
@@ -162,7 +162,7 @@ def test_clusters_that_a_quota_does_not_allow_are_left_out_and_said() -> None:
 def test_every_aggregator_vm_takes_its_part_of_a_quota_and_is_paid_for() -> None:
     elastic = {"aggregators": 5, "aggregator_vms": 2}
     found = renting((Quota(STANDARD, "us-east-1", 16, 4),), elastic=elastic)
-    trainer: Any = SimpleNamespace(setup_s=[], ready_on=lambda vm: 0)
+    trainer: Any = SimpleNamespace(setup_s=0.0, ready_on=lambda vm: 0)
 
     assert found.within_quotas()[0].workers == (1, 2, 3, 4)
     assert found.terms(trainer).shared.aggregators == 2
@@ -324,6 +324,6 @@ def test_with_an_address_nothing_more_is_rented_and_on_a_leaders_vm_its_price_is
     assert renting((), environment={ADDRESS_VARIABLE: "10.0.0.4"}).leader is None
     assert renting((), leader="here").leader is None
     there = renting((), environment={ADDRESS_VARIABLE: "10.0.0.4", LEADER_VARIABLE: "c5.large 0.25 0"})
-    terms = there.terms(SimpleNamespace(setup_s=[1.0], ready_on=lambda vm: 0))  # type: ignore[arg-type]
+    terms = there.terms(SimpleNamespace(setup_s=1.0, ready_on=lambda vm: 0))  # type: ignore[arg-type]
     assert terms.shared.usd_per_leader_hour == 0.25
     assert terms.shared.usd_per_hour > 0.25

@@ -133,15 +133,15 @@ def test_a_migration_never_has_fewer_workers_than_before(job: Job) -> None:
 def test_fewer_aggregators_hold_the_model_while_the_job_trains_and_all_again(job: Job) -> None:
     answer = job.ask(ScaleAggregators(2))
     assert (answer.state, answer.message) == ("done", "2 of 3 aggregators hold the model")
-    assert job.supervisor.holding == (0, 1)
+    assert job.supervisor.migrations.holding == (0, 1)
 
     job.ask(ScaleAggregators(3))
-    assert job.supervisor.holding == (0, 1, 2)
+    assert job.supervisor.migrations.holding == (0, 1, 2)
     assert (job.training, job.trainer.configuration) == (("w0", "w1"), Configuration("local-1", 2, 32))
 
 
 def test_a_model_that_has_to_stay_where_it_is_stays_there_with_the_reason(job: Job) -> None:
-    job.supervisor.unmoved = "the optimizer needs all gradients at once"
+    job.supervisor.migrations.unmoved = "the optimizer needs all gradients at once"
     answer = job.ask(ScaleAggregators(1))
 
     assert (answer.state, answer.message) == ("refused", "the optimizer needs all gradients at once")

@@ -197,12 +197,12 @@ def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_p
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(1)
     assert trainer.move(at(1, 32), "test")
-    assert trainer.workers_max is None
+    assert trainer.workers_max(trainer.elapsed_s) is None
 
     there = trainer.move(at(2, 32), "test")
 
     assert not there
-    assert trainer.workers_max == 1
+    assert trainer.workers_max(trainer.elapsed_s) == 1
     assert trainer.warnings[-1].endswith("continues with 1")
     assert trainer.step > 0
 
@@ -429,7 +429,7 @@ def test_workers_that_there_is_no_room_for_are_no_failures_and_the_job_goes_on_w
 
     scripted.launch = refuse  # type: ignore[method-assign]
     assert not trainer.move(at(8, 256), "test")
-    assert (trainer.wanted, trainer.workers_max) == (1, 1)
+    assert (trainer.wanted, trainer.workers_max(trainer.elapsed_s)) == (1, 1)
     assert trainer.history.departures == []
     assert [
         warning for warning in trainer.warnings if "continues with 1 worker" in warning

@@ -20,11 +20,12 @@ from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.job import JobSpec
 from scavenger.errors import NotSupportedError, TransientError
 from scavenger.store import Store
+from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.pool.connection import wait_for_load
-from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.protocol import NodeUsage, PoolLoad, RentalLoad
+from scavenger.train.pool.protocol import MEMORY_FD, NodeUsage, PoolLoad, RentalLoad
+from scavenger.train.pool.tenants import Tenants
 
 RECORD: Any = SimpleNamespace(id="0123", name="tiny")
 
@@ -56,8 +57,9 @@ def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path, store: Sto
 
     engine = resources.engine(tmp_path, -1)
 
-    assert isinstance(engine, PooledEngine)
-    assert (engine._folder, engine._join.job_id, engine._join.job) == (folder, record.id, "tiny")
+    assert isinstance(engine, ProcessEngine)
+    assert isinstance(engine.tenants, Tenants)
+    assert engine.tenants.memory_fd == MEMORY_FD
     engine.close()
     first = wait_for_load(folder)
     ThisMachine(job(aggregation="shared")).allocate(store, record, warn=print)
@@ -67,45 +69,43 @@ def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path, store: Sto
 def test_a_job_of_its_own_starts_none(folder: Path) -> None:
     made: Any = ThisMachine(job()).allocate(None, RECORD, warn=print).engine
 
-    assert made.func is not PooledEngine
+    assert "tenants" not in made.keywords
     assert not folder.exists()
 
 
-class Engine:
-    """What an engine reports to the pool, and what its aggregators have used."""
+class Pool:
+    """What is reported to the pool, and what the job's aggregators have used."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[int, list[float]]] = []
         self.used_s = 0.0
 
-    def report(self, view: int, steps_s: list[float]) -> None:
+    def report(self, view: int, steps_s: list[float], step_bytes: int) -> None:
         self.reported.append((view, steps_s))
 
-    def aggregation_cpu_s(self) -> float:
-        return self.used_s
+    def used(self) -> tuple[float, None]:
+        return self.used_s, None
 
 
 def steps(*made: tuple[int, int, float]) -> list[Any]:
-    return [SimpleNamespace(step=step, view=view, step_time_s=took) for step, view, took in made]
+    return [SimpleNamespace(step=step, view=view, step_time_s=took, workers=1) for step, view, took in made]
 
 
 def test_a_job_reports_its_steps_and_pays_for_what_its_aggregators_use(store: Store, tmp_path: Path) -> None:
     record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
-    space, engine = ThisMachine(job()).space, Engine()
-    resources = PooledResources(space, lambda *_: cast(PooledEngine, engine), store, record.id, 0.36)
-    assert resources.engine is not None
-    resources.engine(tmp_path, -1)
+    space, pool = ThisMachine(job()).space, Pool()
+    resources = PooledResources(space, ProcessEngine, cast(Tenants, pool), store, record.id, 0.36)
     meter = resources.meter(cast(Any, SimpleNamespace(worker_seconds=lambda: {"local-1": 10.0}, existing={})))
     worker_usd = meter.spent_usd()
     trainer: Any = SimpleNamespace(step=3)
 
-    engine.used_s = 2.0  # for its start
+    pool.used_s = 2.0  # for its start
     resources.tick(steps=steps((1, 1, 0.1), (2, 1, 0.2), (3, 2, 0.3)))
     assert resources.terms(trainer) is None
-    engine.used_s, trainer.step = 3.0, 13
+    pool.used_s, trainer.step = 3.0, 13
     resources.tick(steps=steps((13, 2, 0.1)))
 
-    assert engine.reported == [(1, [0.1, 0.2]), (2, [0.3]), (2, [0.1])]
+    assert pool.reported == [(1, [0.1, 0.2]), (2, [0.3]), (2, [0.1])]
     assert meter.spent_usd() == pytest.approx(worker_usd + 3.0 * 0.0001)
     assert meter.usd_per_hour() == pytest.approx(meter.shared_usd_per_hour())
     terms = resources.terms(trainer)
@@ -114,9 +114,7 @@ def test_a_job_reports_its_steps_and_pays_for_what_its_aggregators_use(store: St
 
     resources.close()
     assert store.entry(record.id, "share").quantity == 3.0
-    again = PooledResources(space, lambda *_: cast(PooledEngine, engine), store, record.id, 0.36)
-    assert again.engine is not None
-    again.engine(tmp_path, -1)
+    again = PooledResources(space, ProcessEngine, cast(Tenants, pool), store, record.id, 0.36)
     again.tick()
     again.close()
     assert store.entry(record.id, "share") == LedgerEntry(6.0, pytest.approx(0.0006))
@@ -169,10 +167,10 @@ def test_a_job_on_vms_needs_nodes_of_its_region(monkeypatch: pytest.MonkeyPatch)
     assert pooling.lodged_on_vms(wanted, RECORD), "its pool can rent a node"
     monkeypatch.setattr(pooling, "load_of", lambda _: remote("aws/us-east-1"))
 
-    made: Any = pooling.lodged_on_vms(wanted, RECORD)
+    made = pooling.lodged_on_vms(wanted, RECORD)
 
-    assert made.func is LodgedEngine
-    assert made.keywords["join"].place == "aws/us-east-1"
+    assert isinstance(made, Lodgings)
+    assert made.join.place == "aws/us-east-1"
 
 
 def test_a_job_on_vms_that_shares_rents_no_vm_for_its_aggregators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +183,7 @@ def test_a_job_on_vms_that_shares_rents_no_vm_for_its_aggregators(monkeypatch: p
 
     assert own.aggregators is not None
     assert shared.aggregators is None
-    trainer: Any = SimpleNamespace(setup_s=(), ready_on=lambda vm: 0)
+    trainer: Any = SimpleNamespace(setup_s=0.0, ready_on=lambda vm: 0)
     assert shared.resources.terms(trainer).shared.usd_per_hour == 0.0
     assert own.resources.terms(trainer).shared.usd_per_hour > 0.0
     monkeypatch.delenv("SCAVENGER_ADDRESS")

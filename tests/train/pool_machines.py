@@ -14,9 +14,10 @@ from pools import end_pool
 from waiting import eventually
 
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import add_node, load_of, wait_for_load
-from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.pool.protocol import PoolLoad
 
 _SERVE = """
@@ -90,16 +91,11 @@ def lodged(train: str, work_dir: Path, pool: Machines, *, aggregators: int = 1) 
     empty = work_dir / "nothing"
     empty.mkdir(parents=True)
 
-    def engine(log_dir: Path, fd: int) -> LodgedEngine:
+    def engine(log_dir: Path, fd: int) -> HostEngine:
         agents = AgentServer(pool.address, empty)
         agents.start()
-        return LodgedEngine(
-            log_dir,
-            agents,
-            folder=pool.folder,
-            join=protocol.PoolJoin(protocol.PROTOCOL, job, job, PLACE),
-            local=FaultyEngine(log_dir, fd, faults=(), remote=()),
-            owned=True,
-        )
+        join = protocol.PoolJoin(protocol.PROTOCOL, job, job, PLACE)
+        local = FaultyEngine(log_dir, fd, faults=(), remote=())
+        return HostEngine(log_dir, agents, source=Lodgings(pool.folder, join, workers_here=True), local=local)
 
     return Run(train, work_dir, aggregators=aggregators, apart=True, engine=engine)

@@ -13,10 +13,10 @@ import pytest
 from scavenger.train.engines.base import PreemptionNotice
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import Needs
+from scavenger.train.engines.vm.engine import HostEngine, Needs
 from scavenger.train.engines.vm.values import AgentSpec, AgentStatus, Candidate, Gone, ProcessEvent
 from scavenger.train.pool import protocol
-from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 
@@ -135,13 +135,10 @@ class Job:
 
     def __init__(self, tmp_path: Path) -> None:
         self.now, self.agents, self.pool = 100.0, Agents(), Pool(tmp_path / "pool")
-        self.engine = LodgedEngine(
-            tmp_path,
-            cast(AgentServer, self.agents),
-            folder=tmp_path / "pool",
-            join=protocol.PoolJoin(protocol.PROTOCOL, "0123456789", "tiny", "aws/us-east-1"),
-            clock=lambda: self.now,
-        )
+        join = protocol.PoolJoin(protocol.PROTOCOL, "0123456789", "tiny", "aws/us-east-1")
+        self.lodgings = Lodgings(tmp_path / "pool", join)
+        agents = cast(AgentServer, self.agents)
+        self.engine = HostEngine(tmp_path, agents, source=self.lodgings, clock=lambda: self.now)
 
     def launch(self, name: str) -> None:
         self.engine.launch(ProcessConfiguration("aggregator", name, "", "", "", "", memory_fd=-1))
@@ -257,9 +254,9 @@ def test_without_room_the_job_says_so_once_and_asks_again_with_another_key(job: 
 def test_the_cost_goes_on_from_what_a_manager_that_has_ended_had_told(job: Job) -> None:
     job.lodged()
     for cpu_s in (5.0, 8.0, 1.0, 2.0):  # the third is of another manager
-        job.engine.report(1, [0.1])
+        job.lodgings.report(1, [0.1], 0)
         job.pool.heard()
         job.pool.tell(protocol.Bill(cpu_s, cpu_s / 100.0))
         job.engine.poll()
 
-    assert job.engine.aggregation_use() == (pytest.approx(10.0), pytest.approx(0.1))
+    assert job.lodgings.used() == (pytest.approx(10.0), pytest.approx(0.1))

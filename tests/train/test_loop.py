@@ -21,17 +21,11 @@ from scavenger.errors import ConfigurationError, NonFiniteError, TrainingCodeErr
 from scavenger.sdk import loop
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.mean import weighted_mean
-from scavenger.train.custom_loop.report import (
-    EpochDone,
-    LoopEvent,
-    LoopReport,
-    LoopRolledBack,
-    LoopStepDone,
-    Snapshotted,
-)
+from scavenger.train.custom_loop.reports import LoopReport
 from scavenger.train.custom_loop.run import LoopRun
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.supervisor.events import Lost
+from scavenger.train.supervisor.events import Event, Lost, RolledBack
+from scavenger.train.transport.messages import CheckpointWritten, EpochReport, StepReport
 
 JOBS = Path(__file__).with_name("jobs")
 _WITHIN_S = 60.0
@@ -355,14 +349,14 @@ class Drive:
     """A run, and all events that it has returned."""
 
     def __init__(self, work_dir: Path, *, train: str = "train", workers: int = 3, **options: Any) -> None:
-        self.run = LoopRun.open(
+        self.run = LoopRun(
             JobSource(f"loop_small:{train}", JOBS, 3, threads=1),
             workers=workers,
             work_dir=work_dir,
             timeouts=Timeouts(start_s=30.0, step_s=30.0),
             **options,
         )
-        self.events: list[LoopEvent] = []
+        self.events: list[Event] = []
 
     def until(self, condition: Callable[[], bool]) -> None:
         def polled() -> bool:
@@ -379,38 +373,36 @@ class Drive:
         return self.run.report
 
 
-def surviving(events: Sequence[LoopEvent]) -> list[LoopStepDone]:
+def surviving(events: Sequence[Event]) -> list[StepReport]:
     """Return the steps that no rollback has undone."""
-    steps: list[LoopStepDone] = []
+    steps: list[StepReport] = []
     for event in events:
-        if isinstance(event, LoopStepDone):
+        if isinstance(event, StepReport):
             steps.append(event)
-        elif isinstance(event, LoopRolledBack):
+        elif isinstance(event, RolledBack):
             steps = steps[: event.step]
     return steps
 
 
-def replayed(steps: Sequence[LoopStepDone], small: Any, replica: Any) -> Any:
+def replayed(steps: Sequence[StepReport], small: Any, replica: Any) -> Any:
     """Train one process on the same batches, and return its model."""
+    all_x, all_y = np.concatenate(small.X), np.concatenate(small.Y)
     for step in steps:
-        x = np.concatenate([small.X[part.shard][part.start : part.stop] for _, part in step.parts])
-        y = np.concatenate([small.Y[part.shard][part.start : part.stop] for _, part in step.parts])
+        x = np.concatenate([all_x[start:stop] for _, start, stop in step.pieces])
+        y = np.concatenate([all_y[start:stop] for _, start, stop in step.pieces])
         replica.apply(replica.gradient(x, y)[0])
     return replica
 
 
-def assert_each_sample_once(steps: Sequence[LoopStepDone], small: Any) -> None:
+def assert_each_sample_once(steps: Sequence[StepReport], small: Any) -> None:
     counts = Counter(
-        (step.epoch, part.shard, place)
+        (step.epoch, place)
         for step in steps
-        for _, part in step.parts
-        for place in range(part.start, part.stop)
+        for _, start, stop in step.pieces
+        for place in range(start, stop)
     )
     assert counts == Counter(
-        (epoch, shard, place)
-        for epoch in range(small.EPOCHS)
-        for shard, size in enumerate(small.SIZES)
-        for place in range(size)
+        (epoch, place) for epoch in range(small.EPOCHS) for place in range(sum(small.SIZES))
     )
     assert [step.step for step in steps] == list(range(1, len(steps) + 1))
 
@@ -429,21 +421,21 @@ def test_every_sample_counts_once_and_all_end_alike_through_deaths_joins_and_lea
     monkeypatch.setenv("LOOP_PAUSE_S", "0.04")
     drive = Drive(tmp_path, replace=False)
     with drive.run as run:
-        drive.until(lambda: run.step >= 1)
-        origin = drive.of(LoopStepDone)[0].parts[0][0]
-        begun_with = small.Replica(run.supervisor.engine.pid(origin))
+        drive.until(lambda: bool(drive.of(StepReport)))
+        origin = drive.of(StepReport)[0].pieces[0][0]
+        begun_with = small.Replica(run.engine.pid(origin))
         drive.until(lambda: len(drive.of(Lost)) == 2)
         [joiner] = run.scale_out(1)
-        drive.until(lambda: any(name == joiner for step in drive.of(LoopStepDone) for name, _ in step.parts))
+        drive.until(lambda: any(name == joiner for step in drive.of(StepReport) for name, *_ in step.pieces))
         run.scale_in(["w0"])
         at = run.step
         report = drive.finish()
 
-    steps = drive.of(LoopStepDone)
+    steps = drive.of(StepReport)
     assert_each_sample_once(steps, small)
     assert {(loss.worker, loss.cause.split()[0]) for loss in drive.of(Lost)} == {("w1", "was"), ("w2", "was")}
-    assert "w0" not in {name for step in steps if step.step > at + 1 for name, _ in step.parts}
-    assert {event.epoch for event in drive.of(EpochDone)} == {0, 1}
+    assert "w0" not in {name for step in steps if step.step > at + 1 for name, *_ in step.pieces}
+    assert {event.epoch for event in drive.of(EpochReport)} == {0, 1}
     assert report.replicas_equal
     assert report.steps == len(steps) == report.state["steps"]
     assert report.epochs == small.EPOCHS
@@ -461,24 +453,26 @@ def test_training_goes_on_from_a_checkpoint_when_all_workers_or_the_leader_are_g
     options = {"workers": 2, "checkpoints": str(tmp_path / "kept"), "checkpoint_every_s": 0.1}
     first = Drive(tmp_path, **options)
     with first.run as run:
-        first.until(lambda: run.step >= 1)
-        origin = first.of(LoopStepDone)[0].parts[0][0]
-        begun_with = small.Replica(run.supervisor.engine.pid(origin))
-        first.until(lambda: bool(first.of(Snapshotted)))
+        first.until(lambda: bool(first.of(StepReport)))
+        origin = first.of(StepReport)[0].pieces[0][0]
+        begun_with = small.Replica(run.engine.pid(origin))
+        first.until(lambda: bool(first.of(CheckpointWritten)))
         for worker in run.members:
-            os.kill(run.supervisor.engine.pid(worker), signal.SIGKILL)
-        first.until(lambda: bool(first.of(LoopRolledBack)))
+            os.kill(run.engine.pid(worker), signal.SIGKILL)
+        first.until(lambda: bool(first.of(RolledBack)))
         first.until(
             lambda: (
-                first.events.index(first.of(Snapshotted)[-1])
-                > first.events.index(first.of(LoopRolledBack)[0])
+                first.events.index(first.of(CheckpointWritten)[-1])
+                > first.events.index(first.of(RolledBack)[0])
             )
         )
     second = Drive(tmp_path, resume=True, **options)
     with second.run:
         report = second.finish()
 
-    steps = surviving([*first.events, LoopRolledBack(second.of(LoopStepDone)[0].step - 1), *second.events])
+    steps = surviving(
+        [*first.events, RolledBack(second.of(StepReport)[0].step - 1, "resumed", 0.0), *second.events]
+    )
     assert_each_sample_once(steps, small)
     assert report.replicas_equal
     np.testing.assert_allclose(report.state["w"], replayed(steps, small, begun_with).w, rtol=1e-5)
@@ -497,18 +491,18 @@ def test_a_sample_that_kills_its_readers_is_left_out_and_nothing_else(
     if (
         not stored
     ):  # nobody was left who had the weights: it began again, and knew which samples were suspected
-        assert {event.step for event in drive.of(LoopRolledBack)} == {0}
+        assert {event.step for event in drive.of(RolledBack)} == {0}
 
     shard, place = small.POISON
     [left_out] = report.quarantined
     assert (left_out.piece.scope, left_out.piece.start, left_out.piece.stop) == (shard, place, place + 1)
     counts = Counter(
-        (part.shard, sample)
+        sample
         for step in surviving(drive.events)
-        for _, part in step.parts
-        for sample in range(part.start, part.stop)
+        for _, start, stop in step.pieces
+        for sample in range(start, stop)
     )
-    assert counts[small.POISON] == 0
+    assert counts[sum(small.SIZES[:shard]) + place] == 0
     assert sum(counts.values()) == small.EPOCHS * (sum(small.SIZES) - 1)
     assert set(counts.values()) == {small.EPOCHS}
 
@@ -539,7 +533,7 @@ def test_losing_every_worker_where_none_is_replaced_ends_the_job(tmp_path: Path)
         drive.until(lambda: run.step >= 2)
         with pytest.raises(ConfigurationError, match="cannot leave"):
             run.scale_in(["w0"])
-        os.kill(run.supervisor.engine.pid("w0"), signal.SIGKILL)
+        os.kill(run.engine.pid("w0"), signal.SIGKILL)
 
         with pytest.raises(WorkersLostError, match="no worker is left"):
             drive.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,10 @@ from scavenger.models.noise import noise_scale_parts
 from scavenger.sdk import LoopJob
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
-from scavenger.train.custom_loop.exchange import SuccessiveSteps
+from scavenger.train.custom_loop.exchange import StepMean, SuccessiveSteps
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
-from scavenger.train.custom_loop.job_reports import EpochLosses, StepInReport, manifest_of
 from scavenger.train.custom_loop.mean import weighted_mean
-from scavenger.train.custom_loop.report import LoopStepDone, Reported
+from scavenger.train.custom_loop.reports import EpochLosses, StepInReport, manifest_of
 from scavenger.train.transport.block_file import create_block
 
 _SPEC = {"version": 1, "name": "x", "train": "train:job", "goal": {"max_epochs": 3}}
@@ -81,12 +81,13 @@ def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -
     parts = tuple(
         (f"w{k}", LeasedSamples(k, LeaseAttempt(0, k), 2, 2 + count)) for k, count in enumerate((4, 2))
     )
-    done = LoopStepDone(5, 1, 3, parts, step_time_s=0.5, compute_s={"w0": 0.2, "w1": 0.3}, noise_parts=2)
-    step, ledger = StepInReport(done, 6, {"w0", "w1"}), ShardLedger((10, 10), 0)
+    averaged = StepMean((), (), False, {"w0": 0.2, "w1": 0.3}, 0.0, 0.0, 2)
+    step, ledger = StepInReport(5, 1, 3, parts, 0.5, averaged, 6, {"w0", "w1"}), ShardLedger((10, 10), 0)
+    told = {"w0": lm.Stepped(5, 1, 4, 1.0, 0.01), "w1": lm.Stepped(5, 1, 2, 4.0, 0.02)}
 
-    step.add(Reported("w0", 5, 1.0, 4, 0.01))
+    step.add("w0", told["w0"])
     assert step.awaited == {"w1"}
-    step.add(Reported("w1", 5, 4.0, 2, 0.02))
+    step.add("w1", told["w1"])
     report = step.report(ledger)
 
     assert (report.samples, report.global_batch_size, report.workers) == (6, 6, 2)
@@ -94,10 +95,12 @@ def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -
     assert report.loss == pytest.approx(2.0)
     assert (report.compute_s, report.update_s) == (0.3, 0.02)
     losses = EpochLosses()
-    losses.add(1, step.loss, 6)
-    losses.add(1, 5.0, 3)
+    for loss, samples in ((1.0, 4), (4.0, 2), (5.0, 3), (None, 1), (math.nan, 0)):
+        losses.add(1, loss, samples)
     assert losses.metrics(1) == {"loss": pytest.approx(3.0)}
     assert losses.metrics(2) == {}
+    losses.undo_from(1)
+    assert losses.metrics(1) == {}
 
 
 def test_a_change_of_the_state_makes_another_loop() -> None:

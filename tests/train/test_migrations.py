@@ -21,16 +21,16 @@ def test_an_aggregator_is_drained_and_filled_again_while_it_trains(
     with Run("small:momentum", tmp_path, aggregators=3, remote=remote) as run:
         run.begin(2, 20)
         run.train(3)
-        before = run.supervisor.map
+        before = run.supervisor.migrations.map
         assert before is not None
-        run.supervisor.use_aggregators((0, 1))
+        run.supervisor.migrations.use((0, 1))
         run.until(lambda: len(run.migrated) == 1)
         run.train(3)
-        assert run.supervisor.map is not None
-        assert set(run.supervisor.map.holders) == {0, 1}
-        run.supervisor.migrate(dict(enumerate(before.holders)))
+        assert run.supervisor.migrations.map is not None
+        assert set(run.supervisor.migrations.map.holders) == {0, 1}
+        run.supervisor.migrations.move(dict(enumerate(before.holders)))
         run.until(lambda: len(run.migrated) == 2)
-        assert run.supervisor.map.holders == before.holders
+        assert run.supervisor.migrations.map.holders == before.holders
         run.train(3)
         got = run.finish()
 
@@ -67,14 +67,14 @@ def test_an_aggregator_whose_vm_is_taken_is_emptied_before_lost_without_a_loss_a
         assert isinstance(run.engine, _Taken)
         run.engine.notices = (PreemptionNotice("aggregator-1", 120.0, "its VM will be taken"),)
         run.until(lambda: len(run.migrated) == 1)
-        assert run.supervisor.map is not None
-        assert {*run.supervisor.map.holders} == {0}
+        assert run.supervisor.migrations.map is not None
+        assert {*run.supervisor.migrations.map.holders} == {0}
         run.train(3)
         run.kill("aggregator-1")
         run.train(3)
         run.until(lambda: len(run.recovered) == 1)
         run.until(lambda: len(run.migrated) == 2)
-        assert {*run.supervisor.map.holders} == {0, 1}
+        assert {*run.supervisor.migrations.map.holders} == {0, 1}
         run.train(3)
         got = run.finish()
 
@@ -87,15 +87,15 @@ def moved_about(run: Run, within_s: float = 60.0) -> list[Any]:
     """Everything moves to the second aggregator, to the first, and to where it was; the final weights."""
     run.begin(2, 34)
     run.train(2)
-    before = run.supervisor.map
+    before = run.supervisor.migrations.map
     assert before is not None
     for holders in ([1] * len(before.holders), [0] * len(before.holders), before.holders):
         ended = len(run.migrated)
-        run.supervisor.migrate(dict(enumerate(holders)))
+        run.supervisor.migrations.move(dict(enumerate(holders)))
         run.until(lambda ended=ended: len(run.migrated) > ended, within_s)  # type: ignore[misc]
         run.train(2)
-    assert run.supervisor.map is not None
-    assert run.supervisor.map.holders == before.holders
+    assert run.supervisor.migrations.map is not None
+    assert run.supervisor.migrations.map.holders == before.holders
     assert [end.reason for end in run.migrated] == [""] * 3
     return run.finish()
 

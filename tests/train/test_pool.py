@@ -19,16 +19,17 @@ from processes import alive
 from waiting import eventually
 
 from scavenger.train.engines.fork_server import Forked, Reap, decode_reply
+from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import load_of, wait_for_load
-from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.pool.tenants import Tenants
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 pytestmark = pytest.mark.slow
 
 
-class Tenants(PooledEngine):
+class TenantsAlone(ProcessEngine):
     """An engine all of whose processes are tenants."""
 
     def launch(self, config: ProcessConfiguration, **options: object) -> int:
@@ -45,13 +46,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def start(tmp_path: Path, folder: Path) -> Iterator[Start]:
     fd = create_block()
-    engines: list[Tenants] = []
+    engines: list[TenantsAlone] = []
 
-    def started(program: str) -> Tenants:
+    def started(program: str) -> TenantsAlone:
         job = f"job-{len(engines)}"
-        engines.append(
-            Tenants(tmp_path / job, fd, folder=folder, job_id=job, job="name", command=command(program))
-        )
+        tenants = Tenants(folder, protocol.PoolJoin(protocol.PROTOCOL, job, "name"))
+        engines.append(TenantsAlone(tmp_path / job, fd, command=command(program), tenants=tenants))
         engines[-1].launch(boot("w0"))
         return engines[-1]
 
@@ -65,11 +65,13 @@ def start(tmp_path: Path, folder: Path) -> Iterator[Start]:
 _LEADER = """
 import os, sys, time
 from pathlib import Path
-from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.pool.protocol import PROTOCOL, Join
+from scavenger.train.pool.tenants import Tenants
 from scavenger.train.transport.messages.values import ProcessConfiguration
 fd, folder = os.memfd_create("block"), Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
-engine = PooledEngine(folder, fd, folder=folder / "pool", job_id="a", job="b", command=command)
+engine = ProcessEngine(folder, fd, command=command, tenants=Tenants(folder / "pool", Join(PROTOCOL, "a", "b")))
 engine.launch(ProcessConfiguration("aggregator", "w0", "", "", "", "", memory_fd=fd))
 print("up", flush=True)
 while True:
@@ -78,7 +80,7 @@ while True:
 """
 
 
-class TestPooledEngine(EngineConformance):
+class TestTenants(EngineConformance):
     ends_within_s = 5.0
     leader = _LEADER
 

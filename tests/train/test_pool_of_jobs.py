@@ -19,10 +19,12 @@ from pools import end_pool
 from waiting import eventually
 
 from scavenger.errors import TransientError
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.pool.connection import drain, load_of, wait_for_load
-from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.pool.lodging import LodgedEngine
-from scavenger.train.pool.protocol import PoolLoad
+from scavenger.train.pool.lodging import Lodgings
+from scavenger.train.pool.protocol import PROTOCOL, PoolJoin, PoolLoad
+from scavenger.train.pool.tenants import Tenants
 
 pytestmark = pytest.mark.slow
 
@@ -81,9 +83,11 @@ class Together:
     def _look(self) -> None:
         for index, run in enumerate(self.runs):
             engine, steps = run.supervisor.engine, run.steps[self._reported[index] :]
-            assert isinstance(engine, PooledEngine | LodgedEngine)
+            assert isinstance(engine, ProcessEngine | HostEngine)
+            pool = engine.source if isinstance(engine, HostEngine) else engine.tenants
+            assert isinstance(pool, Tenants | Lodgings)
             for view in dict.fromkeys(step.view for step in steps):
-                engine.report(view, [step.step_time_s for step in steps if step.view == view])
+                pool.report(view, [step.step_time_s for step in steps if step.view == view], 0)
             self._reported[index] = len(run.steps)
         with suppress(TransientError):  # it is being killed
             load = load_of(self._folder)
@@ -93,12 +97,8 @@ class Together:
 
 
 def pooled(train: str, work_dir: Path, folder: Path) -> Run:
-    job = work_dir.name
-    return Run(
-        train,
-        work_dir,
-        engine=lambda log_dir, fd: PooledEngine(log_dir, fd, folder=folder, job_id=job, job=job),
-    )
+    tenants = Tenants(folder, PoolJoin(PROTOCOL, work_dir.name, work_dir.name))
+    return Run(train, work_dir, engine=lambda log_dir, fd: ProcessEngine(log_dir, fd, tenants=tenants))
 
 
 def name_of(train: str) -> str:

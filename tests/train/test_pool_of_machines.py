@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 def holders(run: Run) -> set[int]:
-    assert run.supervisor.map is not None
-    return {*run.supervisor.map.holders}
+    assert run.supervisor.migrations.map is not None
+    return {*run.supervisor.migrations.map.holders}
 
 
 def nodes(pool: Machines) -> list[str]:

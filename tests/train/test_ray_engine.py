@@ -154,7 +154,7 @@ while True: engine.poll()
 
             (ended,) = exits(engine)
 
-        assert ended.cause.startswith("could not be run on a host: ")
+        assert ended.cause.startswith("could not be run on its host: ")
         assert "/no/such/program" in ended.cause
 
     def test_a_process_that_no_host_has_room_for_is_told_of(self, cluster: Any, tmp_path: Path) -> None:

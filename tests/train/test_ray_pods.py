@@ -14,8 +14,9 @@ from test_ray_engine import _nothing_is_left_behind, cluster, ray_folder  # noqa
 from waiting import eventually
 
 from scavenger.train.engines.ray.engine import RayHome
-from scavenger.train.engines.ray.pods import RayPodEngine
+from scavenger.train.engines.ray.pods import RayNodes
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.engine import HostEngine
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +48,9 @@ def agents(cluster: Any, tmp_path: Path) -> Iterator[AgentServer]:  # noqa: F811
 
 def made(
     agents: AgentServer, folder: Path, addresses: Addresses, *, agent: Sequence[str] | None = None
-) -> RayPodEngine:
-    return RayPodEngine(folder / "logs", agents, addresses=addresses, agent=agent, command=command(SLEEP))
+) -> HostEngine:
+    nodes = RayNodes(addresses, agent=agent)
+    return HostEngine(folder / "logs", agents, source=nodes, command=command(SLEEP))
 
 
 def test_a_worker_waits_until_its_node_has_joined_ray_and_aggregators_stay_with_the_leader(

@@ -15,8 +15,9 @@ import pytest
 
 from scavenger import run_loop
 from scavenger.sdk.loop import STATISTICS
-from scavenger.train.custom_loop.report import LoopEvent, LoopStepDone
 from scavenger.train.custom_loop.run import LoopRun
+from scavenger.train.supervisor.events import Event
+from scavenger.train.transport.messages import StepReport
 
 pytestmark = pytest.mark.slow
 
@@ -207,11 +208,9 @@ def test_gradients_of_several_backward_passes_add_up_and_missing_ones_are_zero()
 def test_a_loop_on_two_workers_reaches_the_weights_of_ddp_on_the_same_order_of_data(tmp_path: Path) -> None:
     steps: list[list[tuple[int, int]]] = []
 
-    def on_event(run: LoopRun, event: LoopEvent) -> None:
-        if isinstance(event, LoopStepDone):
-            rows = [
-                (part.shard * SHARD + part.start, part.shard * SHARD + part.stop) for _, part in event.parts
-            ]
+    def on_event(run: LoopRun, event: Event) -> None:
+        if isinstance(event, StepReport):
+            rows = [(start, stop) for _, start, stop in event.pieces]
             assert len({stop - start for start, stop in rows}) == 1
             steps.append(rows)
 

@@ -15,7 +15,7 @@ from driving import JOBS, Run, assert_same_weights, plain_keras
 from vm_driving import Stage
 
 from benchmarks.emulated_link import EmulatedLink, emulated_link
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,7 +50,7 @@ def job(link: EmulatedLink, tmp_path: Path, *, aggregators: int = 1) -> Iterator
             tmp_path / "job",
             replace=True,
             aggregators=aggregators,
-            engine=lambda log_dir, _: VmEngine(log_dir, stage.hosts),
+            engine=lambda log_dir, _: HostEngine(log_dir, stage.hosts),
         ) as run:
             run.begin(2, 40)
             run.train(10)

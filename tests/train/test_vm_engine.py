@@ -24,7 +24,7 @@ from vm_driving import SOME_TYPE, Stage
 from waiting import eventually
 
 from scavenger.train.engines.base import PreemptionNotice
-from scavenger.train.engines.vm.engine import Needs, VmEngine
+from scavenger.train.engines.vm.engine import HostEngine, Needs
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def start(stage: Stage, tmp_path: Path) -> Iterator[Start]:
-    engines: list[VmEngine] = []
+    engines: list[HostEngine] = []
 
-    def started(program: str) -> VmEngine:
+    def started(program: str) -> HostEngine:
         if not engines:
             stage.add("vm-0")
-        engines.append(VmEngine(tmp_path / "logs", stage.hosts, command=command(program)))
+        engines.append(HostEngine(tmp_path / "logs", stage.hosts, command=command(program)))
         engines[-1].launch(boot("w0"))
         return engines[-1]
 
@@ -60,10 +60,10 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from vm_driving import Stage
 from scavenger.train.transport.messages.values import ProcessConfiguration
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 stage = Stage(Path(sys.argv[1]) / "stage", silent_s=2.0, poweroff_s=4.0)
 stage.add("vm-0")
-engine = VmEngine(Path(sys.argv[1]), stage.hosts, command=(sys.executable, "-c", sys.argv[2]))
+engine = HostEngine(Path(sys.argv[1]), stage.hosts, command=(sys.executable, "-c", sys.argv[2]))
 engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=-1))
 while not engine.pid("w0"):
     engine.poll()
@@ -78,7 +78,7 @@ while True:
         self, stage: Stage, start: Start
     ) -> None:
         engine = start(SLEEP)
-        assert isinstance(engine, VmEngine)
+        assert isinstance(engine, HostEngine)
         running(engine, "w0")
         engine.launch(boot("w1"), vm="m5.large")
         aggregator = msgspec.structs.replace(boot("aggregator-0"), role="aggregator")
@@ -103,7 +103,7 @@ while True:
     def test_no_vm_gets_more_processes_than_it_has_places(self, stage: Stage, tmp_path: Path) -> None:
         stage.add("vm-0", places=1)
         stage.joined("vm-0")
-        engine = VmEngine(tmp_path / "logs", stage.hosts, command=command(SLEEP))
+        engine = HostEngine(tmp_path / "logs", stage.hosts, command=command(SLEEP))
         try:
             for name in ("w0", "w1"):
                 engine.launch(boot(name))
@@ -123,7 +123,7 @@ while True:
         program = (
             "import os, time; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(600)"
         )
-        engine = VmEngine(tmp_path / "logs", stage.hosts, command=command(program))
+        engine = HostEngine(tmp_path / "logs", stage.hosts, command=command(program))
         try:
             engine.launch(msgspec.structs.replace(boot("aggregator-0"), role="aggregator"))
             engine.launch(boot("w0"))
@@ -142,7 +142,7 @@ while True:
         self, stage: Stage, start: Start
     ) -> None:
         engine = start(SLEEP)
-        assert isinstance(engine, VmEngine)
+        assert isinstance(engine, HostEngine)
         running(engine, "w0")
         bad, good = engine.host("w0"), "127.0.0.2"
         stage.add("vm-1", address=good)
@@ -162,7 +162,7 @@ while True:
         self, stage: Stage, start: Start
     ) -> None:
         engine = start(SLEEP)
-        assert isinstance(engine, VmEngine)
+        assert isinstance(engine, HostEngine)
         running(engine, "w0")
         assert engine.node("w0") == engine.host("w0")
         stage.add("vm-1", address="127.0.0.2", node="bad-node", places=1)
@@ -186,7 +186,9 @@ while True:
 
     def test_who_waits_too_long_for_a_vm_has_ended(self, stage: Stage, tmp_path: Path) -> None:
         now = [0.0]
-        engine = VmEngine(tmp_path, stage.hosts, place_max_s=60.0, command=command(""), clock=lambda: now[0])
+        engine = HostEngine(
+            tmp_path, stage.hosts, place_max_s=60.0, command=command(""), clock=lambda: now[0]
+        )
         engine.launch(boot("w0"), vm=SOME_TYPE)
         now[0] = 59.0
         assert engine.poll() == []
@@ -198,7 +200,7 @@ while True:
         engine.close()
 
     def test_the_coordinator_runs_beside_the_leader(self, stage: Stage, tmp_path: Path) -> None:
-        engine = VmEngine(tmp_path, stage.hosts, command=command("print('here')"))
+        engine = HostEngine(tmp_path, stage.hosts, command=command("print('here')"))
         pid = engine.launch(msgspec.structs.replace(boot("coordinator-1"), role="coordinator"))
 
         (ended,) = exits(engine)
@@ -220,7 +222,7 @@ while True:
         assert running(engine, "w1")
 
     def test_what_was_told_before_a_process_had_a_vm_reaches_it(self, stage: Stage, tmp_path: Path) -> None:
-        engine = VmEngine(tmp_path, stage.hosts, command=command("print(sys.stdin.readline())"))
+        engine = HostEngine(tmp_path, stage.hosts, command=command("print(sys.stdin.readline())"))
         engine.launch(boot("w0"))
         engine.send_line("w0", b"early")
         stage.add("vm-0")
@@ -329,9 +331,9 @@ class TestWhenMostVmsFallSilentAtOnce:
     LOST_S = 6.0
 
     @pytest.fixture
-    def engine(self, tmp_path: Path) -> Iterator[VmEngine]:
+    def engine(self, tmp_path: Path) -> Iterator[HostEngine]:
         stage = self.stage = Stage(tmp_path / "stage", lost_s=self.LOST_S)
-        engine = VmEngine(tmp_path / "logs", stage.hosts, command=command(SLEEP))
+        engine = HostEngine(tmp_path / "logs", stage.hosts, command=command(SLEEP))
         try:
             for number in (0, 1):
                 stage.add(f"vm-{number}", places=1)
@@ -350,7 +352,7 @@ class TestWhenMostVmsFallSilentAtOnce:
             agent.send_signal(number)
 
     @pytest.mark.slow
-    def test_nothing_is_given_up_and_the_user_is_told(self, engine: VmEngine) -> None:
+    def test_nothing_is_given_up_and_the_user_is_told(self, engine: HostEngine) -> None:
         pids = {name: engine.pid(name) for name in engine.running}
         told: list[str] = []
 
@@ -373,7 +375,7 @@ class TestWhenMostVmsFallSilentAtOnce:
         assert all(map(alive, pids.values()))
 
     @pytest.mark.slow
-    def test_a_process_that_is_to_end_anyway_is_not_waited_for(self, engine: VmEngine) -> None:
+    def test_a_process_that_is_to_end_anyway_is_not_waited_for(self, engine: HostEngine) -> None:
         self.send(signal.SIGSTOP)
         assert eventually(lambda: engine.in_doubt, within_s=60.0)
 

@@ -10,7 +10,7 @@ from driving import JOBS, Run, assert_same_weights, plain_keras
 from vm_driving import Stage
 
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.transport.messages.values import CheckpointPlan
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def test_a_job_outlives_one_of_its_vms_and_the_weights_are_those_of_one_process(
         stage.add("vm-0", "aggregator")
         for intent in ("vm-1", "vm-2"):
             stage.add(intent, places=1)
-        engine = lambda log_dir, _: VmEngine(log_dir, stage.hosts)  # noqa: E731
+        engine = lambda log_dir, _: HostEngine(log_dir, stage.hosts)  # noqa: E731
         with Run("small:slow", tmp_path / "job", replace=True, engine=engine) as run:
             run.begin(2, 40)
             run.train(10)
@@ -51,7 +51,7 @@ def test_a_lost_aggregator_goes_on_from_a_checkpoint_that_lies_with_the_leader_a
     with contextlib.closing(Stage(tmp_path / "stage", job_dir=JOBS, lost_s=2.0, beyond=saved)) as stage:
         stage.add("vm-0", "aggregator")
         stage.add("vm-1")
-        engine = lambda log_dir, _: VmEngine(log_dir, stage.hosts)  # noqa: E731
+        engine = lambda log_dir, _: HostEngine(log_dir, stage.hosts)  # noqa: E731
         with Run("small:slow", tmp_path / "a", aggregators=2, checkpoint=plan, engine=engine) as run:
             run.begin(1, 40)
             run.until(lambda: len(run.checkpoints) >= 2)

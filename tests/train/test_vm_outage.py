@@ -13,7 +13,7 @@ from networks import LEADER, bridge
 from vm_driving import Stage
 
 from scavenger.train.engines.vm.agent_server import LOST_S
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 
 CUT_S = float(os.environ.get("SCAVENGER_CUT_S", LOST_S + 10.0))
 """Longer than a VM may be silent by itself."""
@@ -42,7 +42,7 @@ def test_a_job_whose_leader_hears_none_of_its_vms_for_a_while_loses_nothing(tmp_
         stage.add("vm-0", "aggregator")
         stage.add("vm-1")
         stage.add("vm-2")
-        engine = lambda log_dir, _: VmEngine(log_dir, stage.hosts)  # noqa: E731
+        engine = lambda log_dir, _: HostEngine(log_dir, stage.hosts)  # noqa: E731
         with Run("small:slow", tmp_path / "job", replace=True, engine=engine) as run:
             run.begin(2, 40)
             run.train(10)

@@ -14,7 +14,7 @@ from waiting import eventually
 
 from scavenger.errors import ConfigurationError
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
@@ -78,7 +78,7 @@ def test_processes_are_to_use_the_port_after_that_which_vms_join_by_where_that_w
     port = free_ports()
     for chosen, expected in ((port, port + 1), (0, 0)):
         with contextlib.closing(AgentServer("127.0.0.1", tmp_path, port=chosen)) as hosts:
-            engine = VmEngine(tmp_path / "logs", hosts)
+            engine = HostEngine(tmp_path / "logs", hosts)
             assert engine.leader_port == expected
             engine.close()
 
@@ -93,7 +93,7 @@ def test_the_coordinator_finds_the_hub_also_where_vms_reach_it_by_another_machin
             JobSource("train:job", tmp_path, 1, threads=1),
             work_dir=tmp_path / "work",
             timeouts=Timeouts(60.0, 60.0),
-            engine=lambda log_dir, _: VmEngine(log_dir, hosts),
+            engine=lambda log_dir, _: HostEngine(log_dir, hosts),
         )
         try:
             supervisor.start(1)

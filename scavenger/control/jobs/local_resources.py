@@ -16,8 +16,8 @@ from scavenger.errors import StoreBusyError, StoreReadOnlyError, StoreUnavailabl
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
-from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.lodging import Lodgings
+from scavenger.train.pool.tenants import Tenants
 from scavenger.train.supervisor.face import JobSupervisor
 
 
@@ -63,6 +63,7 @@ class PooledResources(LocalResources):
 
     Args:
         space: The configurations.
+        pool: The job's aggregators there, which `engine` uses.
         store: Records the job's share.
         usd_per_cpu_hour: Price of a processor of this machine; nodes on others have prices of their own.
     """
@@ -70,14 +71,14 @@ class PooledResources(LocalResources):
     def __init__(
         self,
         space: SearchSpace,
-        make: Callable[[Path, int], PooledEngine | LodgedEngine],
+        engine: Callable[[Path, int], Engine],
+        pool: Tenants | Lodgings,
         store: Store,
         job_id: str,
         usd_per_cpu_hour: float,
     ) -> None:
-        super().__init__(space, self._engine_of)
-        self._make, self._price = make, usd_per_cpu_hour
-        self._engine: PooledEngine | LodgedEngine | None = None
+        super().__init__(space, engine)
+        self._pool, self._price = pool, usd_per_cpu_hour
         self._share = ItemMeter(store, job_id, "share")
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
@@ -96,14 +97,9 @@ class PooledResources(LocalResources):
         model_bytes: float = 0.0,
         steps: Sequence[StepRecord] = (),
     ) -> None:
-        if self._engine is None:
-            return
-        report_steps(self._engine, steps, model_bytes)
-        if isinstance(self._engine, LodgedEngine):
-            used = LedgerEntry(*self._engine.aggregation_use())
-        else:
-            cpu_s = self._engine.aggregation_cpu_s()
-            used = LedgerEntry(cpu_s, cpu_s / 3600.0 * self._price)
+        report_steps(self._pool, steps, model_bytes)
+        cpu_s, usd = self._pool.used()
+        used = LedgerEntry(cpu_s, cpu_s / 3600.0 * self._price if usd is None else usd)
         self._share.note(used, steps[-1].step if steps else None)
         self._record()
 
@@ -115,14 +111,8 @@ class PooledResources(LocalResources):
         with contextlib.suppress(StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
             self._share.record(at_once=at_once)
 
-    def _engine_of(self, log_dir: Path, memory_fd: int) -> PooledEngine | LodgedEngine:
-        self._engine = self._make(log_dir, memory_fd)
-        return self._engine
 
-
-def report_steps(
-    engine: PooledEngine | LodgedEngine, steps: Sequence[StepRecord], model_bytes: float
-) -> None:
+def report_steps(pool: Tenants | Lodgings, steps: Sequence[StepRecord], model_bytes: float) -> None:
     """Tell the pool of a job's steps, those of each view apart.
 
     Args:
@@ -131,7 +121,4 @@ def report_steps(
     for view in dict.fromkeys(record.view for record in steps):
         made = [record for record in steps if record.view == view]
         times_s = [record.step_time_s for record in made]
-        if isinstance(engine, LodgedEngine):
-            engine.report(view, times_s, int(made[-1].workers * model_bytes))
-        else:
-            engine.report(view, times_s)
+        pool.report(view, times_s, int(made[-1].workers * model_bytes))

@@ -50,10 +50,10 @@ from scavenger.train.checkpoints.files import check_location, check_storage, loc
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.ray.engine import RayHome
-from scavenger.train.engines.ray.pods import RayPodEngine
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.ray.pods import RayNodes
+from scavenger.train.engines.vm.engine import HostEngine, HostSource
 from scavenger.train.engines.warm import WarmServers
-from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.supervisor.face import JobSupervisor
 
 _MEET = (
@@ -389,15 +389,14 @@ class RentedVms:
     ) -> Resources:
         cloud_resources = self._cloud_resources
         cloud_resources.pause, cloud_resources.warn = pause, warn
-        make_engine: Callable[..., VmEngine] = VmEngine
-        if self._shared:
-            make_engine = lodged_on_vms(self._job, record)
+        lodgings = lodged_on_vms(self._job, record) if self._shared else None
+        source: HostSource | None = lodgings
         home, kept = None, self.kept
         if on_group(self._job):
             home, kept = RayHome(), None  # agents end with the engine that has started them
             cloud_resources.reached_at = cloud_resources.reached_at or home.address
             addresses = PodAddresses(cloud_resources.provider, store.installation())
-            make_engine = partial(RayPodEngine, addresses=addresses)
+            source = RayNodes(addresses)
         space, left_out = cloud_resources.within_quotas()
         for message in (*self.notes, *left_out):
             inform(message)
@@ -409,12 +408,12 @@ class RentedVms:
             note=warn,
             inform=inform,
             clock=clock,
-            make_engine=make_engine,
+            make_engine=partial(HostEngine, source=source),
             kept=kept,
         )
         share = ItemMeter(store, record.id, "share") if self._shared else None
         meeting = _MeetingRoom(self._job.worker_counts[-1], warn) if self._meets_at_leader else None
-        return _VmResources(space, cloud_resources, fleet, share, meeting, home)
+        return _VmResources(space, cloud_resources, fleet, lodgings, share, meeting, home)
 
 
 @dataclass(slots=True)
@@ -444,7 +443,8 @@ class _VmResources:
     """A fleet of VMs; see `Resources`.
 
     Args:
-        share: Meters what the job's aggregators use of a pool; None if they are on VMs of its own.
+        lodgings: The job's aggregators in a pool; None if they are on VMs of its own.
+        share: Meters what they use of it.
         meeting: Looks at this machine's memory if workers meet here; None if they do not.
         home: This machine's place in the Ray cluster whose nodes the VMs are; None if they are no such nodes.
     """
@@ -454,6 +454,7 @@ class _VmResources:
         space: SearchSpace,
         cloud_resources: CloudResources,
         fleet: Fleet,
+        lodgings: Lodgings | None = None,
         share: ItemMeter | None = None,
         meeting: _MeetingRoom | None = None,
         home: RayHome | None = None,
@@ -461,17 +462,12 @@ class _VmResources:
         self._home = home
         self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self._meeting = meeting
-        self.engine: Callable[[Path, int], Engine] | None = self._engine_of
+        self.engine: Callable[[Path, int], Engine] | None = fleet.engine
         self._share = share
         if share is not None:
             fleet.meter.items["share"] = share
-        self._lodged: LodgedEngine | None = None
+        self._lodgings = lodgings
         self.sequencer_apart = share is not None
-
-    def _engine_of(self, log_dir: Path, memory_fd: int) -> Engine:
-        engine = self._fleet.engine(log_dir, memory_fd)
-        self._lodged = engine if isinstance(engine, LodgedEngine) else None
-        return engine
 
     def meter(self, supervisor: JobSupervisor) -> CostMeter:
         return self._fleet.meter
@@ -510,9 +506,9 @@ class _VmResources:
             self._meeting.look(model_bytes)
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
-        if self._share is not None and self._lodged is not None:
-            report_steps(self._lodged, steps, model_bytes)
-            self._share.note(LedgerEntry(*self._lodged.aggregation_use()), steps[-1].step if steps else None)
+        if self._share is not None and self._lodgings is not None:
+            report_steps(self._lodgings, steps, model_bytes)
+            self._share.note(LedgerEntry(*self._lodgings.used()), steps[-1].step if steps else None)
         fleet.tick(step, model_bytes)
 
     def close(self) -> None:

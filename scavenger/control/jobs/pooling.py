@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.pool.connection import load_of, wait_for_load
-from scavenger.train.pool.engine import PooledEngine
-from scavenger.train.pool.lodging import LodgedEngine
+from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.pool.protocol import PROTOCOL, PoolJoin, PoolLoad, pool_folder
+from scavenger.train.pool.tenants import Tenants
 
 LOCAL_PLACE = "local"
 """The place of nodes on other machines whose jobs have `infra: local`."""
@@ -53,28 +53,27 @@ def pooled_resources(
     load = wait_for_load(folder)
     if load.free < aggregators <= load.free_at(LOCAL_PLACE):
         join = PoolJoin(PROTOCOL, record.id, record.name, LOCAL_PLACE)
-        make = partial(_lodged_engine, address=load.address, folder=folder, join=join, gpus=gpus)
-        return LodgedResources(space, make, store, record.id, usd_per_cpu_hour)
+        lodgings = Lodgings(folder, join, workers_here=True)
+        make = partial(_lodged_engine, address=load.address, lodgings=lodgings, gpus=gpus)
+        return LodgedResources(space, make, lodgings, store, record.id, usd_per_cpu_hour)
     check_room(load, aggregators)
-    here = partial(PooledEngine, gpus=gpus, folder=folder, job_id=record.id, job=record.name)
-    return PooledResources(space, here, store, record.id, usd_per_cpu_hour)
+    tenants = Tenants(folder, PoolJoin(PROTOCOL, record.id, record.name))
+    here = partial(ProcessEngine, gpus=gpus, tenants=tenants)
+    return PooledResources(space, here, tenants, store, record.id, usd_per_cpu_hour)
 
 
 def _lodged_engine(
-    log_dir: Path, memory_fd: int, *, address: str, folder: Path, join: PoolJoin, gpus: Sequence[str]
-) -> LodgedEngine:
+    log_dir: Path, memory_fd: int, *, address: str, lodgings: Lodgings, gpus: Sequence[str]
+) -> HostEngine:
     with tempfile.TemporaryDirectory() as empty:  # aggregators need no training code
         agents = AgentServer(address, Path(empty))
     local = ProcessEngine(log_dir, memory_fd, gpus=gpus)
     agents.start()
-    return LodgedEngine(log_dir, agents, folder=folder, join=join, local=local, owned=True)
+    return HostEngine(log_dir, agents, source=lodgings, local=local)
 
 
-def lodged_on_vms(job: JobSpec, record: JobRecord) -> Callable[..., VmEngine]:
+def lodged_on_vms(job: JobSpec, record: JobRecord) -> Lodgings:
     """Have the aggregators of a job whose workers are on VMs on nodes of their cloud and region.
-
-    Returns:
-        Makes its engine, as `VmEngine` is made.
 
     Raises:
         TransientError: If there is no pool with such nodes, or no room.
@@ -89,7 +88,7 @@ def lodged_on_vms(job: JobSpec, record: JobRecord) -> Callable[..., VmEngine]:
         )
     check_room(load, job.elastic.aggregators, place)
     join, checkpoints = PoolJoin(PROTOCOL, record.id, record.name, place), job.checkpoint is not None
-    return partial(LodgedEngine, folder=folder, join=join, checkpoints=checkpoints)
+    return Lodgings(folder, join, checkpoints=checkpoints)
 
 
 def check_room(load: PoolLoad, aggregators: int, place: str = "") -> None:

@@ -215,7 +215,7 @@ class JobWorkflow:
             sources=sources,
         )
         recorder.update(fingerprint=fingerprint)
-        if trainer.supervisor.aggregators:  # loops and commands have none
+        if trainer.supervisor.migrations is not None:  # loops and commands have none
             size = model_size(manifest, self._job.elastic.aggregators)
             recorder.keep(lambda: record_size(self._store, recorder.job_id, size))
         library = self._ask(
@@ -268,7 +268,7 @@ class JobWorkflow:
     def _of_other_vms(self, library: ModelLibrary) -> JobModel | None:
         """The same job's model of another number of aggregator VMs, told of the present one."""
         manifest = self._trainer.supervisor.manifest
-        if manifest is None or not self._trainer.supervisor.aggregators:
+        if manifest is None or self._trainer.supervisor.migrations is None:
             return None
         size = model_size(manifest, self._job.elastic.aggregators)
         if (found := self._ask(lambda: library.of_other_vms(size))) is None:
@@ -478,10 +478,11 @@ class JobWorkflow:
     def _balancing(self) -> Callable[[], None]:
         """Build what moves buckets between aggregators; it does nothing if the job does not want that."""
         trainer = self._trainer
-        if not self._job.elastic.moves_buckets:
+        migrations = trainer.supervisor.migrations
+        if migrations is None or not self._job.elastic.moves_buckets:
             return lambda: None
         return Balancing(
-            trainer.supervisor,
+            migrations,
             lambda: [*trainer.history.aggregator_waits],
             note=trainer.note,
             clock=lambda: trainer.elapsed_s,

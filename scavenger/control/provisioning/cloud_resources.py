@@ -7,7 +7,6 @@ import math
 import os
 import random
 import socket
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -51,7 +50,7 @@ from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.values import Manifest
 from scavenger.train.transport.sockets import is_own
@@ -403,7 +402,7 @@ class CloudResources:
 
     def terms(self, trainer: Trainer) -> CostTerms:
         """Costs besides the workers, as far as known."""
-        setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else ChangeCosts().replace_s
+        setup_s = trainer.setup_s or ChangeCosts().replace_s
         ready = {
             offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
         }
@@ -420,7 +419,7 @@ class CloudResources:
         note: Callable[[str], None],
         inform: Callable[[str], None],
         clock: Callable[[], float],
-        make_engine: Callable[..., VmEngine] = VmEngine,
+        make_engine: Callable[..., HostEngine] = HostEngine,
         kept: KeptVms | None = None,
     ) -> Fleet:
         """Create the fleet of the job's VMs; no VM is launched yet.

@@ -60,7 +60,7 @@ from scavenger.presentation.formatting import plural
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import Needs, VmEngine
+from scavenger.train.engines.vm.engine import HostEngine, Needs
 
 LOOK_S = 1.0
 PLACE_MAX_S = 900.0
@@ -92,7 +92,7 @@ class Fleet:
         verifier: Verifies the identity of VMs that join, if `hosts` waits for that.
         config: Time limits and intervals of the provisioning; None for the defaults.
         kept: Keeps VMs that the job does not need any more for the next trial of its study; None: they end.
-        make_engine: Makes the job's engine, as `VmEngine` is made.
+        make_engine: Makes the job's engine, as `HostEngine` is made.
         clock: Monotonic clock, seconds.
 
     Attributes:
@@ -112,7 +112,7 @@ class Fleet:
         verifier: IdentityVerifier | None = None,
         config: ProvisioningConfig | None = None,
         kept: KeptVms | None = None,
-        make_engine: Callable[..., VmEngine] = VmEngine,
+        make_engine: Callable[..., HostEngine] = HostEngine,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._provider, self._agent_server, self._inputs, self._clock = (
@@ -137,7 +137,7 @@ class Fleet:
         self._wanted: tuple[tuple[VmSlot, ...], float, tuple[str, ...]] | None = None
         self._boots: FleetBoots | None = None
         self._make_engine = make_engine
-        self._engine: VmEngine | None = None
+        self._engine: HostEngine | None = None
         self._group = VmGroup(
             store,
             provider,
@@ -158,7 +158,7 @@ class Fleet:
     # ---- interface to the job ---------------------------------------------------------------------------------
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
-        """Create the job's engine, which runs processes on these VMs; for `command` see `VmEngine`."""
+        """Create the job's engine, which runs processes on these VMs; for `command` see `HostEngine`."""
         self._plan = first_plan(self._store.intents(self._inputs.spec.job_id), self._inputs.spec.attempt)
         for item in ("traffic", "leader"):
             self.meter.items[item] = ItemMeter(self._store, self._spec.job_id, item, self._clock)
@@ -244,7 +244,7 @@ class Fleet:
             self._looked_at = now
             self._notes.show_alarms(self._agent_server.alarms())
 
-    def _look(self, engine: VmEngine, now: float) -> None:
+    def _look(self, engine: HostEngine, now: float) -> None:
         assert self._boots is not None
         self._agents.look(now)
         self.meter.look(self._group.read())
@@ -282,7 +282,7 @@ class Fleet:
         if self._leader is not None and "leader" in self.meter.items:
             self.meter.items["leader"].note_total(self._leader.used(self._utc_s()))
 
-    def _seen(self, engine: VmEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
+    def _seen(self, engine: HostEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
         needs = engine.needs()
         return FleetSeen(
             intents=self.vms,
@@ -294,7 +294,7 @@ class Fleet:
             in_doubt=self._agent_server.in_doubt,
         )
 
-    def _act_on(self, verdict: Shortage | Refusal | None, engine: VmEngine) -> None:
+    def _act_on(self, verdict: Shortage | Refusal | None, engine: HostEngine) -> None:
         match verdict:
             case Shortage("budget", reason):
                 raise LimitReachedError(f"stopped at ${self.meter.spent_usd():.4f}: {reason}", limit="budget")

@@ -122,7 +122,7 @@ class FleetAgents(VmAgents):
 
         Args:
             avoided: Names of machines that receive no more workers; see `AgentStatus.node`.
-            released: See `VmEngine.released`; these VMs have been idle for ever.
+            released: See `HostEngine.released`; these VMs have been idle for ever.
         """
         return {
             vm.spec.intent: AgentSeen(

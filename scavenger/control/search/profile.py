@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -218,7 +217,7 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
         search.measurements,
         search.tried,
         ready=trainer.ready_on(space.offers[0].vm),
-        setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
+        setup_s=trainer.setup_s,
         too_many=trainer.history.too_many,
     )
 

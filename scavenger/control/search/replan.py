@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -82,7 +81,7 @@ class Replanning:
         if now != self._since[0]:
             self.reached = now if now == self.planned else self.reached
             self._since, self.planned = (now, trainer.step), None
-        most = trainer.workers_max
+        most = trainer.workers_max(trainer.elapsed_s)
         if self.planned is not None and most is not None and self.planned.workers > most:
             self.planned = None
         self._follow_course()
@@ -144,7 +143,7 @@ class Replanning:
         if isinstance(choice, Infeasible):
             return now  # the limits end the job when they are reached
         missing = max(0, choice.configuration.workers - trainer.ready_on(now.vm))
-        setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
+        setup_s = trainer.setup_s if missing else 0.0
         # Training continues while new workers start: what is lost is the gain during that time and the workers' cost,
         # unless the curve includes it.
         pay_usd = missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -112,7 +111,7 @@ def profile_of(
         measurements=tuple(measurements),
         dataset_size=dataset_size,
         evaluation_s=trainer.history.evaluation_s(),
-        setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
+        setup_s=trainer.setup_s,
         convergence=convergence,
         validation_size=0 if manifest is None else manifest.validation_size,
         mean_over_median=trainer.history.mean_over_median,
@@ -178,7 +177,7 @@ def choose_now(
         space,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
-        workers_max=trainer.workers_max,
+        workers_max=trainer.workers_max(trainer.elapsed_s),
         spent_time_s=spent_s,
         spent_usd=spent_usd,
         remaining=remaining,
@@ -251,7 +250,7 @@ def why_measure_no_more(
     assert chosen is not None
     assert there is not None
     missing = max(0, next_.workers - trainer.ready_on(next_.vm))
-    setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
+    setup_s = trainer.setup_s if missing else 0.0
     price_s = trainer.price_usd_per_hour(next_.vm) / 3600.0
     steps = search.plan.steps_per_configuration
     steps_s = steps * float(curve.step_time_s[there])

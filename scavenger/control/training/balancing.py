@@ -8,12 +8,12 @@ from statistics import median
 from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.errors import ScavengerError
 from scavenger.policy.bucket_balance import DEFAULT_RULES, Balance, BalanceRules, Measured, observe
-from scavenger.train.supervisor.face import JobSupervisor
+from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.transport import messages as m
 
 
 class Balancing:
-    """Measures one job's aggregators, and has its supervisor move what `scavenger.policy.bucket_balance` decides.
+    """Measures one job's aggregators, and moves what `scavenger.policy.bucket_balance` decides.
 
     Args:
         reports: Returns the last undisturbed steps that tell what they waited for each aggregator, oldest first.
@@ -24,22 +24,22 @@ class Balancing:
 
     def __init__(
         self,
-        supervisor: JobSupervisor,
+        migrations: Migrations,
         reports: Callable[[], Sequence[m.StepReport]],
         *,
         note: Callable[[str], None],
         clock: Callable[[], float],
         rules: BalanceRules = DEFAULT_RULES,
     ) -> None:
-        self._supervisor, self._reports, self._note, self._clock = supervisor, reports, note, clock
+        self._migrations, self._reports, self._note, self._clock = migrations, reports, note, clock
         self._rules = rules
         self._balance, self._step = Balance(), 0
 
     def look(self) -> None:
         """Take what was measured since the last call, and begin a move if it is time for one; waits for nothing."""
-        supervisor, reports = self._supervisor, self._reports()
-        current = supervisor.map
-        if current is None or supervisor.migrating or not reports:
+        migrations, reports = self._migrations, self._reports()
+        current = migrations.map
+        if current is None or migrations.active or not reports:
             return
         # the first steps under another map touch memory and compile optimizers
         first = max(self._step, current.since + VIEW_WARM_UP_STEPS if current.number else 0)
@@ -47,12 +47,11 @@ class Balancing:
         if seen is None:
             return
         self._step = reports[-1].step
-        sizes = supervisor.bucket_bytes
-        self._balance, move = observe(self._balance, seen, current.holders, sizes, self._rules)
+        self._balance, move = observe(self._balance, seen, current.holders, migrations.sizes, self._rules)
         if move is None:
             return
         try:
-            supervisor.migrate(dict(enumerate(move.holders)))
+            migrations.move(dict(enumerate(move.holders)))
         except ScavengerError as error:  # nothing depends on it
             self._note(f"{move.reason}, which fails: {error}")
         else:

@@ -232,10 +232,11 @@ class OperationHandler:
 
 
 def _scale_aggregators(aggregators: int, trainer: Trainer) -> tuple[bool, str]:
-    there = trainer.supervisor.aggregators
-    if aggregators > there:
+    migrations = trainer.supervisor.migrations
+    there = 0 if migrations is None else migrations.count
+    if migrations is None or aggregators > there:
         return False, f"the job has {there} aggregators, by elastic.aggregators, not {aggregators}"
-    refusal = trainer.use_aggregators(aggregators)
+    refusal = trainer.use_aggregators(migrations, aggregators)
     return not refusal, refusal or f"{aggregators} of {there} aggregators hold the model"
 
 

@@ -153,7 +153,7 @@ class PolicyLoop:
             ),
             costs=JobCosts(trainer.offer.price_usd_per_hour, trainer.shared_usd_per_hour, trainer.cost_usd),
             limits=JobLimits(trainer.limits.budget_usd, trainer.limits.deadline_s),
-            delays=Delays(trainer.drain_s, LOOK_S, max(trainer.setup_s, default=0.0)),
+            delays=Delays(trainer.drain_s, LOOK_S, max(trainer.history.setup_s, default=0.0)),
             throughput=self._throughput(),
             planned=planned,
             planned_because=because,

@@ -1,4 +1,4 @@
-"""Trains a job: passes events to its controller, carries out the resulting actions and enforces the limits."""
+"""Trains a job: has events decided on by its controller, carries out the actions and enforces the limits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Literal
 
-from scavenger.control.training.callback_runs import CallbackRuns
 from scavenger.control.training.controller import Controller
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
@@ -62,6 +62,7 @@ from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
 from scavenger.models.starts import Lasting, Starts, first_start, further_start, stall
 from scavenger.train.crash import crash_error
+from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport import messages as m
@@ -73,11 +74,11 @@ _POLL_S = 0.05
 _TICK_S = 1.0
 
 
-class Trainer:
+class Trainer(Controller):
     """The training of one job, which can be moved between configurations.
 
-    `Controller` decides how to react to events; this class reads the processes, the clock and the cost meter, and
-    carries out the controller's actions.
+    Its part that is `Controller` decides how to react to events, and knows neither process nor clock; this class reads
+    the processes, the clock and the cost meter, and carries out the actions.
 
     Args:
         supervisor: Not started yet; `start` starts it.
@@ -119,13 +120,17 @@ class Trainer:
         give_up: int = GIVE_UP,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(
+            goal,
+            TrainingHistory(goal, before),
+            offers={offer.vm: offer for offer in offers},
+            give_up=give_up,
+            lr_scale=lr_scale,
+        )
         self.supervisor, self.limits, self.journal = supervisor, limits, journal
-        self._offers, self._meter = {offer.vm: offer for offer in offers}, meter
+        self._meter = meter
         self._observer, self._on_tick, self._clock = observer, on_tick, clock
         self._started_at, self._audit = started_at, audit
-        self._controller = Controller(
-            goal, TrainingHistory(goal, before), offers=self._offers, give_up=give_up, lr_scale=lr_scale
-        )
         self.warnings: list[str] = []
         self.progress: Callable[[], float | None] = lambda: None
         self.terms: Callable[[], CostTerms | None] = lambda: None
@@ -138,75 +143,20 @@ class Trainer:
     # ---- state ---------------------------------------------------------------------------------------------
 
     @property
-    def goal(self) -> Goal:
-        """The training goal."""
-        return self._controller.goal
-
-    @property
-    def history(self) -> TrainingHistory:
-        """Training history of this and earlier attempts."""
-        return self._controller.history
-
-    @property
-    def wanted(self) -> int:
-        """Number of workers that the job should have."""
-        return self._controller.wanted
-
-    @property
-    def offer(self) -> Offer:
-        """The VM type on which the job runs."""
-        return self._controller.offer
-
-    @property
-    def configuration(self) -> Configuration | None:
-        """The configuration in effect; None before the first view."""
-        return self._controller.configuration
-
-    @property
-    def finished(self) -> bool:
-        """Whether the goal is reached or no epoch is left."""
-        return self._controller.finished
-
-    @property
-    def reached(self) -> bool:
-        """Whether the goal is reached."""
-        return self._controller.reached
-
-    @property
-    def stopped_by(self) -> str:
-        """The callback that stopped training; empty if none did."""
-        return self._controller.stopped_by
-
-    @property
-    def callbacks(self) -> CallbackRuns:
-        """The runs of the callbacks."""
-        return self._controller.callbacks
-
-    @property
-    def at_risk(self) -> frozenset[str]:
-        """Workers that the cloud may preempt at an unannounced time."""
-        return self._controller.at_risk
-
-    @property
-    def checkpoint_step(self) -> int:
-        """Step of this attempt's newest checkpoint; 0 before the first."""
-        return self._controller.checkpoint_step
-
-    @property
-    def setup_s(self) -> list[float]:
-        """Time from launch until ready of each worker that became ready, seconds."""
-        return self.history.setup_s
+    def setup_s(self) -> float:
+        """Median time from launch until ready of the workers that became ready, seconds; 0 before the first."""
+        return median(self.history.setup_s) if self.history.setup_s else 0.0
 
     @property
     def starts(self) -> Starts:
         """The starts of this attempt's workers."""
-        times_s = tuple(self.setup_s)
+        times_s = tuple(self.history.setup_s)
         return Starts(times_s[: self._first_workers], times_s[self._first_workers :])
 
     @property
     def first_start(self) -> tuple[Lasting, float] | None:
         """How long the first workers take to start, and for how long they have; None if one is ready."""
-        if self.setup_s:
+        if self.history.setup_s:
             return None
         return first_start(self.earlier_starts), self.elapsed_s - self.history.before.elapsed_s
 
@@ -224,11 +174,6 @@ class Trainer:
     def step(self) -> int:
         """Number of the last applied step."""
         return self.history.step
-
-    @property
-    def view(self) -> int:
-        """Number of the view in effect; 0 before the first view."""
-        return self._controller.view
 
     @property
     def elapsed_s(self) -> float:
@@ -252,11 +197,6 @@ class Trainer:
     def ready_on(self, vm: str) -> int:
         """Number of workers on a VM type that train or are ready to."""
         return sum(self.supervisor.vm_of(name) == vm for name in self.supervisor.workers("ready", "training"))
-
-    @property
-    def workers_max(self) -> int | None:
-        """Largest cluster that can currently be kept alive; None if no limit is known."""
-        return self._controller.workers_max(self.elapsed_s)
 
     @property
     def drain_s(self) -> float:
@@ -416,20 +356,20 @@ class Trainer:
         self._settle()
         return not self.finished
 
-    def use_aggregators(self, aggregators: int) -> str:
+    def use_aggregators(self, migrations: Migrations, aggregators: int) -> str:
         """Have the first so many aggregators hold the model, while training continues.
 
         Returns:
             Why they do not; empty if they do.
         """
         try:
-            self.supervisor.use_aggregators(range(aggregators))
+            migrations.use(range(aggregators))
         except ScavengerError as error:
             return str(error)
-        self.until(lambda: not self.supervisor.migrating)
-        if self.supervisor.migrating or self.supervisor.migrated is None:
+        self.until(lambda: not migrations.active)
+        if migrations.active or migrations.ended is None:
             return "training was finished before"
-        return self.supervisor.migrated.reason
+        return migrations.ended.reason
 
     def follow_noise(self) -> None:
         """Update the learning rate if it follows the gradient noise and the noise has changed enough."""
@@ -473,7 +413,7 @@ class Trainer:
         now = replace(now or self._situation(), at_s=self.elapsed_s)
         if worker := _worker_of(event):
             now = replace(now, vm=self.supervisor.vm_of(worker), host=self.supervisor.engine.node(worker))
-        actions = self._controller.handle(event, now)
+        actions = self.handle(event, now)
         for action in actions:
             self._carry_out(action)
         return any(isinstance(action, Launch | Resize | Release) for action in actions)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scavenger.elastic import recovery
 from scavenger.errors import ModelNotSavedError, ScavengerError, TrainingCodeError
 from scavenger.train.checkpoints.format import DamagedError
 from scavenger.train.command.attempt import CheckpointPlace, Target
@@ -25,17 +24,15 @@ from scavenger.train.command.progress import CommandProgress
 from scavenger.train.command.run import CommandRun
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import Listing
-from scavenger.train.engines.base import Engine
+from scavenger.train.engines.base import GRACE_S, Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
-from scavenger.train.supervisor.events import Event, Leaving
-from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.events import Leaving
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
-_GRACE_S = 5.0
 _CARRIED = "carried"
 """How the names of folders in the job's outputs begin in which processes here save what an object store keeps."""
 
@@ -62,11 +59,8 @@ class CommandJobSupervisor(WithoutAggregators):
         manifest: Description of the command, with the size of its newest checkpoint, by which time is reserved for the
             end; None before the samples of an epoch are known.
         quarantined: None: samples are the command's own.
-
-    Methods raise what those of `Supervisor` do.
     """
 
-    no_aggregators = "a command has no aggregators: its processes hold the weights"
     model_file = "model"
 
     def __init__(
@@ -80,7 +74,7 @@ class CommandJobSupervisor(WithoutAggregators):
         first_batch: int,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__()
+        super().__init__(run.hosts.registry)
         self._run, self._source, self._checkpoints = run, source, checkpoints
         self._plan, self._work_dir, self._first_batch, self._clock = plan, work_dir, first_batch, clock
         self._returned_step, self._recorded_step = run.progress.step, run.progress.step
@@ -147,15 +141,9 @@ class CommandJobSupervisor(WithoutAggregators):
             raise
         return cls(run, source, checkpoints, checkpoint, work_dir, first_batch=first_batch, clock=clock)
 
-    @property
-    def engine(self) -> Engine:
-        """The engine that runs the processes."""
-        return self._run.hosts.engine
-
     # ---- the owner's requests ------------------------------------------------------------------------------
 
     def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
-        """Start the first workers; see `launch`."""
         self.launch(workers, vm, threads=threads)
         if self._run.samples_per_epoch is None:
             self._run.target = Target(workers, max(workers, self._first_batch), "start")
@@ -174,11 +162,10 @@ class CommandJobSupervisor(WithoutAggregators):
         lr_scale: float = 1.0,
     ) -> None:
         """Train on K of the ready workers with batch B, once the command has saved, ended and started again."""
-        self._run.hosts.registry.ask_to_leave(without)
+        self._registry.ask_to_leave(without)
         self._run.target = Target(workers, global_batch_size, reason, lr_scale)
 
     def release(self, keep: int) -> None:
-        """Release workers that no group needs, newest first, until `keep` are alive; `Leaving` events name them."""
         if not self.settled:
             return
         alive = self.alive
@@ -246,18 +233,16 @@ class CommandJobSupervisor(WithoutAggregators):
             raise ModelNotSavedError(f"{self._checkpoints.folder}: {error}") from error
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
-        """Have the command save and end, and record its checkpoint."""
         run, grace_s = self._run, self._source.run.grace
         deadline = self._clock() + (2 * grace_s if within_s is None else within_s)
         run.paused = True
         while run.attempt is not None and self._clock() <= deadline:
             run.attempt.until_s = min(run.attempt.until_s, deadline)
             self._turn()
-        while run.saved is not None and self._clock() <= deadline + _GRACE_S:
+        while run.saved is not None and self._clock() <= deadline + GRACE_S:
             self._turn()
 
-    def close(self, *, grace_s: float = _GRACE_S) -> None:
-        """End every process and free everything; safe to call twice."""
+    def close(self, *, grace_s: float = GRACE_S) -> None:
         try:
             self._run.hosts.close()
         finally:
@@ -266,12 +251,7 @@ class CommandJobSupervisor(WithoutAggregators):
     # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
-    def _registry(self) -> ProcessRegistry:
-        return self._run.hosts.registry
-
-    @property
     def settled(self) -> bool:
-        """Whether the last request has taken effect."""
         return self._run.settled
 
     @property
@@ -281,15 +261,6 @@ class CommandJobSupervisor(WithoutAggregators):
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Handle what has happened, waiting at most `timeout_s` for something; returns the events in order."""
-        self._update(timeout_s)
-        events, self._events = self._events, []
-        for event in events:
-            if isinstance(event, m.StepReport | recovery.RolledBack):
-                self._returned_step = event.step
-        return events
-
     def _update(self, timeout_s: float) -> None:
         run = self._run
         self._events += run.poll(timeout_s)
@@ -297,7 +268,7 @@ class CommandJobSupervisor(WithoutAggregators):
             self.manifest = self._source.manifest(run.samples_per_epoch)
         self._memory.look(self.engine, self._clock())
         self._look_at_checkpoints()
-        for name in run.hosts.registry.departing:
+        for name in self._registry.departing:
             if name not in run.members:
                 self._leave(name)
         self._set_roster()
@@ -357,4 +328,4 @@ class CommandJobSupervisor(WithoutAggregators):
         run, attempt = self._run, self._run.attempt
         training = set() if attempt is None or attempt.ending else set(attempt.left)
         states = {name: "training" if name in training else "ready" for name in run.hosts.ready}
-        run.hosts.registry.roster = m.Roster(0, states, self.settled, 0, ())
+        self._registry.roster = m.Roster(0, states, self.settled, 0, ())

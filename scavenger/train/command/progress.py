@@ -21,7 +21,7 @@ from scavenger.elastic.recovery import RolledBack
 from scavenger.elastic.view import Member, Position, View
 from scavenger.models.noise import norms_of_halves
 from scavenger.train.command.messages import Record
-from scavenger.train.custom_loop.job_reports import LOSS, EpochLosses
+from scavenger.train.custom_loop.reports import LOSS, EpochLosses
 from scavenger.train.supervisor.events import Event
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import view_body
@@ -241,6 +241,7 @@ class CommandProgress:
         self.step, self._epochs = step, kept
         first_step, first_epoch = self._begun
         self.epoch = kept[-1].epoch + 1 if kept else first_epoch if step >= first_step else 0
+        self._losses.undo_from(self.epoch)
         self.samples, self._metrics = 0, {}
         cause = self._group.cause or "the command went on from an older checkpoint"
         # the end of an epoch at that very step is undone with the steps after it, and was done

@@ -14,7 +14,7 @@ from scavenger.train.command import messages as cm
 from scavenger.train.command.checkpoints import CommandCheckpoint
 from scavenger.train.command.progress import AttemptProcesses
 from scavenger.train.command.rendezvous import rendezvous
-from scavenger.train.custom_loop.job_reports import LOSS
+from scavenger.train.custom_loop.reports import LOSS
 from scavenger.train.training_folder import digest_of, programs
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 

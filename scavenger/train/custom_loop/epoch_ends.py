@@ -1,4 +1,4 @@
-"""The ends of the epochs of a loop that a job file names: one member evaluates, then the job says whether to go on."""
+"""The ends of the epochs of a loop: in a job, one member evaluates, then the job says whether to go on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Collection
 class EpochEnds:
     """Holds members back that want to read the next epoch, until the job lets them.
 
+    Args:
+        waits: Whether they wait; False where the training function alone decides how many epochs there are.
+
     Attributes:
         epoch: The newest epoch that may be read.
         evaluator: The member that evaluates its replica, as long as it does; else empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = True) -> None:
+        self._waits = waits
         self.epoch = 0
         self.evaluator = ""
         self._held: dict[str, tuple[int, int]] = {}
@@ -25,7 +29,7 @@ class EpochEnds:
 
     def holds(self, worker: str, step: int, epoch: int) -> bool:
         """Whether a request for samples of an epoch, after a step, is held back."""
-        if epoch <= self.epoch:
+        if not self._waits or epoch <= self.epoch:
             return False
         self._held[worker] = (step, epoch)
         return True

@@ -15,7 +15,7 @@ from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN
 from scavenger.train.custom_loop.mean import Means, weighted_mean
-from scavenger.train.custom_loop.supervisor import LoopSupervisor
+from scavenger.train.custom_loop.workers import LoopWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Exchange:
     """Takes what workers push, and forms the mean of a step.
 
     Args:
-        supervisor: Knows the shared memory, and each worker's place in it.
+        workers: Knows the shared memory, and each worker's place in it.
         measures_alone: Whether the gradient noise is measured at one worker, too, which takes a copy of the gradient.
     """
 
-    def __init__(self, supervisor: LoopSupervisor, *, measures_alone: bool) -> None:
-        self._supervisor = supervisor
+    def __init__(self, workers: LoopWorkers, *, measures_alone: bool) -> None:
+        self._workers = workers
         self._pushed: dict[tuple[str, int], _Pushed] = {}
         self._alone = SuccessiveSteps() if measures_alone else None
 
@@ -72,12 +72,12 @@ class Exchange:
         """
         if (worker, push.step) in self._pushed:
             return
-        memory = self._supervisor.memory if push.shared else None
+        memory = self._workers.memory if push.shared else None
         try:
             if memory is None:
                 tensors = unpack(worker, push.tensors, frames)
             else:
-                tensors = memory.arrays(self._supervisor.place(worker), push.tensors)
+                tensors = memory.arrays(self._workers.place(worker), push.tensors)
         except (OSError, TypeError, ValueError) as error:
             raise TrainingCodeError(f"{worker} pushed arrays that cannot be read: {error}") from error
         pushed = _Pushed(tensors, push.tensors, memory is not None, push.compute_s)
@@ -90,7 +90,7 @@ class Exchange:
             TrainingCodeError, NonFiniteError: See `weighted_mean`.
         """
         pushed = {worker: self._pushed[worker, step] for worker, _ in parts}
-        first, memory = pushed[parts[0][0]], self._supervisor.memory
+        first, memory = pushed[parts[0][0]], self._workers.memory
         shared = first.shared and memory is not None
         into = memory.arrays(MEAN, first.headers) if shared and memory is not None else None
         samples = [part.stop - part.start for _, part in parts]

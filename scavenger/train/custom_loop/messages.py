@@ -1,4 +1,4 @@
-"""Messages between the workers of a custom training loop and the process that runs it (`LoopRun`).
+"""Messages between the workers of a custom training loop and the process that runs it (`LoopSupervisor`).
 
 As in `transport.messages`, messages are msgpack structs over ZeroMQ with CURVE, validated on arrival. Arrays follow
 a message as frames of plain bytes, which its `tensors` field describes; the two are checked against each other before

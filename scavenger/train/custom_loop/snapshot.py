@@ -11,7 +11,7 @@ from typing import Any
 from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
 from scavenger.train.custom_loop.messages import Array
-from scavenger.train.custom_loop.report import Snapshotted
+from scavenger.train.transport.messages import CheckpointWritten
 
 _PART, _BEST = "replica", "best"
 
@@ -164,7 +164,7 @@ class LoopCheckpointer:
             self._ready = replace(asked, state=state, best=self.best)
             self._asked = {other: kept for other, kept in self._asked.items() if other > step}
 
-    def write(self) -> Snapshotted | None:
+    def write(self) -> CheckpointWritten | None:
         """Write the checkpoint that is ready, once its steps are on record; returns what was written, if anything.
 
         Raises:
@@ -176,7 +176,7 @@ class LoopCheckpointer:
         self._ready, self._at = None, self._clock()
         size = self._snapshots.write(ready, created_at=self._now())
         self.held = ready
-        return Snapshotted(ready.step, ready.ledger["epoch"], self._clock() - self._at, size)
+        return CheckpointWritten(ready.step, ready.ledger["epoch"], self._clock() - self._at, size)
 
     @property
     def pending(self) -> bool:

@@ -1,193 +1,476 @@
-"""Supervises the worker processes of a custom training loop: starts and ends them, and carries their messages."""
+"""Makes the steps of a custom training loop on a changing number of workers, and reports them.
+
+`poll` drives it; it owns no thread, and `scavenger.elastic.rounds` makes its decisions. This process computes the
+means of what workers push and holds the shard ledger; when it ends, all workers end too, and the job can only be
+resumed from a checkpoint. There is neither a coordinator nor an aggregator.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from scavenger.elastic.liveness import Liveness
-from scavenger.elastic.recovery import Status
-from scavenger.errors import MessageError
+from scavenger.elastic import recovery
+from scavenger.elastic import round_events as r
+from scavenger.elastic.leases import EpochCommitted, Found, Grant, LeaseAttempt, LeasedSamples
+from scavenger.elastic.ledger import ShardLedger
+from scavenger.elastic.quarantine import Cause, NotTheData, Suspects, cause_of_death
+from scavenger.elastic.rounds import Rounds
+from scavenger.errors import (
+    ConfigurationError,
+    NotSupportedError,
+    ScavengerError,
+    TrainingCodeError,
+    TrainingHungError,
+    TransientError,
+)
 from scavenger.train.custom_loop import messages as lm
-from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
-from scavenger.train.engines.base import Engine, Exit, PreemptionNotice
-from scavenger.train.job_source import JobSource
-from scavenger.train.names import HEARTBEAT_SUFFIX
-from scavenger.train.supervisor.direct_workers import DirectWorkers
-from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
-from scavenger.train.supervisor.watching import WorkWatch
-from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.messages import Beat, Failed
+from scavenger.train.custom_loop.epoch_ends import EpochEnds
+from scavenger.train.custom_loop.exchange import Exchange, StepMean, unpack
+from scavenger.train.custom_loop.reports import (
+    EpochLosses,
+    Replicas,
+    StepInReport,
+    manifest_of,
+    quarantined_samples,
+    view_installed,
+)
+from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshot
+from scavenger.train.custom_loop.watching import LoopWatch, Overdue
+from scavenger.train.custom_loop.workers import LoopWorkers
+from scavenger.train.engines.base import Exit
+from scavenger.train.failure import error_of
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.events import Leaving, Lost, Refused, Started
+from scavenger.train.supervisor.without_aggregators import WithoutAggregators
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.messages import Failed
 
 
-class LoopSupervisor(DirectWorkers):
-    """Supervises a loop's workers; `open` makes one. Its owner decides which workers are lost and which must end.
+class LoopSupervisor(WithoutAggregators):
+    """Makes the steps of a loop; a subclass decides how many workers there are, and when training goes on.
 
-    See `DirectWorkers` for the arguments.
+    Args:
+        source: The training function.
+        workers: Starts, ends and reaches the workers.
+        checkpointer: Writes checkpoints and holds the newest one.
+        timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
+        clock: Monotonic seconds.
+        waits: Whether members wait at the end of an epoch for a verdict; False where the training function alone
+            decides how many epochs there are.
 
     Attributes:
-        liveness: Decides from heartbeats which of the ready workers are silent.
-        memory: The memory that workers share with this process; None if they run elsewhere.
+        manifest: Description of the loop; None before a worker has built its replica.
+        quarantined: Samples that are left out, by their positions in all shards.
     """
 
-    role = "loop"
-    leave_s = 30.0  # a released worker may take the rest of its step
+    model_file = "model.safetensors"
 
-    def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
-        super().__init__(processes, first=first, clock=clock)
-        self._work = WorkWatch()
-        self._exited: dict[str, str] = {}
-        self._places: dict[str, int] = {}
-        self.memory: GradientMemory | None = None
-        if processes.block_fd >= 0 and not self.elsewhere:
-            self.memory = GradientMemory(processes.block_fd)
-        self.liveness = Liveness()
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         source: JobSource,
+        workers: LoopWorkers,
+        checkpointer: LoopCheckpointer,
         *,
-        log_dir: Path,
-        first: int,
-        engine: Callable[[Path, int], Engine],
+        timeouts: Timeouts,
         clock: Callable[[], float],
-    ) -> LoopSupervisor:
-        """Listen for the workers of a loop; `launch` starts them.
+        waits: bool,
+    ) -> None:
+        super().__init__(workers.registry)
+        self._source, self._workers, self._checkpointer, self._clock = source, workers, checkpointer, clock
+        self._rounds: Rounds | None = None
+        self._ends = EpochEnds(waits=waits)
+        self._wanted: r.Resized | None = None
+        self._view, self._batch = 0, 0
+        self._exchange = Exchange(workers, measures_alone=waits)
+        self._donation: dict[str, lm.Array] = {}
+        self._watch = LoopWatch(workers, timeouts, self._ends, clock)
+        self._losses, self._replicas = EpochLosses(), Replicas()
+        self._step: StepInReport | None = None
+        self._awaits_verdict = self._paused = False
+        self._metric_names: tuple[str, ...] = ()
+        checkpointer.recorded = lambda step: step <= self._returned_step and self.recorded()
 
-        Args:
-            source: The training function.
-            log_dir: Folder for each worker's output.
-            first: Number of the first worker; see the class.
-            engine: Makes the engine from the folder for logs.
-            clock: Monotonic seconds.
-
-        Raises:
-            ConfigurationError: If the engine's port cannot be bound.
-        """
-        processes = Processes.open(source, engine, log_dir=log_dir, block_fd=create_block())
-        return cls(processes, first=first, clock=clock)
-
-    # ---- the state of workers ------------------------------------------------------------------------------
-
-    def place(self, worker: str) -> int:
-        """Return the worker's place in the shared memory, which no other running worker has; -1 if there is none."""
-        if self.memory is None:
-            return -1
-        if worker not in self._places:
-            taken = {p for name, p in self._places.items() if self.registry[name].ended_s is None}
-            self._places[worker] = next(p for p in itertools.count(MEAN + 1) if p not in taken)
-        return self._places[worker]
+    # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
-    def staying(self) -> tuple[str, ...]:
-        """Running workers that were not ordered to end."""
-        return self.registry.alive
+    def members(self) -> tuple[str, ...]:
+        """Workers that train, or will from the next step on."""
+        return () if self._rounds is None else self._rounds.members
 
     @property
-    def starting(self) -> tuple[str, ...]:
-        """Workers that have not built their replicas yet."""
-        return self._in(Status.STARTING)
+    def step(self) -> int:
+        """The last step that was applied."""
+        return 0 if self._rounds is None else self._rounds.step
 
     @property
-    def arrived(self) -> tuple[str, ...]:
-        """Workers that have built their replicas."""
-        return self._in(Status.READY)
+    def done(self) -> bool:
+        """Whether the training function has returned at every member."""
+        return self._rounds is not None and self._rounds.done
 
-    def _in(self, status: Status) -> tuple[str, ...]:
-        return tuple(worker.name for worker in self.registry.workers if worker.status is status)
+    @property
+    def settled(self) -> bool:
+        return self._rounds is not None and self._rounds.settled
 
-    def counts(self, name: str) -> bool:
-        """Whether a process is a worker that was not marked as lost; other processes' messages are ignored."""
-        worker = self.registry.worker(name)
-        return worker is not None and worker.status in (Status.STARTING, Status.READY, Status.LEAVING)
+    # ---- the loop ------------------------------------------------------------------------------------------
 
-    def host(self, worker: str) -> str:
-        """Return the host that a worker runs on."""
-        return self.engine.host(worker)
+    def _update(self, timeout_s: float) -> None:
+        self._write()
+        self._workers.wait(timeout_s)
+        self._receive()
+        for ended in self._workers.ended():
+            self._ended(ended)
+        if not self.done:
+            self._events += self.engine.preemption_notices()
+            self._look()
+        self._memory.look(self.engine, self._clock())
+        self._report_step(complete=self.done)
+        self._end_epoch()
+        self._report_quarantine()
+        self._set_roster()
 
-    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
-        """Return the notices of workers whose hosts are to be shut down."""
-        return self.engine.preemption_notices()
+    def _launch(self, vm: str, threads: int | None) -> str:
+        name = self._workers.launch(vm, threads=threads)
+        self._handle(r.WorkerLaunched(name))
+        return name
 
-    def log(self, worker: str) -> Path:
-        """Return the path of a worker's log."""
-        return self.engine.log(worker)
+    def _let_go(self, worker: str, reason: str) -> None:
+        """Have a worker end that no view needs."""
+        self._workers.leave(worker, reason)
+        self._ends.gone(worker)
+        self._handle(r.WorkerGone(worker, Cause.EVICTED))
+        self._events.append(Leaving(worker))
 
-    # ---- messages ------------------------------------------------------------------------------------------
+    # ---- messages of workers -------------------------------------------------------------------------------
 
-    def send(self, worker: str, message: lm.LoopMessage, frames: Sequence[Any] = ()) -> None:
-        """Queue a message; it is dropped if the worker has ended."""
-        self._processes.pass_on(worker, lm.encode(message), *frames)
+    def _receive(self) -> None:
+        for name, message, frames in self._workers.take():
+            match message:
+                case Failed():
+                    raise error_of(message.kind, message.message, process=name, log=self.engine.log(name))
+                case lm.ReplicaBuilt() if name in self._workers.starting:
+                    self._arrived(name, message)
+                case lm.AskMessage():
+                    if not self._ends.holds(name, message.step, message.epoch):
+                        self._handle(r.Asked(name, message.step, message.epoch))
+                case lm.Push():
+                    part = LeasedSamples(
+                        message.shard, LeaseAttempt(*message.attempt), message.start, message.stop
+                    )
+                    self._exchange.take(name, message, frames)
+                    self._handle(r.Pushed(name, message.view, message.step, part))
+                case lm.DonatedState():
+                    self._donated(name, message.step, unpack(name, message.tensors, frames))
+                case lm.Stepped():
+                    self._losses.add(message.epoch, message.loss, message.samples)
+                    if self._step is not None and self._step.step == message.step:
+                        self._step.add(name, message)
+                        self._report_step()
+                case lm.EvaluatedMessage():
+                    if name == self._ends.evaluator and message.epoch == self._ends.epoch:
+                        self._ends.evaluator = ""
+                        self._report_epoch(message.epoch, message.metrics, message.took_s)
+                case lm.FinishedMessage() if name in self.members:
+                    self._replicas.add(unpack(name, message.tensors, frames))
+                    self._handle(r.WorkerFinished(name))
+                    self._workers.leave(name, "training has ended")
+                case _:
+                    pass
 
-    def take(self) -> Iterator[tuple[str, lm.LoopMessage | Failed, list[bytes]]]:
-        """Yield the messages of workers that count (see `counts`), with sender and payload; handles heartbeats."""
-        for peer, frames in self._processes.take():
-            name = peer.removesuffix(HEARTBEAT_SUFFIX)
-            if not self.counts(name) or not frames:
-                continue
-            with contextlib.suppress(MessageError):
-                message = lm.decode(frames[0])
-                if not isinstance(message, Beat):
-                    yield name, message, frames[1:]
-                elif self.registry[name].status is Status.READY:
-                    self.registry.beat(name, message)
-                    self.liveness.heard(name, self._clock())
-                    self._work.heard(name, self._clock())
-                    self._network.heard(name)
+    def _arrived(self, name: str, described: lm.ReplicaBuilt) -> None:
+        if self._rounds is None:
+            self._open(described.sizes)
+            self.manifest, self._metric_names = manifest_of(described), described.metrics
+            self._returned_step = self.step  # of the checkpoint that it begins with
+        assert self._rounds is not None
+        if described.sizes != self._rounds.ledger.sizes:
+            raise TrainingCodeError(
+                f"the shards of {name} differ from those of the workers before it, or of the checkpoint"
+            )
+        self._workers.arrive(name)
+        self._events.append(Started(name, self._workers.age_s(name)))
+        self._handle(r.WorkerArrived(name, self.engine.host(name)))
 
-    # ---- starting and ending workers -----------------------------------------------------------------------
+    def _donated(self, name: str, step: int, state: dict[str, lm.Array]) -> None:
+        self._donation = state
+        self._handle(r.Donated(name, step))
+        self._donation = {}
+        self._checkpointer.take(step, state)
 
-    def arrive(self, worker: str) -> None:
-        """Note that a worker has built its replica; from now on its heartbeats are watched."""
-        self.registry[worker].status = Status.READY
-        self.liveness.heard(worker, self._clock())
+    def _write(self) -> None:
+        """Write the checkpoint that is ready, if there is one."""
+        try:
+            written = self._checkpointer.write()
+        except (ConfigurationError, NotSupportedError, TransientError) as error:
+            self._not_written(error)
+            return
+        if written is not None:
+            self._events.append(written)
 
-    def leave(self, worker: str, reason: str) -> None:
-        """Order a worker to end."""
-        self.registry.leaving(worker)
-        self.liveness.forget(worker)
-        self.send(worker, lm.LeaveMessage(reason))
+    def _not_written(self, error: ScavengerError) -> None:
+        """Go on after a checkpoint could not be written."""
+        self._events.append(m.CheckpointFailed(self.step, str(error)))
 
-    def mark_lost(self, worker: str) -> None:
-        """End a worker that counts as lost, and ignore its messages from now on."""
-        if worker in self._exited:
-            self.registry.ended(worker, self._exited[worker])
+    # ---- reports -------------------------------------------------------------------------------------------
+
+    def _report_step(self, *, complete: bool = False) -> None:
+        """Report the newest step if every member that is left has applied it, or has to have by now."""
+        step = self._step
+        if step is None or self._rounds is None:
+            return
+        if complete or not step.awaited & set(self.alive):
+            self._step = None
+            self._events.append(step.report(self._rounds.ledger))
+
+    def _end_epoch(self) -> None:
+        """Have a member evaluate when an epoch has ended and its last step is reported."""
+        ends = self._ends
+        if not ends.held or ends.evaluator or self._awaits_verdict or self._step is not None:
+            return
+        if self._metric_names:
+            ends.evaluator = ends.held[0]
+            self._workers.send(ends.evaluator, lm.Evaluate(ends.epoch))
         else:
-            self.engine.kill(worker)
-            self.registry.expel(worker, "counts as lost")
-        self.liveness.forget(worker)
+            self._report_epoch(ends.epoch, {}, 0.0)
 
-    def show_stack(self, worker: str) -> None:
-        """Have a worker write its stack to its log."""
-        self._processes.show_stack(worker)
+    def _report_epoch(self, epoch: int, metrics: dict[str, float], took_s: float) -> None:
+        self._awaits_verdict = True
+        metrics = {**self._losses.metrics(epoch), **metrics}
+        self._events.append(m.EpochReport(epoch, self.step, metrics, took_s))
 
-    def receive_last_messages(self, worker: str, receive: Callable[[], None]) -> None:
-        """Call `receive` for as long as messages may be under way from a worker that has ended."""
-        self._processes.receive_last_messages(
-            receive, lambda: worker not in self.staying, within_s=LAST_MESSAGES_S, clock=self._clock
+    def _report_quarantine(self) -> None:
+        found = {} if self._rounds is None else quarantined_samples(self._rounds.ledger)
+        if new := [at for at in found if at not in self.quarantined]:
+            self.quarantined = tuple(sorted({*self.quarantined, *new}))
+            self._events.append(m.SamplesQuarantined(tuple(new), found[new[0]]))
+
+    def _set_roster(self) -> None:
+        """Tell the registry which of the workers that have built their replicas train."""
+        members = set(self.members)
+        states = {
+            name: "training" if name in members else "ready"
+            for name in self._workers.arrived
+            if self._registry[name].stays
+        }
+        self._registry.roster = m.Roster(0, states, self.settled, 0, ())
+
+    # ---- events and actions of the rounds ------------------------------------------------------------------
+
+    def _open(self, sizes: tuple[int, ...]) -> None:
+        """Begin from the newest checkpoint, or from the start if there is none, with the present workers."""
+        held, before = self._checkpointer.held, self._rounds
+        if held is None:
+            incarnation, view, suspects = 0, 0, None
+            if before is not None:
+                incarnation, view = before.ledger.incarnation + 1, before.view
+                suspects = Suspects.restore(before.ledger.snapshot()["suspects"])
+            ledger = ShardLedger(sizes, self._source.seed, incarnation=incarnation, suspects=suspects)
+            self._rounds = Rounds(ledger, view=view)
+        else:
+            snapshot, view = held.ledger, held.view
+            incarnation = snapshot["incarnation"]
+            if before is not None:
+                incarnation, view = max(incarnation, before.ledger.incarnation), max(view, before.view)
+                # a rollback undoes steps, but keeps the suspicions about samples
+                snapshot = {**snapshot, "suspects": before.ledger.snapshot()["suspects"]}
+            ledger = ShardLedger.restore(snapshot, incarnation=incarnation + 1)
+            self._rounds = Rounds(ledger, held=True, view=view)
+        self._exchange.clear()
+        self._ends.begin(self._rounds.ledger.epoch)
+        self._checkpointer.discard_requests()
+        for name in self.alive:
+            self._rounds.handle(r.WorkerLaunched(name))
+
+    def _resize(self, wanted: r.Resized) -> None:
+        """Train with so many workers and so large a batch from the next step boundary on."""
+        self._wanted = replace(wanted, without=())
+        self._handle(wanted)
+
+    def _handle(self, event: r.Happening) -> None:
+        if self._rounds is not None:
+            self._carry_out(self._rounds.handle(event))
+
+    def _carry_out(self, actions: Sequence[r.Order]) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        if (view := rounds.in_effect) is not None and view.number != self._view:
+            self._report_step(complete=True)
+            self._view, self._batch = view.number, view.global_batch_size
+            self._events.append(view_installed(view, rounds.step + 1, rounds.epoch))
+        for action in actions:
+            match action:
+                case r.Average():
+                    if not self._paused:
+                        self._average(action)
+                case Grant():
+                    number = (action.attempt.incarnation, action.attempt.number)
+                    self._workers.send(
+                        action.worker, lm.GrantMessage(action.shard, number, action.start, action.stop)
+                    )
+                case r.Over():
+                    self._workers.send(action.worker, lm.OverMessage(action.epoch))
+                case r.StartWorker():
+                    self._start(action, len(rounds.members))
+                case r.Donate():
+                    self._want_checkpoint(action.step)
+                    self._workers.send(action.worker, lm.DonateMessage(action.step))
+                case r.Leave():
+                    self._let_go(action.worker, action.reason)
+                case r.Evict():
+                    self._lose(action.worker, action.reason, Cause.EVICTED)
+                case r.Stranded():
+                    self._roll_back()
+                    return
+                case Found(finding=NotTheData() as finding):
+                    raise TrainingCodeError(finding.reason)
+                case EpochCommitted():
+                    self._epoch_over(action)
+                case _:
+                    pass
+
+    def _epoch_over(self, ended: EpochCommitted) -> None:
+        """Note that every sample of an epoch was used in exactly one step, except for those quarantined."""
+
+    def _want_checkpoint(self, step: int) -> None:
+        """Have the state of a worker after this step, when it arrives, be written as a checkpoint if one is due."""
+        if self._rounds is not None:
+            launched, ledger = self._workers.launched, self._rounds.ledger.snapshot()
+            self._checkpointer.asked(LoopSnapshot(step, self._rounds.view, launched, ledger, {}))
+
+    def _average(self, action: r.Average) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
+        averaged = self._exchange.average(step, action.contributions)
+        step_time_s = self._watch.timer.stepped(self._clock())
+        actions = rounds.handle(r.Averaged(step))
+        members: tuple[str, ...] = ()
+        for published in actions:
+            if isinstance(published, r.Publish):  # workers get the mean before any other message
+                members = published.workers
+                self._publish(published, epoch, averaged)
+        self._report_step(complete=True)
+        self._step = StepInReport(
+            step, epoch, view, action.contributions, step_time_s, averaged, self._batch, set(members)
         )
+        self._carry_out(actions)
 
-    def ended(self) -> list[Exit]:
-        """Return workers that have ended unexpectedly; they still count, so that their last messages are received."""
-        unexpected = []
-        for ended in self.engine.poll():
-            self._exited[ended.name] = ended.cause
-            if self.registry[ended.name].status in (Status.LEAVING, Status.EXPELLED):
-                self.registry.ended(ended.name, ended.cause)
-            elif self.counts(ended.name):
-                unexpected.append(ended)
-        return unexpected
+    def _publish(self, published: r.Publish, epoch: int, averaged: StepMean) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        for worker in published.workers:
+            mean = lm.MeanMessage(
+                published.step,
+                epoch,
+                published.over,
+                published.view,
+                published.members,
+                averaged.headers,
+                rounds.share(worker),
+                self._lr_scale,
+                averaged.shared,
+            )
+            self._workers.send(worker, mean, averaged.frames)
 
-    def look_at_work(self, now: float) -> bool:
-        """Look which of the silent workers work, so that they do not count as lost.
+    @property
+    def _lr_scale(self) -> float:
+        in_effect = None if self._rounds is None else self._rounds.in_effect
+        return 1.0 if in_effect is None else in_effect.lr_scale
 
-        Returns:
-            Whether the network to the workers is in doubt; see `in_doubt`.
-        """
-        for worker, idle_s in self._work.look(self.engine, self.arrived, now).items():
-            self.liveness.worked(worker, now - idle_s)
-        return self.in_doubt(self.arrived, now) is not None
+    def _start(self, action: r.StartWorker, members: int) -> None:
+        state: dict[str, lm.Array] = {}
+        if action.load:
+            held = self._checkpointer.held  # after a resume, no member can donate its state
+            state = self._donation or (held.state if held is not None else {})
+        headers, frames = lm.pack(state)
+        self._watch.timer.restart(self._clock())
+        assert self._rounds is not None
+        start = lm.StartMessage(
+            action.step,
+            action.epoch,
+            action.view,
+            members,
+            action.load,
+            headers,
+            self._rounds.share(action.worker),
+            self._lr_scale,
+            self._workers.place(action.worker),
+        )
+        self._workers.send(action.worker, start, frames)
+
+    # ---- losses --------------------------------------------------------------------------------------------
+
+    def _ended(self, ended: Exit) -> None:
+        name = ended.name
+        if ended.status >= 0:
+            self._workers.receive_last_messages(name, self._receive)
+            if name in self.alive:
+                raise TrainingCodeError(
+                    f"the training code ended {name}, which {ended.cause} (log: {self.engine.log(name)})"
+                )
+            return
+        cause = cause_of_death(None if ended.reason else ended.status)
+        self._lose(name, ended.cause, cause, refused=ended.refused)
+
+    def _lose(self, worker: str, reason: str, cause: Cause, *, refused: bool = False) -> None:
+        """Count a worker as lost, or as one for which there was no host."""
+        if worker not in self.alive:
+            return
+        ready = worker in self._workers.arrived
+        self._workers.mark_lost(worker)
+        self._ends.gone(worker)
+        crashed = cause is Cause.CRASHED
+        lost = Refused(worker, reason) if refused else Lost(worker, reason, crashed=crashed, ready=ready)
+        self._events.append(lost)
+        actions = [] if self._rounds is None else self._rounds.handle(r.WorkerGone(worker, cause))
+        self._replace(worker, reason, actions, crashed=crashed)
+        if self._rounds is not None:
+            self._carry_out(actions)
+
+    def _replace(self, worker: str, reason: str, actions: Sequence[r.Order], *, crashed: bool) -> None:
+        """Start another worker for one that was lost, if nobody else does."""
+
+    def _roll_back(self) -> None:
+        """Roll back to the last checkpoint, or begin again, with workers that have not been members yet."""
+        rounds = self._rounds
+        assert rounds is not None
+        held = self._checkpointer.held
+        self._open(rounds.ledger.sizes)
+        self._step, self._awaits_verdict = None, False
+        cause = "every worker that held the weights was lost"
+        self._events.append(recovery.RolledBack(0 if held is None else held.step, cause, 0.0))
+        self._losses.undo_from(0 if held is None else held.ledger["epoch"])
+        for name in self._workers.arrived:
+            self._handle(r.WorkerArrived(name, self.engine.host(name)))
+        if self._wanted is not None:
+            self._handle(self._wanted)
+
+    # ---- watching ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Handle workers that are silent, over a time limit, or do not end; request the state for checkpoints."""
+        if not self._watch.due():
+            return
+        self._workers.tidy_up()
+        for overdue in self._watch.starting():
+            self._late(overdue)
+        rounds = self._rounds
+        if rounds is None or self._paused:
+            return
+        for overdue in self._watch.training(rounds):
+            self._late(overdue)
+        if rounds is self._rounds and not rounds.finishing and self._checkpointer.due(rounds.step):
+            self._carry_out(rounds.want_state())
+
+    def _late(self, overdue: Overdue) -> None:
+        """End a worker that is over its time; if it hangs, and no other kept the limit, the code is the cause."""
+        worker, reason = overdue.worker, overdue.reason
+        if worker not in self.alive:
+            return
+        if overdue.silent:
+            self._lose(worker, reason, Cause.SILENT)
+            return
+        self._workers.show_stack(worker)
+        if not overdue.others:
+            raise TrainingHungError(f"{worker} {reason}; its stack is in {self.engine.log(worker)}")
+        self._lose(worker, reason, Cause.HUNG)

@@ -9,7 +9,7 @@ from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.rounds import Rounds
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.progress import StepTimer
-from scavenger.train.custom_loop.supervisor import LoopSupervisor
+from scavenger.train.custom_loop.workers import LoopWorkers
 from scavenger.train.job_source import Timeouts
 
 _EVALUATION_S = 600.0
@@ -36,9 +36,9 @@ class LoopWatch:
     """Decides which workers of a loop are over their time.
 
     Args:
-        supervisor: Knows the workers and their heartbeats.
+        workers: Knows the workers and their heartbeats.
         timeouts: Limits on starting and on steps.
-        ends: Members that wait at the end of an epoch; None if none ever do.
+        ends: Members that wait at the end of an epoch.
         clock: Monotonic seconds.
 
     Attributes:
@@ -46,13 +46,9 @@ class LoopWatch:
     """
 
     def __init__(
-        self,
-        supervisor: LoopSupervisor,
-        timeouts: Timeouts,
-        ends: EpochEnds | None,
-        clock: Callable[[], float],
+        self, workers: LoopWorkers, timeouts: Timeouts, ends: EpochEnds, clock: Callable[[], float]
     ) -> None:
-        self._supervisor, self._timeouts, self._ends, self._clock = supervisor, timeouts, ends, clock
+        self._workers, self._timeouts, self._ends, self._clock = workers, timeouts, ends, clock
         self.timer = StepTimer(clock())
         self._looked_at, self._in_doubt = clock(), False
 
@@ -62,7 +58,7 @@ class LoopWatch:
         if now - self._looked_at < HEARTBEAT_S:
             return False
         self._looked_at = now
-        self._in_doubt = self._supervisor.look_at_work(now)
+        self._in_doubt = self._workers.look_at_work(now)
         return True
 
     def starting(self) -> list[Overdue]:
@@ -70,25 +66,24 @@ class LoopWatch:
         limit_s = self._timeouts.start_s
         reason = f"did not call loop.init within {limit_s:.0f} s"
         return [
-            Overdue(worker, reason, others=bool(self._supervisor.arrived))
-            for worker in self._supervisor.starting
-            if self._supervisor.age_s(worker) > limit_s
+            Overdue(worker, reason, others=bool(self._workers.arrived))
+            for worker in self._workers.starting
+            if self._workers.age_s(worker) > limit_s
         ]
 
     def training(self, rounds: Rounds) -> list[Overdue]:
         """Members that are silent, or have not done their part of the step in time."""
         now = self._clock()
         if self._in_doubt:
-            for worker in self._supervisor.arrived:
-                self._supervisor.liveness.heard(worker, now)
+            for worker in self._workers.arrived:
+                self._workers.liveness.heard(worker, now)
             self.timer.excuse(now)
             return []
         missing, waited_s, limit_s = rounds.missing, self.timer.waited_s(now), self._timeouts.step_s
-        if self._ends is not None:
-            missing = tuple(name for name in missing if name not in self._ends.idle)
-            if self._ends.evaluator:
-                limit_s = self._timeouts.evaluation_s or limit_s + _EVALUATION_S
-        silent = self._supervisor.liveness.suspects(
+        missing = tuple(name for name in missing if name not in self._ends.idle)
+        if self._ends.evaluator:
+            limit_s = self._timeouts.evaluation_s or limit_s + _EVALUATION_S
+        silent = self._workers.liveness.suspects(
             now, awaited=missing, awaited_for_s=waited_s, step_time_s=self.timer.step_time_s
         )
         found = [

@@ -130,8 +130,8 @@ class Engine(Protocol):
         ...
 
     def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
-        """Return notices for processes whose host is going to be shut down, each once."""
-        ...
+        """Return notices for processes whose host is going to be shut down, each once; by default none."""
+        return ()
 
     def vacated(self, name: str) -> None:
         """Note that a process that was to go alone holds nothing any more; told until it has ended."""
@@ -155,7 +155,7 @@ class Engine(Protocol):
 
         Replaces the earlier set. Running processes stay. An engine that uses one host only does nothing.
         """
-        ...
+        return
 
     def kill(self, name: str) -> None:
         """End a process and everything that it started, at once; `poll` reports it. No effect if it has ended."""
@@ -163,7 +163,8 @@ class Engine(Protocol):
 
     def kill_all(self) -> None:
         """Kill every process, without waiting; idempotent and safe to call from a signal handler."""
-        ...
+        for name in self.running:
+            self.kill(name)
 
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
         """End processes that have been asked to quit: wait, then SIGTERM, then SIGKILL to each group.

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 import psutil
@@ -23,7 +23,7 @@ from scavenger.errors import CleanupError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.train.engines import reaper
 from scavenger.train.engines.activity import Activity
-from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.base import GRACE_S, Engine, Exit, as_line
 from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
@@ -69,6 +69,20 @@ class _Process:
     masked: MaskedLog | None = None
 
 
+class TenantServer(Protocol):
+    """Starts processes of a job that are not its own children; see `scavenger.train.pool.tenants`."""
+
+    memory_fd: int
+
+    def launch(
+        self, name: str, command: Sequence[str], env: dict[str, str], log: int, memory: int
+    ) -> ForkedProcess: ...
+
+    def nudge(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def _thread_limits(threads: int) -> dict[str, str]:
     """Environment variables that limit a process to some threads; libraries read them on import."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -90,6 +104,10 @@ class ProcessEngine(Engine):
             commands, whose code decides for itself.
         warm: Has the server instead, which other engines have used and will use; it forks processes of all roles. None:
             the engine has one of its own, for workers.
+        tenants: Starts the aggregators instead, in the pool of this machine; closed with the engine.
+
+    Attributes:
+        tenants: See the arguments.
     """
 
     _fork_server_type: type[ForkServer] = ForkServer
@@ -103,11 +121,12 @@ class ProcessEngine(Engine):
         fork_target: str | None = _FORK_TARGET,
         gpus: Sequence[str] | None = None,
         warm: WarmServers | None = None,
+        tenants: TenantServer | None = None,
     ) -> None:
         self._command = _COMMAND if command is None else command
         self._fork_target = fork_target if command is None and fork_server_supported() else None
         self._fork_server: ForkServer | None = None
-        self._warm = warm
+        self._warm, self.tenants = warm, tenants
         self._worker: tuple[Mapping[str, str], int] | None = None  # environment and threads of the last one
         self._fd, self._gpus = memory_fd, gpus
         self._processes: dict[str, _Process] = {}
@@ -171,6 +190,8 @@ class ProcessEngine(Engine):
             raise ValueError(f"a process {config.name!r} runs already")
         if host not in (None, _HOST):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
+        if self.tenants is not None and config.role == "aggregator" and config.memory_fd >= 0:
+            config = msgspec.structs.replace(config, memory_fd=self.tenants.memory_fd)
         gpu = self._gpu_of(config.role)
         variables = {
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -229,7 +250,11 @@ class ProcessEngine(Engine):
         Raises:
             OSError: If this machine cannot start one.
         """
-        return (None if again else self._fork(config, env, log)) or self._spawn(env, log)
+        if self.tenants is None or config.role != "aggregator":
+            return (None if again else self._fork(config, env, log)) or self._spawn(env, log)
+        if again:
+            raise OSError("two managers of the pool have ended before they started it")
+        return self.tenants.launch(config.name, self._command, env, log, self._fd)
 
     def _spawn(self, env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -338,6 +363,8 @@ class ProcessEngine(Engine):
     def poll(self) -> list[Exit]:
         """See `Engine.poll`; whatever the ended processes started is killed too."""
         self._watch_reaper()
+        if self.tenants is not None:
+            self.tenants.nudge()
         ended = {}
         for name, process in self._processes.items():
             if not process.ended:
@@ -360,19 +387,12 @@ class ProcessEngine(Engine):
             self._clean_up_after(name, process)
         return exits
 
-    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
-        """See `Engine.preemption_notices`: there is no notice for this machine."""
-        return ()
-
     def pid(self, name: str) -> int:
         return self._processes[name].child.pid
 
     def host(self, name: str) -> str:
         self._processes[name]  # raises KeyError for an unknown name
         return _HOST
-
-    def avoid(self, hosts: Collection[str]) -> None:
-        """See `Engine.avoid`: there is no other host."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -475,16 +495,14 @@ class ProcessEngine(Engine):
                 f"processes {left} do not end; end them with `kill -9 {' '.join(map(str, left))}`"
             )
 
-    def kill_all(self) -> None:
-        for name in self.running:
-            self.kill(name)
-
     def close(self) -> None:
         """See `Engine.close`; the reaper ends last."""
         self._closed = True
         try:
             self.stop(grace_s=_CLOSING_S)
         finally:
+            if self.tenants is not None:
+                self.tenants.close()
             if self._fork_server is not None and self._warm is not None:
                 self._warm.give_back(self._fork_server)
             elif self._fork_server is not None:

@@ -1,4 +1,4 @@
-"""Engine of a job whose aggregators are tenants of nodes on other machines, which other jobs use too.
+"""Hosts of a job's aggregators that are tenants of nodes on other machines, which other jobs use too.
 
 A tenant is an agent that the pool starts for this job (`scavenger.train.pool.tenant`), and that joins it as that of a
 rented VM does, for one aggregator. If the pool asks the job to leave a tenant, that is a notice for its aggregator
@@ -7,15 +7,13 @@ alone: the supervisor has others hold what it held, the process ends, and the on
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scavenger.train.engines.base import Exit, PreemptionNotice
-from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
-from scavenger.train.engines.vm.engine import Needs, VmEngine
+from scavenger.train.engines.vm.agent_server import LOST_S
+from scavenger.train.engines.vm.engine import HostEngine, HostSource
 from scavenger.train.engines.vm.values import AgentStatus
 from scavenger.train.names import aggregator_name
 from scavenger.train.pool import protocol
@@ -53,75 +51,70 @@ class _Lodging:
     vacating: bool = False
 
 
-class LodgedEngine(VmEngine):
-    """Runs a job's aggregators as tenants of a pool, its workers on this machine or on VMs.
+class Lodgings(HostSource):
+    """Has the pool start an agent for each of a job's aggregators; its workers are on this machine or on VMs.
 
     Args:
-        log_dir, agents, place_max_s, command, clock: See `VmEngine`.
         folder: The folder of the pool.
         join: How the job introduces itself.
-        local: Runs the workers, and the aggregator that sequences, on this machine; None: workers run on VMs, and that
-            aggregator as a tenant, too.
-        owned: Whether `close` closes `agents`, too.
+        workers_here: Whether the workers, and the aggregator that sequences, run on this machine; else workers run on
+            VMs, and that aggregator as a tenant, too.
         checkpoints: Whether the job writes some, so that the aggregator that sequences can leave its node after one.
+
+    Attributes:
+        join: See the arguments.
     """
 
+    rents_aggregators = False
+
     def __init__(
-        self,
-        log_dir: Path,
-        agents: AgentServer,
-        *,
-        folder: Path,
-        join: protocol.PoolJoin,
-        local: ProcessEngine | None = None,
-        owned: bool = False,
-        checkpoints: bool = False,
-        place_max_s: float = 900.0,
-        command: Sequence[str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: Path, join: protocol.PoolJoin, *, workers_here: bool = False, checkpoints: bool = False
     ) -> None:
-        super().__init__(log_dir, agents, place_max_s=place_max_s, command=command, local=local, clock=clock)
-        self._workers_here, self._owned, self._job_id = local is not None, owned, join.job_id
-        self._checkpoints = checkpoints
-        self._pool = LodgingConnection(folder, join, clock)
+        self._folder, self.join = folder, join
+        self._workers_here, self._checkpoints = workers_here, checkpoints
         self._lodgings: dict[str, _Lodging] = {}  # by aggregator
         self._told: set[str] = set()  # those of which was told that they wait
         self._count = 0
         self._used = self._used_before = protocol.Bill(0.0, 0.0)
 
+    def attach(self, engine: HostEngine) -> None:
+        super().attach(engine)
+        self._agents, self._clock = engine.agents, engine.clock
+        self._pool = LodgingConnection(self._folder, self.join, self._clock)
+        self.hosts = (self._agents.address,) if self._workers_here else ()
+
     # ---- what the job asks ---------------------------------------------------------------------------------
 
-    def launch(
-        self,
-        config: ProcessConfiguration,
-        *,
-        env: dict[str, str] | None = None,
-        host: str | None = None,
-        vm: str = "",
-    ) -> int:
-        """See `Engine.launch`; 0 for a tenant."""
-        started = super().launch(config, env=env, host=host, vm=vm)
-        if not self._runs_here(config) and config.role == _ROLE and config.name not in self._lodgings:
+    def report(self, view: int, steps_s: Sequence[float], step_bytes: int) -> None:
+        """Tell the pool of the job's steps, by which it places its aggregators; see `Tenants.report`."""
+        if steps_s:
+            self._pool.report(view, steps_s, step_bytes)
+
+    def used(self) -> tuple[float, float]:
+        """What the job's tenants have used, as far as the pool has told: processor seconds, and US dollars."""
+        return self._used_before.cpu_s + self._used.cpu_s, self._used_before.usd + self._used.usd
+
+    # ---- what the engine asks ------------------------------------------------------------------------------
+
+    def wait_for(self, config: ProcessConfiguration) -> None:
+        if config.role == _ROLE and config.name not in self._lodgings:
             self._lodge(config.name)
-        return started
 
-    def needs(self) -> Needs:
-        """See `VmEngine.needs`: no VM is rented for aggregators."""
-        return Needs(super().needs().workers, 0)
-
-    def poll(self) -> list[Exit]:
+    def poll(self) -> None:
         for notice in self._pool.receive():
             self._take(notice)
         for candidate in self._agents.candidates():
             if any(lodging.intent == candidate.intent for lodging in self._lodgings.values()):
                 self._agents.accept(candidate)  # it is on no VM of its own whose identity could be verified
         self._ask_again()
+
+    def note_ends(self, exits: list[Exit]) -> list[Exit]:
         leaving = {name for name, lodging in self._lodgings.items() if lodging.vacating}
         exits = [
             replace(ended, reason=f"has left {self._lodgings[ended.name].node}")
             if ended.name in leaving
             else ended
-            for ended in super().poll()
+            for ended in exits
         ]
         for ended in exits:
             self._ended(ended.name)
@@ -130,51 +123,41 @@ class LodgedEngine(VmEngine):
     def vacated(self, name: str) -> None:
         """See `Engine.vacated`: the process ends, and the next one is elsewhere."""
         if (lodging := self._lodgings.get(name)) is not None and lodging.vacating:
-            self.kill(name)
+            self.engine.kill(name)
 
-    def report(self, view: int, steps_s: Sequence[float], step_bytes: int = 0) -> None:
-        """Tell the pool of the job's steps, by which it places its aggregators.
+    def missed(self, name: str, within_s: float) -> str:
+        lodging = self._lodgings.get(name)
+        if lodging is None:
+            return super().missed(name, within_s)
+        why = (
+            lodging.error or "has not answered"
+            if not lodging.node
+            else f"started it on {lodging.node} in vain"
+        )
+        return f"had no place in the pool of aggregators, which {why}"
 
-        Args:
-            view, steps_s: See `PooledEngine.report`.
-            step_bytes: What all workers send the aggregators in a step, or get from them.
-        """
-        if steps_s:
-            self._pool.report(view, steps_s, step_bytes)
-
-    def aggregation_use(self) -> tuple[float, float]:
-        """What the job's tenants have used, as far as the pool has told: processor seconds, and US dollars."""
-        return self._used_before.cpu_s + self._used.cpu_s, self._used_before.usd + self._used.usd
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return (self._agents.address,) if self._workers_here else ()
-
-    def close(self) -> None:
-        """See `Engine.close`; the tenants end, too."""
-        try:
-            super().close()
-        finally:
-            self._pool.close()
-            if self._owned:
-                self._agents.close()
-
-    # ---- tenants -------------------------------------------------------------------------------------------
-
-    def _runs_here(self, config: ProcessConfiguration) -> bool:
-        return super()._runs_here(config) or (
+    def runs_here(self, config: ProcessConfiguration) -> bool:
+        return super().runs_here(config) or (
             self._workers_here and (config.role != _ROLE or config.name == _SEQUENCER)
         )
 
-    def _suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
+    def suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
         if config.role == _ROLE:
             return vm.spec.type == config.name
-        return super()._suits(config, type_, vm)
+        return super().suits(config, type_, vm)
+
+    def close(self) -> None:
+        """See `HostSource.close`; the tenants end, too."""
+        self._pool.close()
+        if self._workers_here:
+            self._agents.close()  # nobody else uses them
+
+    # ---- tenants -------------------------------------------------------------------------------------------
 
     def _lodge(self, name: str) -> None:
         """Ask the pool for a tenant."""
         self._count += 1
-        intent = f"{self._job_id[:8]}-{name}-{self._count}"
+        intent = f"{self.join.job_id[:8]}-{name}-{self._count}"
         secret = self._agents.expect(intent, role="aggregator", vm=name, threads=_THREADS)
         lodging = self._lodgings[name] = _Lodging(intent, self._clock())
         request = protocol.Lodge(
@@ -207,7 +190,7 @@ class LodgedEngine(VmEngine):
         match notice:
             case protocol.Bill():
                 if notice.cpu_s < self._used.cpu_s:  # another manager, which has not seen what was before
-                    self._used_before = protocol.Bill(*self.aggregation_use())
+                    self._used_before = protocol.Bill(*self.used())
                 self._used = notice
                 return
             case _:
@@ -221,27 +204,16 @@ class LodgedEngine(VmEngine):
                 if notice.error and name not in self._told:
                     self._told.add(name)
                     reason = f"waits for a place in the pool of aggregators, which {notice.error}"
-                    self._notices.append(PreemptionNotice(name, None, reason, alone=True))
+                    self.engine.notify(PreemptionNotice(name, None, reason, alone=True))
                 elif notice.node:
                     self._told.discard(name)
             case protocol.Vacate():
                 lodging.vacating = True
-                self._notices.append(PreemptionNotice(name, _LEAVES_S, notice.reason, alone=True))
+                self.engine.notify(PreemptionNotice(name, _LEAVES_S, notice.reason, alone=True))
             case protocol.Evicted():
                 self._leave(name, notice.reason)
-                if name in self.running and not self._processes[name].launch:  # it waits for a place
+                if self.engine.waits(name):
                     self._lodge(name)
-
-    def _missed(self, name: str) -> str:
-        lodging = self._lodgings.get(name)
-        if lodging is None:
-            return super()._missed(name)
-        why = (
-            lodging.error or "has not answered"
-            if not lodging.node
-            else f"started it on {lodging.node} in vain"
-        )
-        return f"had no place in the pool of aggregators, which {why}"
 
     def _ended(self, name: str) -> None:
         """Give up the tenant of an aggregator that was to leave it, or that was lost with it."""

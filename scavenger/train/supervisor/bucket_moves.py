@@ -23,18 +23,28 @@ class Migrations:
     Args:
         send: Sends a message to the sequencer.
         aggregators: Number of aggregators.
+        clock: Monotonic seconds.
         apart: Whether the first one only sequences: what it holds at the beginning goes to the others, and it holds
             something only while no other can.
 
     Attributes:
+        count: Number of aggregators that share the model.
         sizes: Bytes of each bucket; empty before the model is known.
         map: The newest map of buckets that was decided; None before the model is known.
         spare: Indices of the aggregators whose loss loses nothing; see `scavenger.elastic.migration.spared`.
         ended: The end of the newest migration that has ended; None before the first.
     """
 
-    def __init__(self, send: Callable[[m.Message], None], aggregators: int, *, apart: bool = False) -> None:
-        self._send, self._aggregators = send, aggregators
+    def __init__(
+        self,
+        send: Callable[[m.Message], None],
+        aggregators: int,
+        *,
+        clock: Callable[[], float],
+        apart: bool = False,
+    ) -> None:
+        self._send, self._aggregators, self._clock = send, aggregators, clock
+        self.count = aggregators - apart
         self._request: m.MoveBuckets | None = None
         self._numbers, self._asked_s = 0, 0.0
         self._used = frozenset(range(int(apart), aggregators))
@@ -52,7 +62,7 @@ class Migrations:
 
     @property
     def active(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether the end of a migration has yet to be reported."""
         return self._request is not None
 
     @property
@@ -62,12 +72,11 @@ class Migrations:
 
     # ---- requests ------------------------------------------------------------------------------------------
 
-    def move(self, buckets: Mapping[int, int], now: float) -> None:
-        """Move buckets to aggregators.
+    def move(self, buckets: Mapping[int, int]) -> None:
+        """Have aggregators hold other buckets while training goes on; a `Migrated` event reports the end.
 
         Args:
-            buckets: The aggregator that is to hold each of them.
-            now: Monotonic seconds.
+            buckets: The index of the aggregator that is to hold each of them. A later request replaces this one.
 
         Raises:
             ScavengerError: If the model is not known yet, or has no such bucket.
@@ -75,26 +84,25 @@ class Migrations:
         current = self._current()
         if not buckets.keys() <= {*range(len(current.holders))}:
             raise ScavengerError(f"the model has {len(current.holders)} buckets")
-        self._ask([buckets.get(bucket, holder) for bucket, holder in enumerate(current.holders)], now)
+        self._ask([buckets.get(bucket, holder) for bucket, holder in enumerate(current.holders)])
 
-    def use(self, aggregators: Collection[int], now: float) -> None:
+    def use(self, aggregators: Collection[int]) -> None:
         """Have these aggregators, and no others, hold everything, so that each holds about as much.
 
         Args:
-            aggregators: Their indices.
-            now: Monotonic seconds.
+            aggregators: Their indices among those that share the model.
 
         Raises:
             ScavengerError: If the model is not known yet, or all of them are leaving.
         """
-        before, self._used = self._used, frozenset(aggregators)
+        before, self._used = self._used, frozenset(index + self._apart for index in aggregators)
         try:
-            self._spread(now)
+            self._spread()
         except ScavengerError:
             self._used = before
             raise
 
-    def leave(self, aggregators: Collection[int], now: float) -> bool:
+    def leave(self, aggregators: Collection[int]) -> bool:
         """Move what aggregators hold to others, since their VM will be taken.
 
         Returns:
@@ -106,23 +114,23 @@ class Migrations:
             self._leaving = before
             return False
         if self._leaving != before or not (self.active or self._leaving.keys().isdisjoint(self.map.holders)):
-            self._spread(now)
+            self._spread()
         return True
 
-    def process_ended(self, aggregator: int, now: float) -> None:
+    def process_ended(self, aggregator: int) -> None:
         """Note the end of an aggregator's process; what one that holds nothing was to get stays elsewhere meanwhile."""
         wanted = self._request is not None and aggregator in self._request.holders
         if aggregator in self._leaving or (wanted and aggregator in self.spare):
             self._leaving[aggregator] = True
             if wanted and self._over:
-                self._spread(now)
+                self._spread()
 
-    def process_serves(self, aggregator: int, now: float) -> None:
+    def process_serves(self, aggregator: int) -> None:
         """Note that an aggregator's process serves: one that replaces another gets its share again."""
         if self._leaving.get(aggregator):
             del self._leaving[aggregator]
             if self._over:
-                self._spread(now)
+                self._spread()
 
     # ---- reports -------------------------------------------------------------------------------------------
 
@@ -138,13 +146,13 @@ class Migrations:
         if isinstance(message, m.Migrated) and self._request and self._request.request == message.request:
             self._request, self.ended = None, message
 
-    def watch(self, now: float) -> None:
+    def watch(self) -> None:
         """Repeat a request that has not ended: the sequencer may be another process, or know nothing of it."""
         if self._unspread and self.map is not None:
             self._unspread = False
-            self._spread(now)
-        if self._request is not None and now - self._asked_s >= _AGAIN_S:
-            self._asked_s = now
+            self._spread()
+        if self._request is not None and self._clock() - self._asked_s >= _AGAIN_S:
+            self._asked_s = self._clock()
             self._send(self._request)
 
     # ---- how they are made ---------------------------------------------------------------------------------
@@ -160,15 +168,15 @@ class Migrations:
             raise ScavengerError("no worker has built the model yet")
         return self.map
 
-    def _spread(self, now: float) -> None:
+    def _spread(self) -> None:
         current = self._current()
         try:
             holders = respread(current, self._over, self.sizes)
         except ValueError as error:
             raise ScavengerError(str(error)) from None
-        self._ask(holders, now)
+        self._ask(holders)
 
-    def _ask(self, holders: Collection[int], now: float) -> None:
+    def _ask(self, holders: Collection[int]) -> None:
         self._numbers += 1
-        self._request, self._asked_s = m.MoveBuckets(self._numbers, tuple(holders)), now
+        self._request, self._asked_s = m.MoveBuckets(self._numbers, tuple(holders)), self._clock()
         self._send(self._request)

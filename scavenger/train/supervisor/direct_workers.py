@@ -90,12 +90,11 @@ class DirectWorkers:
         self._processes.wait(timeout_s)
 
     def tidy_up(self) -> None:
-        """Kill workers that were ordered to end and do not; limit the size of logs."""
+        """Kill workers that were ordered to end and do not."""
         now = self._clock()
         for worker in self.registry.let_go:
             if now - worker.leaving_s > self.leave_s:
                 self.engine.kill(worker.name)
-        self.engine.cap_logs()
 
     def close(self) -> None:
         """End every process and free everything; safe to call twice."""

@@ -1,4 +1,4 @@
-"""What a job's processes and its coordinator say to the supervisor: whom it is believed of, and who acts on it."""
+"""What a job's processes and its coordinator say: whom it is believed of, who acts on it, and who gets it too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.recovery import Status
+from scavenger.errors import MessageError
 from scavenger.train.failure import error_of
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.bucket_moves import Migrations
@@ -22,6 +23,10 @@ from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.shared_memory import Block
+from scavenger.train.transport.sockets import EVERYBODY
+
+_UNDELIVERED_MAX = 10_000
+"""Messages that wait for the first coordinator: a few of each process, unless one sends without end."""
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +46,7 @@ class Handlers:
 
 
 class Incoming:
-    """Handles the messages of one job's processes.
+    """Handles the messages of one job's processes, and passes those on that are for the coordinator, or from it.
 
     Args:
         processes: The engine and the hub.
@@ -70,8 +75,47 @@ class Incoming:
     ) -> None:
         self._processes, self._to, self._aggregators = processes, handlers, aggregators
         self._event, self._announce, self._greet, self._clock = event, announce, greet, clock
+        self._undelivered: list[tuple[str, bytes]] = []
         self.manifest: m.Manifest | None = None
         self.quarantined: tuple[int, ...] = ()
+
+    def receive(self) -> None:
+        """Handle everything that has arrived."""
+        for peer, frames in self._processes.take():
+            by_coordinator = peer.startswith("coordinator")
+            try:
+                if by_coordinator:
+                    target, body = frames
+                    name = target.decode()
+                else:
+                    (body,) = frames
+                    name = ""
+                message = None if name else m.decode(body)
+            except (MessageError, ValueError):
+                self._processes.hub.malformed(peer)
+                continue
+            if by_coordinator and peer == self._to.registry.coordinator:  # else it was replaced
+                self.from_coordinator(message)
+                self._to_processes(name, body)
+            elif not by_coordinator and message is not None and self.from_process(peer, message):
+                self._to_coordinator(peer, body)
+
+    def _to_processes(self, name: str, body: bytes) -> None:
+        if name == EVERYBODY:
+            for process in self._processes.engine.running:
+                if not process.startswith("coordinator"):
+                    self._processes.pass_on(process, body)
+        elif name:
+            self._processes.pass_on(name, body)
+
+    def _to_coordinator(self, peer: str, body: bytes) -> None:
+        coordinator = self._to.registry.coordinator
+        if self._to.recoveries.token == 1 and self._to.registry[coordinator].beat is None:
+            # the first coordinator may start after processes that send to it, and it sends no roll call
+            if len(self._undelivered) < _UNDELIVERED_MAX:
+                self._undelivered.append((peer, body))
+        else:
+            self._processes.pass_on(coordinator, peer.encode(), body)
 
     # ---- of processes --------------------------------------------------------------------------------------
 
@@ -112,7 +156,7 @@ class Incoming:
                 self._processes.introduce(peer)
             case m.Initialised() if peer in self._aggregators:
                 self._to.recoveries.part_held(peer, message.step)
-                self._to.migrations.process_serves(self._aggregators.index(peer), self._clock())
+                self._to.migrations.process_serves(self._aggregators.index(peer))
             case _:
                 pass
         return True
@@ -173,7 +217,7 @@ class Incoming:
         match message:
             case m.Beat() if self._to.registry[coordinator].beat is None:
                 self._to.registry.beat(coordinator, message)
-                self._greet()
+                self._welcome(coordinator)
             case m.Roster():
                 self.take_roster(message)
             case m.Expel():
@@ -184,6 +228,13 @@ class Incoming:
                 self._fail(coordinator, message)
             case _:
                 pass
+
+    def _welcome(self, coordinator: str) -> None:
+        """Send a coordinator that has started what it must know, and what has arrived for the first one before."""
+        self._greet()
+        for peer, body in self._undelivered if self._to.recoveries.token == 1 else ():
+            self._processes.pass_on(coordinator, peer.encode(), body)
+        self._undelivered.clear()
 
     def take_roster(self, roster: m.Roster) -> None:
         """Take the state of all workers as the coordinator knows it."""

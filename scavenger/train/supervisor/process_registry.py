@@ -55,16 +55,16 @@ class ProcessRegistry:
     """The processes of one job, in order of their first launch.
 
     Args:
-        engine: The engine that runs the processes.
         clock: Monotonic seconds.
 
     Attributes:
+        engine: The engine that runs the processes.
         coordinator: The name of the newest coordinator; empty before the first.
         roster: The states of the workers that the coordinator last sent.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self._engine, self._clock = engine, clock
+        self.engine, self._clock = engine, clock
         self._entries: dict[str, Entry] = {}
         self.coordinator = ""
         self.roster = m.Roster(0, {}, False, 0, ())
@@ -202,8 +202,8 @@ class ProcessRegistry:
         return ProcessState(
             name=entry.name,
             role=entry.role.value,
-            pid=self._engine.pid(entry.name),
-            host=self._engine.host(entry.name),
+            pid=self.engine.pid(entry.name),
+            host=self.engine.host(entry.name),
             state=state if running else entry.status.value,
             view=beat.view,
             step=beat.step,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from scavenger.elastic.migration import BucketMap
-from scavenger.train.engines.base import Engine, PreemptionNotice
+from scavenger.elastic.recovery import Role
+from scavenger.train.engines.base import GRACE_S, Engine, PreemptionNotice
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import aggregator_name
@@ -23,26 +23,22 @@ from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.callbacks import CallbackRequests
 from scavenger.train.supervisor.ending import Ending
 from scavenger.train.supervisor.events import Event, RolledBack, Warned
+from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.supervisor.incoming import Handlers, Incoming
-from scavenger.train.supervisor.known_workers import KnownWorkers
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
-from scavenger.train.supervisor.routing import Routing
 from scavenger.train.supervisor.watching import Watch
-from scavenger.train.supervisor.worker_requests import WorkerRequests
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.sockets import Malformed
 
-_GRACE_S = 5.0
-
 log = logging.getLogger(__name__)
 
 
-class Supervisor(KnownWorkers):
-    """Supervises the processes of one job on one engine; `open` makes one.
+class Supervisor(JobSupervisor):
+    """Supervises the processes of one Keras job on one engine; `open` makes one.
 
     Args:
         processes: The engine and the hub.
@@ -55,13 +51,11 @@ class Supervisor(KnownWorkers):
         apart: See `open`.
 
     Attributes:
-        on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
-        recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be committed.
-
-    Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
+        migrations: Which of the aggregators hold the model.
     """
 
     model_file = "model.keras"
+    migrations: Migrations
 
     def __init__(
         self,
@@ -75,18 +69,13 @@ class Supervisor(KnownWorkers):
         clock: Callable[[], float],
         apart: bool = False,
     ) -> None:
+        super().__init__(ProcessRegistry(processes.engine, clock))
         self._processes, self._events, self._timeouts, self._clock = processes, events, timeouts, clock
         self._aggregators = aggregators
         self._checkpoints = Checkpoints(checkpoint, restore)
-        self._known = ProcessRegistry(processes.engine, clock)
         self._slots = WorkerSlots()
-        self._routing = Routing(
-            processes,
-            self._registry,
-            from_process=lambda peer, message: self._incoming.from_process(peer, message),
-            from_coordinator=lambda message: self._incoming.from_coordinator(message),
-            is_first=lambda: self._recoveries.token == 1,
-        )
+        self._command = 0  # the number of the newest request to the coordinator
+        self._configuration: m.ResizeMembers | None = None
         self._recoveries = Recoveries(
             processes,
             self._registry,
@@ -95,8 +84,8 @@ class Supervisor(KnownWorkers):
             aggregators=aggregators,
             start_s=timeouts.start_s,
             events=events.append,
-            send=self._routing.send,
-            receive=self._routing.receive,
+            send=self._send,
+            receive=lambda: self._incoming.receive(),
             clock=clock,
         )
         self._ending = Ending(
@@ -105,10 +94,12 @@ class Supervisor(KnownWorkers):
         self._callbacks = CallbackRequests(
             processes, self._registry, limit_s=timeouts.callbacks_s, warn=self._warn, clock=clock
         )
-        self._workers = WorkerRequests(processes, self._registry, self._slots, self._routing)
-        self._watches = Watch(processes.engine, self._registry, self._routing.send)
-        self._migrations = Migrations(
-            lambda message: processes.send(aggregators[0], message), len(aggregators), apart=apart
+        self._watches = Watch(self._registry, self._send)
+        self.migrations = Migrations(
+            lambda message: processes.send(aggregators[0], message),
+            len(aggregators),
+            clock=clock,
+            apart=apart,
         )
         self._incoming = Incoming(
             processes,
@@ -117,20 +108,17 @@ class Supervisor(KnownWorkers):
                 slots=self._slots,
                 checkpoints=self._checkpoints,
                 recoveries=self._recoveries,
-                migrations=self._migrations,
+                migrations=self.migrations,
                 callbacks=self._callbacks,
                 ending=self._ending,
                 watch=self._watches,
             ),
             aggregators=aggregators,
             event=events.append,
-            announce=self._workers.announce,
-            greet=lambda: self._routing.welcome(self._brief()),
+            announce=self._announce,
+            greet=lambda: self._send(self._brief()),
             clock=clock,
         )
-        self._apart = int(apart)
-        self.on_wait: Callable[[], None] | None = None
-        self.recorded: Callable[[], bool] = lambda: True
 
     @classmethod
     def open(
@@ -185,32 +173,24 @@ class Supervisor(KnownWorkers):
             apart=apart,
         )
 
-    @property
-    def engine(self) -> Engine:
-        """The engine that runs the processes."""
-        return self._processes.engine
-
     # ---- the owner's requests ------------------------------------------------------------------------------
 
     def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
-        """Start the coordinator, the aggregators and the first workers; see `launch`."""
+        """See `JobSupervisor.start`; the coordinator and the aggregators start first."""
         self._recoveries.start_coordinator()
         for name in self._aggregators:
             self._recoveries.start_aggregator(name)
         self.launch(workers, vm, threads=threads)
 
     def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
-        """Start more workers; they warm up while the others train. Returns their names.
-
-        Args:
-            workers: How many to start.
-            vm: The type of VM to run on, if the engine has several.
-            threads: Threads that each computes with; None for the number in the job source.
-
-        Raises:
-            WorkersLostError: If the block has no free slots for so many.
-        """
-        return self._workers.launch(workers, vm, token=self._recoveries.token, threads=threads)
+        names = []
+        for _ in range(workers):
+            name = self._slots.next_worker()
+            self._processes.launch("worker", name, token=self._recoveries.token, threads=threads, vm=vm)
+            self._registry.launched(name, Role.WORKER, vm=vm)
+            names.append(name)
+        self._announce_placed()
+        return tuple(names)
 
     def resize(
         self,
@@ -221,51 +201,25 @@ class Supervisor(KnownWorkers):
         without: Collection[str] = (),
         lr_scale: float = 1.0,
     ) -> None:
-        """Train on K of the ready workers with batch B from the next step boundary on.
-
-        Args:
-            workers: K.
-            global_batch_size: B, samples.
-            reason: Why, for logs and records.
-            without: Workers to remove and release; with as many ready ones to replace them, this is a migration.
-            lr_scale: Factor for the optimizer's learning rate.
-        """
-        self._workers.resize(workers, global_batch_size, reason, without, lr_scale)
+        self._command += 1
+        self._registry.ask_to_leave(without)
+        self._configuration = m.ResizeMembers(
+            self._command, workers, global_batch_size, reason, tuple(without), lr_scale
+        )
+        self._send(self._configuration)
 
     def release(self, keep: int) -> None:
-        """Release workers that no view needs, newest first, until `keep` are alive; `Leaving` events name them."""
-        self._workers.release(keep)
-
-    def migrate(self, buckets: Mapping[int, int]) -> None:
-        """Have aggregators hold other buckets while training goes on; a `Migrated` event reports the end.
-
-        Args:
-            buckets: The index of the aggregator that is to hold each of them. A later request replaces this one.
-
-        Raises:
-            ScavengerError: If the model is not known yet, or has no such bucket.
-        """
-        self._migrations.move(buckets, self._clock())
-
-    def use_aggregators(self, aggregators: Collection[int]) -> None:
-        """Have these aggregators, by their indices, hold the model, about as much each, and the others nothing.
-
-        As with `migrate`, training goes on meanwhile. The first sequences the steps, whether it holds anything or not.
-
-        Raises:
-            ScavengerError: If the model is not known yet, or all of them are about to be lost with their VMs.
-        """
-        self._migrations.use([index + self._apart for index in aggregators], self._clock())
+        if self.settled and (len(self.alive) > keep or self._registry.departing):
+            self._command += 1
+            self._send(m.ReleaseSpares(self._command, keep))
 
     def verdict(
         self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
     ) -> None:
-        """Answer an `EpochReport`, or the `BatchReport` of a step; the job waits for the answer."""
         verdict = m.VerdictGiven(epoch, stop, keep_best, rate_scale, step)
         self._processes.send(self._aggregators[0], verdict)
 
     def run_callbacks(self, request: m.RunCallbacks) -> None:
-        """Have a worker run the callbacks; `CallbacksRun` is its answer, and until then the call is to be repeated."""
         self._callbacks.ask(request)
 
     def finish(
@@ -277,102 +231,41 @@ class Supervisor(KnownWorkers):
         within_s: float | None = None,
         callbacks: m.RunCallbacks | None = None,
     ) -> None:
-        """End training with the last applied step, and have a worker write the model; waits until it is written.
-
-        Args:
-            path: Path of the `.keras` file.
-            best: Write the weights that a verdict last said to keep; the last weights if no verdict did.
-            checkpoint: First write a checkpoint, if the job has a checkpoint plan, so that it can be resumed.
-            within_s: How long it may take, seconds; None for as long as a worker may take to start.
-            callbacks: The callbacks whose `on_train_end` follows, as of their last run; None for none.
-
-        Raises:
-            WorkersLostError: If no worker is left to write the model, or an aggregator that holds it is gone.
-            ModelNotSavedError: If there is no room for the file, or its disk fails.
-            TrainingError: If writing fails in another way, or takes longer than `within_s`.
-        """
+        """See `JobSupervisor.finish`: a worker writes the model, which needs all aggregators."""
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         self._ending.finalise(best=best, checkpoint=checkpoint, deadline=deadline)
         self._ending.write(path.resolve(), deadline=deadline, callbacks=callbacks)
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
-        """End training with the last applied step, and write a checkpoint of it, if the job has a checkpoint plan.
-
-        Raises what `finish` does. An event reports whether the checkpoint was written.
-        """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         self._ending.finalise(best=best, checkpoint=True, deadline=deadline)
 
-    def close(self, *, grace_s: float = _GRACE_S) -> None:
-        """End every process and free everything; safe to call twice.
-
-        Args:
-            grace_s: How long processes may take to end by themselves, seconds.
-        """
+    def close(self, *, grace_s: float = GRACE_S) -> None:
         self._recoveries.close()
-        self._ending.quit(self._routing.send, grace_s=grace_s)
+        self._ending.quit(self._send, grace_s=grace_s)
 
     # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
     def manifest(self) -> m.Manifest | None:
-        """Description of the model; None before a worker has built it."""
         return self._incoming.manifest
 
     @property
-    def _registry(self) -> ProcessRegistry:
-        return self._known
-
-    @property
     def quarantined(self) -> tuple[int, ...]:
-        """Samples that are left out, by their indices in the data."""
         return self._incoming.quarantined
 
     @property
-    def map(self) -> BucketMap | None:
-        """Which aggregator holds each bucket of the model; None before a worker has built it."""
-        return self._migrations.map
-
-    @property
-    def bucket_bytes(self) -> tuple[int, ...]:
-        """Size of each bucket of the model, bytes; empty before a worker has built it."""
-        return self._migrations.sizes
-
-    @property
-    def aggregators(self) -> int:
-        """Number of aggregators that share the model."""
-        return len(self._aggregators) - self._apart
-
-    @property
-    def migrating(self) -> bool:
-        """Whether the end of a migration of buckets has yet to be reported."""
-        return self._migrations.active
-
-    @property
-    def migrated(self) -> m.Migrated | None:
-        """The end of the newest migration of buckets that has ended; None before the first."""
-        return self._migrations.ended
-
-    @property
     def settled(self) -> bool:
-        """Whether the last request has taken effect."""
-        return self._workers.settled
+        roster = self._registry.roster
+        return roster.settled and roster.command == self._command
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
-        """The peak memory of each process so far."""
         return self._watches.memory_bytes
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Handle what has happened, waiting at most `timeout_s` for something; returns the events in order.
-
-        Raises:
-            TrainingError: If the training code failed, hangs, or yields NaN.
-            NotSupportedError: If the model or data cannot be trained on exactly.
-            WorkersLostError: If an aggregator, or the coordinator, dies again and again.
-        """
         self._answer_recorded()  # a caller that calls again has handled the events returned before
         self._update(timeout_s)
         events = list(self._events)
@@ -398,12 +291,12 @@ class Supervisor(KnownWorkers):
     def _update(self, timeout_s: float) -> None:
         """Handle messages that have arrived, processes that have ended, and preemption notices."""
         self._processes.wait(timeout_s)
-        self._routing.receive()
+        self._incoming.receive()
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
             if ended.name in self._aggregators:
-                self._migrations.process_ended(self._aggregators.index(ended.name), self._clock())
-        self._workers.announce_placed()
+                self.migrations.process_ended(self._aggregators.index(ended.name))
+        self._announce_placed()
         for notice in self.engine.preemption_notices():
             if self._registry.worker(notice.name) is not None:
                 self._events.append(notice)
@@ -413,14 +306,13 @@ class Supervisor(KnownWorkers):
 
     def _aggregator_preempted(self, notice: PreemptionNotice) -> None:
         """Have others hold what the aggregators of a VM hold that will be taken at a known time."""
-        leaving = notice.in_s is not None and self._migrations.leave(
+        leaving = notice.in_s is not None and self.migrations.leave(
             [
                 index
                 for index, name in enumerate(self._aggregators)
                 if name == notice.name
                 or (not notice.alone and self.engine.host(name) == self.engine.host(notice.name))
-            ],
-            self._clock(),
+            ]
         )
         moves = "; what it holds moves to the others" if leaving else ""
         if notice.alone and notice.in_s is not None and notice.name == self._aggregators[0]:
@@ -442,6 +334,20 @@ class Supervisor(KnownWorkers):
 
     # ---- the coordinator -----------------------------------------------------------------------------------
 
+    def _send(self, message: m.Message) -> None:
+        """Send the newest coordinator a message of the supervisor."""
+        self._processes.pass_on(self._registry.coordinator, b"", m.encode(message))
+
+    def _announce_placed(self) -> None:
+        """Notify the coordinator of workers that have a host: their time limit for starting begins then."""
+        for name in self._registry.unannounced:
+            if self.engine.pid(name):
+                self._announce(name)
+
+    def _announce(self, worker: str) -> None:
+        self._registry[worker].announced = True
+        self._send(m.Launched(worker))
+
     def _brief(self) -> m.Brief:
         return m.Brief(
             token=self._recoveries.token,
@@ -451,15 +357,15 @@ class Supervisor(KnownWorkers):
             step_s=self._timeouts.step_s,
             restore=self._checkpoints.restore,
             checkpoint=self._checkpoints.plan,
-            resize=self._workers.configuration,
-            command=self._workers.command,
+            resize=self._configuration,
+            command=self._command,
             number=self._registry.roster.number,
             held=self._recoveries.held,
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
             evaluation_s=self._timeouts.evaluation_s,
-            map=None if self.map is None else m.map_body(self.map),
-            spare=tuple(sorted(self._migrations.spare)),
+            map=None if self.migrations.map is None else m.map_body(self.migrations.map),
+            spare=tuple(sorted(self.migrations.spare)),
         )
 
     def _warn(self, text: str) -> None:
@@ -469,8 +375,8 @@ class Supervisor(KnownWorkers):
         """Look at what is watched at intervals, and replace a silent coordinator."""
         now = self._clock()
         self._callbacks.watch(now)
-        self._migrations.watch(now)
-        for index in self._migrations.vacant:
+        self.migrations.watch()
+        for index in self.migrations.vacant:
             self.engine.vacated(self._aggregators[index])
         working = self._watches.look(now)
         if working is not None:

@@ -89,12 +89,11 @@ class Watch:
     """Watches the processes of one job.
 
     Args:
-        engine: Runs the processes.
         send: Sends a message to the coordinator.
     """
 
-    def __init__(self, engine: Engine, registry: ProcessRegistry, send: Callable[[m.Message], None]) -> None:
-        self._engine, self._registry, self._send = engine, registry, send
+    def __init__(self, registry: ProcessRegistry, send: Callable[[m.Message], None]) -> None:
+        self._engine, self._registry, self._send = registry.engine, registry, send
         self._memory, self._network, self._work = MemoryWatch(), NetworkWatch(), WorkWatch()
 
     @property

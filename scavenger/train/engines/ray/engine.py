@@ -1,7 +1,7 @@
 """Engine that runs a job's processes on the hosts of a Ray cluster.
 
-Ray places an actor for each process and reports lost hosts. The actor runs the process with its own `ProcessEngine`,
-so that process groups, markers, the reaper and logs work there as they do locally. Reasons and measurements:
+Ray places an actor for each process and reports lost hosts. The actor runs the process as the agent of a VM
+does, so that process groups, markers, the reaper and logs work there as they do locally. Reasons and measurements:
 docs/adr/0007-ray-engine.md.
 """
 
@@ -23,10 +23,11 @@ import msgspec
 
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.private_files import make_private_folder
-from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.base import GRACE_S, Engine, Exit, as_line
 from scavenger.train.engines.process import cap_log
-from scavenger.train.engines.ray.host import Placed, ProcessActor, Report
-from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
+from scavenger.train.engines.ray.host import ProcessActor
+from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.remote import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 _PLACING_S = 60.0
@@ -97,7 +98,7 @@ class RayEngine(RemoteEngine[_Process]):
         self._avoided: frozenset[str] = frozenset()
         make_private_folder(log_dir)
         self._actor_class = self._ray.remote(
-            concurrency_groups={"watch": 1, "stop": 1},
+            concurrency_groups={"watch": 1},
             max_restarts=0,
             max_task_retries=0,
             runtime_env={"env_vars": _KEEP_CHILDREN},
@@ -126,7 +127,7 @@ class RayEngine(RemoteEngine[_Process]):
         def start() -> Any:  # not the constructor, because Ray stores its arguments, which contain keys
             return actor.start.remote(config, env)
 
-        log, place_by = self._new_log(config.name), self._clock() + _PLACING_S
+        log, place_by = self._new_log(config.name), self.clock() + _PLACING_S
         self._processes[config.name] = _Process(
             config, log, place_by, actor=actor, answer=start(), again=start
         )
@@ -138,10 +139,6 @@ class RayEngine(RemoteEngine[_Process]):
             self._ray.kill(process.actor)
             self._lose(process, "found no host with capacity for it")
         return self._take_exits()
-
-    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
-        """See `Engine.preemption_notices`: Ray gives none."""
-        return ()
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -172,11 +169,11 @@ class RayEngine(RemoteEngine[_Process]):
             if process.ended:
                 continue
             if process.pid:
-                process.actor.stop.options(concurrency_group="stop").remote(grace_s)
+                process.actor.stop.remote(grace_s)
             else:
                 self._ray.kill(process.actor)
-        deadline = self._clock() + 3 * grace_s + _MARGIN_S
-        while (left := [name for name in chosen if not chosen[name].ended]) and self._clock() < deadline:
+        deadline = self.clock() + 3 * grace_s + _MARGIN_S
+        while (left := [name for name in chosen if not chosen[name].ended]) and self.clock() < deadline:
             self._receive(_TICK_S)
         self._exits = [ended for ended in self._exits if ended.name not in chosen]
         if left:
@@ -252,20 +249,17 @@ class RayEngine(RemoteEngine[_Process]):
             where = f"on {process.host}" if process.host else "where it was being started"
             self._lose(process, "" if process.killed else f"was lost: Ray cannot reach it any more {where}")
             return
-        if isinstance(update, Placed):
-            process.pid, process.host = update.pid, update.host
+        if isinstance(update, str):
+            process.host = update
             process.again = process.actor.watch.options(concurrency_group="watch").remote
         else:
-            self._note(process, update)
+            for message in update:
+                if isinstance(message, m.Placed):
+                    process.pid = message.pid
+                elif isinstance(message, m.Report):
+                    self._report(process, message)
         if not process.ended:
             process.answer = process.again()
-
-    def _note(self, process: _Process, report: Report) -> None:
-        self._report(
-            process, report.log, report.memory_bytes, suspended=report.suspended, working=report.working
-        )
-        if report.status is not None:
-            self._end(process, report.status, report.reason)
 
     def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
         self._release(process)

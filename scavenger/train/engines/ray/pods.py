@@ -1,4 +1,4 @@
-"""Engine that runs a job's workers on nodes of a Ray cluster that come and go with them, such as pods of KubeRay.
+"""Hosts of workers that are nodes of a Ray cluster, which come and go with them, such as pods of KubeRay.
 
 Ray tells which nodes have joined, and runs one process on each, which takes all of the node's CPUs. That process is an
 agent, which joins the job as a VM's does (`scavenger.train.engines.vm.agent`): so code, files, keys, heartbeats and the
@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from scavenger.train.engines.base import Exit
 from scavenger.train.engines.ray.engine import RayEngine
 from scavenger.train.engines.ray.node import NODE_ROLE
-from scavenger.train.engines.vm.agent_server import AgentServer
-from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.engines.vm.engine import HostEngine, HostSource
 from scavenger.train.engines.vm.values import AgentStatus, one_time_keys
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
@@ -58,70 +53,43 @@ class _Node:
     failed: str = ""
 
 
-class RayPodEngine(VmEngine):
-    """Runs workers on nodes of the Ray cluster that this machine belongs to, and all else here.
+class RayNodes(HostSource):
+    """Runs agents on nodes of the Ray cluster that this machine belongs to; aggregators stay here.
 
     Args:
-        log_dir, agents, place_max_s, command, clock: See `VmEngine`.
-        addresses: Of the nodes; closed with the engine.
+        addresses: Of the nodes; closed with these hosts.
         address: See `RayEngine`.
         agent: Command of the agents; None: the processes' own.
     """
 
+    rents_aggregators = False
+    aggregators_here = True
+
     def __init__(
-        self,
-        log_dir: Path,
-        agents: AgentServer,
-        *,
-        addresses: NodeAddresses,
-        address: str = "auto",
-        agent: Sequence[str] | None = None,
-        place_max_s: float = 900.0,
-        command: Sequence[str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, addresses: NodeAddresses, *, address: str = "auto", agent: Sequence[str] | None = None
     ) -> None:
-        super().__init__(log_dir, agents, place_max_s=place_max_s, command=command, clock=clock)
-        self._addresses = addresses
-        self._ray = RayEngine(log_dir / _LOGS, address=address, command=agent, clock=clock)
+        self._addresses, self._address, self._agent = addresses, address, agent
         self._nodes: dict[str, _Node] = {}
         self._looked_at = -math.inf
 
-    def launch(
-        self,
-        config: ProcessConfiguration,
-        *,
-        env: dict[str, str] | None = None,
-        host: str | None = None,
-        vm: str = "",
-    ) -> int:
-        if config.role == "aggregator":
-            config = msgspec.structs.replace(config, memory_fd=-1)  # its workers are on other machines
-        return super().launch(config, env=env, host=host, vm=vm)
+    def attach(self, engine: HostEngine) -> None:
+        super().attach(engine)
+        self._agents, self._clock = engine.agents, engine.clock
+        self._ray = RayEngine(
+            engine.log_dir / _LOGS, address=self._address, command=self._agent, clock=self._clock
+        )
 
-    def _runs_here(self, config: ProcessConfiguration) -> bool:
-        return config.role in ("aggregator", "coordinator")
-
-    def reachable(self, url: str) -> str:
-        """See `Engine.reachable`: those who use the leader's files are aggregators, which are where the leader is."""
-        return url
-
-    def poll(self) -> list[Exit]:
+    def poll(self) -> None:
         for ended in self._ray.poll():
             self._note_end(ended)
         if self._clock() - self._looked_at >= _LOOK_S:
             self._looked_at = self._clock()
             self._start_agents()
-        return super().poll()
 
     def close(self) -> None:
-        """See `Engine.close`; the agents end, too."""
-        if self._closed:
-            return
+        """See `HostSource.close`; the agents end, too."""
         self._addresses.close()
-        try:
-            super().close()
-        finally:
-            self._ray.close()
+        self._ray.close()
 
     # ---- agents ----------------------------------------------------------------------------------------------
 
@@ -173,7 +141,7 @@ class RayPodEngine(VmEngine):
                 f"Ray could not run the agent of its node ({ended.cause}): {self._last_line(ended.name)}; Scavenger "
                 "must be installed in the image of the Ray cluster, in the version of this command"
             )
-            self.refuse_waiting(vm.spec.type, self.waiting(vm.spec.type), why)
+            self.engine.refuse_waiting(vm.spec.type, self.engine.waiting(vm.spec.type), why)
 
     def _last_line(self, name: str) -> str:
         text = self._ray.log(name).read_bytes()[-_LAST_BYTES:].decode(errors="replace")

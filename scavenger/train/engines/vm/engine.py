@@ -1,7 +1,8 @@
-"""Engine that runs a job's processes on VMs whose agents have joined (`scavenger.train.engines.vm.agent_server`).
+"""Engine that runs a job's processes on hosts whose agents have joined (`scavenger.train.engines.vm.agent_server`).
 
-The coordinator runs on the leader's machine, which is not preempted. Aggregators and workers run on VMs of their role.
-A process waits until a VM has capacity for it, and `needs` returns how many VMs are needed.
+A source has the agents started: on rented VMs, on nodes of a Ray cluster, or in the pool of aggregators. The
+coordinator runs on the leader's machine, which is not preempted. A process waits until a host of its role has capacity
+for it, and `needs` returns how many VMs are needed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +23,9 @@ from scavenger.train.checkpoints.remote_folder import SCHEME
 from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.gpus import gpu_for, only
 from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
+from scavenger.train.engines.vm.remote import RemoteEngine, RemoteProcess
 from scavenger.train.engines.vm.values import AgentStatus, Gone, ProcessEvent
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
@@ -66,16 +68,69 @@ class _Process(RemoteProcess):
         return not (self.ended or self.launch)
 
 
-class VmEngine(RemoteEngine[_Process]):
-    """Runs each role of a job in a process of its own, workers and aggregators on VMs.
+class HostSource:
+    """VMs, which a fleet rents as `HostEngine.needs` says. A subclass has agents started on other hosts.
+
+    Attributes:
+        engine: The engine that uses these hosts.
+        hosts: See `Engine.hosts`.
+        rents_aggregators: Whether aggregators are on VMs, too.
+        aggregators_here: Whether aggregators run where the leader does, and so use its files.
+    """
+
+    engine: HostEngine
+    hosts: tuple[str, ...] = ()
+    rents_aggregators = True
+    aggregators_here = False
+
+    def attach(self, engine: HostEngine) -> None:
+        """Note the engine, before it starts anything."""
+        self.engine = engine
+
+    def runs_here(self, config: ProcessConfiguration) -> bool:
+        """Whether a process runs on the leader's machine."""
+        return config.role == "coordinator" or (self.aggregators_here and config.role == "aggregator")
+
+    def suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
+        """Whether a process that wants a type of VM may run on a host of its role that has room."""
+        # all aggregators use one VM type
+        return config.role == "aggregator" or type_ in ("", vm.spec.type)
+
+    def wait_for(self, config: ProcessConfiguration) -> None:
+        """Note a process that waits for a host."""
+
+    def poll(self) -> None:
+        """Note what has happened to the hosts; called before what has happened on them is handled."""
+
+    def note_ends(self, exits: list[Exit]) -> list[Exit]:
+        """Note processes that have ended; returns them with what is known beyond that."""
+        return exits
+
+    def missed(self, name: str, within_s: float) -> str:
+        """Why a process that has waited too long has no place, as a cause of its end."""
+        return f"no VM could be had for it within {within_s:g} s"
+
+    def vacated(self, name: str) -> None:
+        """See `Engine.vacated`."""
+
+    def close(self) -> None:
+        """Give the hosts up, once nothing runs on them."""
+
+
+class HostEngine(RemoteEngine[_Process]):
+    """Runs each role of a job in a process of its own, workers and aggregators on hosts of a source.
 
     Args:
         log_dir: Local folder to which output is copied, one file per process.
-        agents: Connections to the VMs, which outlive the engine. Only one engine at a time may use them.
+        agents: Connections to the hosts, which outlive the engine. Only one engine at a time may use them.
+        source: Has the agents started; None: a fleet does, on VMs.
         place_max_s: How long a process may wait for a VM with capacity before it counts as ended.
         command: Command of each process; None: the training process, with the Python of its machine.
         local: Runs the processes of the leader's machine; None for an engine that shares no memory with them.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        agents, source: See the arguments.
     """
 
     def __init__(
@@ -83,19 +138,23 @@ class VmEngine(RemoteEngine[_Process]):
         log_dir: Path,
         agents: AgentServer,
         *,
+        source: HostSource | None = None,
         place_max_s: float = _PLACE_MAX_S,
         command: Sequence[str] | None = None,
         local: ProcessEngine | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(log_dir, clock)
-        self._agents, self._place_max_s = agents, place_max_s
+        self.agents, self._place_max_s = agents, place_max_s
         self._command = () if command is None else tuple(command)
+        self._shares_memory = local is not None
         self._local = ProcessEngine(log_dir, -1, command=command) if local is None else local
         self._locals: set[str] = set()
         self._notices: list[PreemptionNotice] = []
         self._avoided: frozenset[str] = frozenset()
         self._released: set[str] = set()
+        self.source = HostSource() if source is None else source
+        self.source.attach(self)
 
     def launch(
         self,
@@ -107,8 +166,10 @@ class VmEngine(RemoteEngine[_Process]):
     ) -> int:
         """See `Engine.launch`; the leader's own address as `host` means no place in particular."""
         self._check_launch(config.name)
-        if self._runs_here(config):
-            if config.role == "coordinator" and not is_own(self._agents.address):
+        if self.source.runs_here(config):
+            if not self._shares_memory:
+                config = msgspec.structs.replace(config, memory_fd=-1)
+            if config.role == "coordinator" and not is_own(self.agents.address):
                 # this machine may be unable to reach itself by its public address
                 port = config.coordinator.rpartition(":")[2]
                 config = msgspec.structs.replace(config, coordinator=f"tcp://127.0.0.1:{port}")
@@ -116,34 +177,32 @@ class VmEngine(RemoteEngine[_Process]):
             self._processes.pop(config.name, None)
             self._locals.add(config.name)
             return pid
-        if host is not None and not any(seen.address == host for seen in self._agents.vms()):
+        if host is not None and not any(seen.address == host for seen in self.agents.vms()):
             raise ValueError(f"there is no VM at {host!r}")
         self._locals.discard(config.name)
         self._processes[config.name] = _Process(
             config,
             self._new_log(config.name),
-            self._clock() + self._place_max_s,
+            self.clock() + self._place_max_s,
             env=dict(env or {}),
             address=host,
             vm=vm,
         )
         self._place_waiting()
+        self.source.wait_for(config)
         return 0
-
-    def _runs_here(self, config: ProcessConfiguration) -> bool:
-        """Whether a process runs on the leader's machine."""
-        return config.role == "coordinator"
-
-    def _suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
-        """Whether a process that wants a type of VM may run on a VM of its role that has room."""
-        # all aggregators use one VM type
-        return config.role == "aggregator" or type_ in ("", vm.spec.type)
 
     def needs(self) -> Needs:
         """Return the processes that need VMs: all whose end has not been seen."""
-        living = [process for process in self._processes.values() if not process.ended]
-        workers = Counter(process.vm for process in living if process.config.role != "aggregator")
-        return Needs(dict(workers), len(living) - workers.total())
+        workers = Counter(
+            one.vm for one in self._processes.values() if not one.ended and one.config.role != "aggregator"
+        )
+        return Needs(dict(workers), len(self._aggregators) if self.source.rents_aggregators else 0)
+
+    @property
+    def _aggregators(self) -> list[_Process]:
+        """The aggregators on hosts, or that wait for one."""
+        return [one for one in self._processes.values() if not one.ended and one.config.role == "aggregator"]
 
     def refuse_waiting(self, vm: str, count: int, reason: str) -> None:
         """End `count` of the workers that wait for a VM of a type, newest first: no more VMs will be started."""
@@ -155,6 +214,14 @@ class VmEngine(RemoteEngine[_Process]):
         """Return the number of workers that wait for a VM of a type."""
         return len(self._waiting(vm))
 
+    def waits(self, name: str) -> bool:
+        """Whether a process waits for a host."""
+        return name in self._processes and self._processes[name].waits
+
+    def notify(self, notice: PreemptionNotice) -> None:
+        """Give a notice of the source to the job."""
+        self._notices.append(notice)
+
     def _waiting(self, vm: str) -> list[_Process]:
         return [
             process
@@ -163,15 +230,19 @@ class VmEngine(RemoteEngine[_Process]):
         ]
 
     def poll(self) -> list[Exit]:
+        self.source.poll()
         self._receive()
         self._place_waiting()
         for process in self._waited_too_long():
-            self._lose(process, self._missed(process.config.name))
-        return self._take_exits() + self._local.poll()
+            self._lose(process, self.source.missed(process.config.name, self._place_max_s))
+        return self.source.note_ends(self._take_exits() + self._local.poll())
 
-    def _missed(self, name: str) -> str:
-        """Why a process that has waited too long has no place, as a cause of its end."""
-        return f"no VM could be had for it within {self._place_max_s:g} s"
+    def vacated(self, name: str) -> None:
+        self.source.vacated(name)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.source.hosts
 
     def _waits(self, process: _Process, now: float) -> bool:
         return process.waits and now > process.place_by
@@ -203,7 +274,7 @@ class VmEngine(RemoteEngine[_Process]):
         if process.ended:
             return
         if process.launch:
-            self._agents.send(process.intent, m.Kill(process.launch))
+            self.agents.send(process.intent, m.Kill(process.launch))
         else:
             self._end(process, -signal.SIGKILL)
 
@@ -214,16 +285,16 @@ class VmEngine(RemoteEngine[_Process]):
         remote = {name: self._processes[name] for name in chosen if name not in self._locals}
         for process in remote.values():
             if process.launch and not process.ended:
-                self._agents.send(process.intent, m.Stop(process.launch, grace_s))
+                self.agents.send(process.intent, m.Stop(process.launch, grace_s))
             elif not process.ended:
                 self._end(process, -signal.SIGTERM)
-        deadline = self._clock() + 2 * grace_s + _MARGIN_S
+        deadline = self.clock() + 2 * grace_s + _MARGIN_S
         try:
             self._local.stop(local, grace_s=grace_s)
         finally:
-            while (left := [one for one in remote.values() if not one.ended]) and self._clock() < deadline:
+            while (left := [one for one in remote.values() if not one.ended]) and self.clock() < deadline:
                 for process in left:
-                    self._agents.give_up(process.intent, process.launch)
+                    self.agents.give_up(process.intent, process.launch)
                 self._receive()
                 time.sleep(_TICK_S)
         self._exits = [ended for ended in self._exits if ended.name not in remote]
@@ -236,32 +307,32 @@ class VmEngine(RemoteEngine[_Process]):
         if self._closed:
             return
         self._closed = True
-        try:
+        with ExitStack() as ending:  # whatever fails
+            ending.callback(self.source.close)
+            ending.callback(self.agents.unattended)
+            ending.callback(self._local.close)
             self.stop(grace_s=_CLOSING_S)
-        finally:
-            self._local.close()
-            self._agents.unattended()
 
     @property
     def in_doubt(self) -> bool:
         """See `Engine.in_doubt`: most VMs are silent, or were until recently."""
-        return self._agents.in_doubt or self._agents.unheard
+        return self.agents.in_doubt or self.agents.unheard
 
     @property
     def leader_host(self) -> str:
-        return self._agents.address
+        return self.agents.address
 
     @property
     def leader_port(self) -> int:
         """See `Engine.leader_port`: the port after the one by which VMs join, if that was chosen."""
-        return self._agents.port + 1 if self._agents.port else 0
+        return self.agents.port + 1 if self.agents.port else 0
 
     def reachable(self, url: str) -> str:
         """See `Engine.reachable`: a folder of this machine is shared with aggregators through their agents."""
         path = local_path(url)
-        if path is None:
+        if path is None or self.source.aggregators_here:
             return url
-        self._agents.share(path)
+        self.agents.share(path)
         return f"{SCHEME}{path}"
 
     @property
@@ -272,7 +343,7 @@ class VmEngine(RemoteEngine[_Process]):
         return self._local.pid(name) if name in self._locals else super().pid(name)
 
     def host(self, name: str) -> str:
-        return self._agents.address if name in self._locals else super().host(name)
+        return self.agents.address if name in self._locals else super().host(name)
 
     def node(self, name: str) -> str:
         return self.host(name) if name in self._locals else self._processes[name].node
@@ -293,7 +364,7 @@ class VmEngine(RemoteEngine[_Process]):
             return
         process = self._processes[name]
         if process.launch and not process.ended:
-            self._agents.send(process.intent, m.InputLine(process.launch, line))
+            self.agents.send(process.intent, m.InputLine(process.launch, line))
         elif process.pending_lines is not None:
             process.pending_lines.append(line)
 
@@ -310,7 +381,7 @@ class VmEngine(RemoteEngine[_Process]):
             return
         process = self._processes[name]
         if process.launch and not process.ended:
-            self._agents.send(process.intent, m.ShowStack(process.launch))
+            self.agents.send(process.intent, m.ShowStack(process.launch))
 
     # ---- placement -----------------------------------------------------------------------------------------
 
@@ -320,11 +391,11 @@ class VmEngine(RemoteEngine[_Process]):
             role = "aggregator" if process.config.role == "aggregator" else "worker"
             able = [
                 vm
-                for vm in self._agents.free()
+                for vm in self.agents.free()
                 if vm.spec.role == role
                 and not (role == "worker" and process.address is None and vm.node in self._avoided)
                 and process.address in (None, vm.address)
-                and self._suits(process.config, process.vm, vm)
+                and self.source.suits(process.config, process.vm, vm)
             ]
             if able:
                 self._start_on(process, min(able, key=lambda vm: len(vm.processes)))
@@ -333,18 +404,18 @@ class VmEngine(RemoteEngine[_Process]):
         config = process.config
         sharing = vm.spec.slots
         if vm.spec.role == "aggregator":
-            sharing = max(1, min(sharing, self.needs().aggregators))
+            sharing = max(1, min(sharing, len(self._aggregators)))
         config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.spec.threads // sharing))
         needs_code = config.role != "aggregator"
         process.gpu = self._gpu_on(vm) if vm.spec.role == "worker" else ""
         env = {**only(process.gpu), **process.env} if process.gpu else process.env
-        process.launch = self._agents.launch(vm.spec.intent, config, env, self._command, folder=needs_code)
+        process.launch = self.agents.launch(vm.spec.intent, config, env, self._command, folder=needs_code)
         if not process.launch:
             return
         process.intent, process.placed_at, process.node = vm.spec.intent, vm.address, vm.node
         self._released.discard(vm.spec.intent)
         for line in process.pending_lines or ():
-            self._agents.send(vm.spec.intent, m.InputLine(process.launch, line))
+            self.agents.send(vm.spec.intent, m.InputLine(process.launch, line))
         process.pending_lines = None
 
     def _gpu_on(self, vm: AgentStatus) -> str:
@@ -360,7 +431,7 @@ class VmEngine(RemoteEngine[_Process]):
 
     def _receive(self) -> None:
         processes = {process.launch: process for process in self._processes.values() if process.launch}
-        for launch, event in self._agents.take_events():
+        for launch, event in self.agents.take_events():
             process = processes.get(launch)
             if process is not None and not process.ended:
                 self._note(process, event)
@@ -370,11 +441,7 @@ class VmEngine(RemoteEngine[_Process]):
             case m.Placed():
                 process.pid, process.host = event.pid, process.placed_at
             case m.Report():
-                self._report(
-                    process, event.log, event.memory_bytes, suspended=event.suspended, working=event.working
-                )
-                if event.status is not None:
-                    self._end(process, event.status, event.reason)
+                self._report(process, event)
             case m.Preemption():
                 self._notices.append(PreemptionNotice(process.config.name, event.in_s, event.reason))
             case Gone():

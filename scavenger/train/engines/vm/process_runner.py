@@ -1,4 +1,4 @@
-"""Runs the processes on a VM and reports on them. Used by the agent's one thread; no method but `close` waits."""
+"""Runs the processes on a host and reports on them. Used by one thread at a time; no method but `close` waits."""
 
 from __future__ import annotations
 
@@ -62,13 +62,15 @@ class _Process:
 
 @dataclass(slots=True)
 class ProcessRunner:
-    """The processes that run on this VM.
+    """The processes that run on this host.
 
     Args:
         send: Sends a message to the leader.
+        forks: Whether workers are forked from a process that has imported what they need.
     """
 
     send: Callable[[m.AgentMessage], None]
+    forks: bool = True
     _engines: dict[tuple[str, ...], ProcessEngine] = field(default_factory=dict)
     _processes: dict[int, _Process] = field(default_factory=dict)
     _tails: dict[str, _Tail] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class ProcessRunner:
 
         Args:
             order: The leader's order.
-            folder: This VM's copy of the folder of the training code; None if the process does not need it.
+            folder: This host's copy of the folder of the training code; None if the process does not need it.
         """
         config = msgspec.structs.replace(
             order.boot,
@@ -96,7 +98,7 @@ class ProcessRunner:
             engine = self._engine(order.command)
             engine.launch(config, env=order.env)
         except (OSError, ValueError, RuntimeError) as error:
-            self.refuse(order.launch, f"could not be run on its VM: {error}")
+            self.refuse(order.launch, f"could not be run on its host: {error}")
             return
         self._processes[order.launch], self._reason = _Process(config, engine), ""
         self._tails.setdefault(config.name, _Tail(engine.log(config.name)))
@@ -166,7 +168,11 @@ class ProcessRunner:
 
     def _engine(self, command: tuple[str, ...]) -> ProcessEngine:
         if command not in self._engines:
-            self._engines[command] = ProcessEngine(None, -1, command=command or None)
+            self._engines[command] = (
+                ProcessEngine(None, -1, command=command or None)
+                if self.forks
+                else ProcessEngine(None, -1, command=command or None, fork_target=None)
+            )
         return self._engines[command]
 
     @staticmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Generic, TypeVar
 from scavenger.private_files import FILE_MODE
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import cap_log
+from scavenger.train.engines.vm import messages as m
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 
@@ -57,21 +57,16 @@ class RemoteEngine(Engine, Generic[P]):
     Args:
         log_dir: Local folder to which output is copied, one file per process.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        log_dir, clock: See the arguments.
     """
 
     def __init__(self, log_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log_dir, self._clock = log_dir, clock
+        self.log_dir, self.clock = log_dir, clock
         self._processes: dict[str, P] = {}
         self._exits: list[Exit] = []
         self._closed = False
-
-    @abstractmethod
-    def kill(self, name: str) -> None:
-        """See `Engine.kill`."""
-
-    def kill_all(self) -> None:
-        for name in self.running:
-            self.kill(name)
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -91,7 +86,7 @@ class RemoteEngine(Engine, Generic[P]):
 
     def idle_s(self, name: str) -> float:
         process = self._processes[name]
-        return math.inf if process.ended else self._clock() - process.worked_at
+        return math.inf if process.ended else self.clock() - process.worked_at
 
     def sample_memory(self) -> dict[str, int]:
         return {
@@ -120,19 +115,21 @@ class RemoteEngine(Engine, Generic[P]):
             raise ValueError(f"a process {name!r} runs already")
 
     def _new_log(self, name: str) -> Path:
-        log = self._log_dir / f"{name}.log"
+        log = self.log_dir / f"{name}.log"
         log.touch(FILE_MODE)
         return log
 
-    def _report(self, process: P, log: bytes, memory_bytes: int, *, suspended: bool, working: bool) -> None:
+    def _report(self, process: P, report: m.Report) -> None:
         """Record a host's report about a process."""
-        if log:
+        if report.log:
             with process.log.open("ab") as file:
-                file.write(log)
-        process.suspended = suspended
-        if working:
-            process.worked_at = self._clock()
-        process.memory_bytes = max(process.memory_bytes, memory_bytes)
+                file.write(report.log)
+        process.suspended = report.suspended
+        if report.working:
+            process.worked_at = self.clock()
+        process.memory_bytes = max(process.memory_bytes, report.memory_bytes)
+        if report.status is not None:
+            self._end(process, report.status, report.reason)
 
     def _end(self, process: P, status: int, reason: str = "", *, refused: bool = False) -> None:
         """Record the end of a process, for `poll` to return."""
@@ -150,7 +147,7 @@ class RemoteEngine(Engine, Generic[P]):
 
     def _waited_too_long(self) -> list[P]:
         """Return the processes that were not placed in time."""
-        now = self._clock()
+        now = self.clock()
         return [one for one in self._processes.values() if not one.ended and self._waits(one, now)]
 
     def _waits(self, process: P, now: float) -> bool:
