@@ -14,7 +14,7 @@ from benchmarks.gpu_steps import measured
 from benchmarks.live import job_file
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.errors import ScavengerError

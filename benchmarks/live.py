@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import load_job
-from scavenger.control.search.space import search_space
+from scavenger.control.places.this_machine import search_space
 from scavenger.control.training.cost_meter import WorkerCostMeter
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.journal import Journal

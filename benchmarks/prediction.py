@@ -11,7 +11,7 @@ from benchmarks.figures import Benchmark, Result, Spread, relative_error
 from benchmarks.live import EXAMPLES, job_file, train, visit
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.report import Observer

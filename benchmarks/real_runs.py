@@ -18,7 +18,7 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.live import job_file
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Actual, Observer, Predicted, RunReport
 from scavenger.store import Store

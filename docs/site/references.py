@@ -147,22 +147,22 @@ engine: ray   # job.yaml:2:9: engine: ray: a command runs on this machine or on 
 
 A job that asks for something which its kind of training code or its place lacks is refused before anything starts, with
 the place in the job file and what to write instead. This page is made from the table by which jobs are compared
-(`scavenger/control/jobs/needs.py`).
+(`scavenger/control/places/needs.py`).
 """
 
 
 def what_runs_where() -> str:
     """Each kind of job at each place, what else a job file may ask for, and all refusals."""
-    from scavenger.control.jobs.needs import NEEDS, Kind, Place, lacks
+    from scavenger.control.places.needs import NEEDS, Kind, Where, lacks
     from scavenger.domain.job import JobSpec
 
-    places: dict[Place, Document] = {
-        Place.HERE: {},
-        Place.RAY: {"engine": "ray"},
-        Place.VMS: {"infra": "aws/us-east-1"},
-        Place.PODS: {"infra": "kubernetes"},
-        Place.RAY_PODS: {"infra": "kubernetes", "engine": "ray/train"},
-        Place.POOL: {"aggregation": "shared"},
+    places: dict[Where, Document] = {
+        Where.HERE: {},
+        Where.RAY: {"engine": "ray"},
+        Where.VMS: {"infra": "aws/us-east-1"},
+        Where.PODS: {"infra": "kubernetes"},
+        Where.RAY_PODS: {"infra": "kubernetes", "engine": "ray/train"},
+        Where.POOL: {"aggregation": "shared"},
     }
     lines = [_EXAMPLE, "## Kinds and places", "", *_header(["", *places])]
     for kind in Kind:
@@ -175,7 +175,7 @@ def what_runs_where() -> str:
         )
         lines.append(_row([kind, *("no" if any(lacks(job, kind)) else "yes" for job in jobs)]))
     lines += ["", "## Keys of the job file", "", "`no`: it is refused there.", ""]
-    parts = [*Kind, *Place]
+    parts = [*Kind, *Where]
     lines += _header(["", *parts])
     for need in NEEDS:
         lines.append(_row([need.name, *("no" if part in need.lacked else "" for part in parts)]))

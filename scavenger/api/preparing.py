@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from scavenger.control.job_file.load import load_job, override_job
-from scavenger.control.jobs.platform import PreparedJob, prepare_job
+from scavenger.control.jobs.prepared import PreparedJob, prepare_job
 from scavenger.control.jobs.variables import asked_variables
 from scavenger.domain.overrides import Overrides
 from scavenger.errors import ConfigurationError

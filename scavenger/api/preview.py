@@ -13,7 +13,7 @@ from scavenger.policy.leaders import what_is_lost, where_checkpoints_are
 from scavenger.presentation.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
-    from scavenger.control.jobs.platform import PreparedJob
+    from scavenger.control.jobs.prepared import PreparedJob
     from scavenger.domain.job import JobSpec
     from scavenger.policy.leaders import LeaderPlan
 
@@ -54,8 +54,8 @@ class PreviewAnswer(Answer):
 
 def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
     """What would be searched, profiled, chosen and run, as rows of (name, text)."""
-    job, platform = prepared.job, prepared.platform
-    space, aggregators = platform.space, platform.aggregators
+    job, place = prepared.job, prepared.place
+    space, aggregators = place.space, place.aggregators
     configurations = plural(len(space.configurations()), "configuration")
     yield (
         "search",
@@ -71,15 +71,15 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
         if job.elastic.aggregator_vms == "auto":
             yield "", "more of them, if earlier runs of the job show that they are worth it"
-    if platform.leader is not None:
-        leader = platform.leader
+    if place.leader is not None:
+        leader = place.leader
         hourly = f"{money(leader.usd_per_hour)} an hour with its disk"
         yield "leader", f"1 {clean(leader.offer.vm)} on demand, {hourly}, since {leader.reason}"
         for line in leader_lines(job, leader):
             yield "", line
-    for note in platform.notes:
+    for note in place.notes:
         yield "", clean(note)
-    if platform.rents:
+    if place.rents:
         yield "checkpoints", clean(checkpoint_words(prepared))
     limits = _limits(job.profile.max_time, job.profile.max_cost)
     steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
@@ -99,7 +99,7 @@ def checkpoint_words(prepared: PreparedJob) -> str:
     if plan.every_steps is not None:
         pace += f" or {plural(plan.every_steps, 'step')}"
     here = str(prepared.folder / (plan.path or job.output))
-    return where_checkpoints_are(plan.path, pace, here="" if prepared.platform.leader is not None else here)
+    return where_checkpoints_are(plan.path, pace, here="" if prepared.place.leader is not None else here)
 
 
 def leader_lines(job: JobSpec, leader: LeaderPlan) -> Iterator[str]:
@@ -141,15 +141,13 @@ def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> PreviewAnswer:
         run: False if it ends with the choice.
         yes: Whether every question is answered with yes.
     """
-    job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
-    leader = platform.leader
+    job, place, aggregators = prepared.job, prepared.place, prepared.place.aggregators
+    leader = place.leader
     return PreviewAnswer(
         dry_run=True,
         job=job.model_dump(mode="json"),
-        configurations=len(platform.space.configurations()),
-        offers=tuple(
-            {name: getattr(offer, name) for name in _OF_AN_OFFER} for offer in platform.space.offers
-        ),
+        configurations=len(place.space.configurations()),
+        offers=tuple({name: getattr(offer, name) for name in _OF_AN_OFFER} for offer in place.space.offers),
         aggregators=None
         if aggregators is None
         else {
@@ -166,8 +164,8 @@ def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> PreviewAnswer:
             "price_source": leader.offer.price_source,
             "reason": leader.reason,
         },
-        checkpoints=checkpoint_words(prepared) if platform.rents else None,
-        notes=tuple(platform.notes),
+        checkpoints=checkpoint_words(prepared) if place.rents else None,
+        notes=tuple(place.notes),
         profile={
             "steps": job.profile.steps,
             "max_time_s": job.profile.max_time,

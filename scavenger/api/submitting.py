@@ -23,7 +23,7 @@ from scavenger.domain.submission import GivenEnvironment
 from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from scavenger.control.jobs.platform import PreparedJob
+    from scavenger.control.jobs.prepared import PreparedJob
     from scavenger.store.records import JobRecord
 
 # the bounds stand inside, where the document shows them
@@ -153,9 +153,8 @@ def submit(at: Local, request: SubmitRequest) -> SubmissionAnswer:
 @call("post", "preview", tag="operations", summary="What a job would do", role="changer", body="*")
 def preview(at: Local, request: PreviewRequest) -> PreviewAnswer:
     """What a job file would search, profile, choose and run, as `scavenger optimize JOB.yaml --dry-run` shows it."""
-    from scavenger.control.jobs.aggregator_vms import settled
 
-    return preview_of(settled(request.prepared(), at.store), run=request.run, yes=request.yes)
+    return preview_of(request.prepared().settled(at.store), run=request.run, yes=request.yes)
 
 
 @call(
@@ -174,7 +173,7 @@ def resume(at: Local, job: JobKey, request: ResumeRequest) -> SubmissionAnswer:
     One that a limit ended is given a higher one, one that missed its target more epochs, and one whose disk was full
     another folder for its output.
     """
-    from scavenger.control.jobs.platform import prepare_job
+    from scavenger.control.jobs.prepared import prepare_job
     from scavenger.control.jobs.renewal import renewed
     from scavenger.control.service.submitting import hand_over, own_environment, resubmission
     from scavenger.domain.job import JobSpec
@@ -193,7 +192,7 @@ def resume(at: Local, job: JobKey, request: ResumeRequest) -> SubmissionAnswer:
         made = store.submit_again(found.id, new, study_budget_usd=request.study_budget)
     else:
         whole = JobSpec.model_validate(found.spec) if spec is None else spec
-        rents = prepare_job(whole, Path(found.job_file)).platform.rents
+        rents = prepare_job(whole, Path(found.job_file)).place.rents
         new = again(rents=rents, environment=own_environment())
         made = hand_over(store, new, again=found.id, study_budget_usd=request.study_budget)
     return SubmissionAnswer(submission=submitted_jobs(store, [made])[0])

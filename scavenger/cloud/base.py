@@ -1,4 +1,4 @@
-"""The interfaces of clouds: priced VM types with their hardware (`Cloud`), and VMs (`Provider`).
+"""The interfaces of clouds: their VMs (`Provider`), and what could be launched (`Inspection`).
 
 The contract of a `Provider`, which `tests/cloud` verifies for every implementation:
 
@@ -26,28 +26,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 
 CONSOLE_CHARACTERS = 32_000
 """Longest console output that a provider returns: its end, which shows what went wrong last."""
-
-
-class Cloud(Protocol):
-    """The VM types of a provider in one region."""
-
-    def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
-        """Every available VM type, cheapest first.
-
-        Args:
-            workers_max: Maximum number of simultaneous workers, which share the resources of a fixed machine.
-
-        Raises:
-            ConfigurationError: If a price is unknown or absurd; never 0 in its place.
-        """
-
-    def hardware(self) -> str:
-        """The hardware that determines a VM type's speed, to distinguish models learned on other hardware."""
 
 
 class Provider(Protocol):

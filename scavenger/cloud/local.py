@@ -41,7 +41,7 @@ class LocalCloud:
         self._environment, self.gpus, self._gpu_model = environment, gpus, gpu_model
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
-        """See `Cloud.offers`: one type per number of threads, memory shared evenly among the workers."""
+        """VM types by price: one per number of threads; memory is shared evenly among the workers."""
         cpus = _usable_cpus()
         price, source = self.cpu_price()
         memory = psutil.virtual_memory().total // max(1, self.gpus or workers_max)

@@ -63,7 +63,6 @@ def find_leftovers(store: Store, regions: Iterable[str] = (), *, inform: Inform 
     """Look for VMs that no job uses, and have what is found told to webhooks.
 
     Args:
-        store: Holds which VMs are wanted.
         regions: Such as `gcp/us-central1`, in addition to all in which the store ever asked for VMs.
         inform: Takes one line for the user.
 

@@ -187,7 +187,7 @@ class JobRunner:
                     study_budget=self._of_study.get(threading.get_ident()),
                 )
                 return submit(self._source, asked).submission
-        from scavenger.control.jobs.platform import prepare_job
+        from scavenger.control.jobs.prepared import prepare_job
         from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
         prepared, own = prepare_job(job.spec, job.path), own_environment()
@@ -266,7 +266,7 @@ class JobRunner:
 
     def _here(self, job: Job, *, run: bool, observer: Observer | None, job_id: str | None = None) -> Run:
         from scavenger.control.jobs.job_run import JobRun
-        from scavenger.control.jobs.platform import prepare_job
+        from scavenger.control.jobs.prepared import prepare_job
 
         thread = threading.get_ident()
         with self._budget.allowance(job.spec.constraints.budget) as allowance:

@@ -15,8 +15,8 @@ from conformance import token_of
 from nested import built
 
 from scavenger.cloud.aws.inspection import AwsInspection
-from scavenger.control.provisioning import inspection as inspection_module
-from scavenger.control.provisioning.inspection import inspect_infra
+from scavenger.control.places import inspection as inspection_module
+from scavenger.control.places.inspection import inspect_infra
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from scavenger.domain.vm import VmRequest

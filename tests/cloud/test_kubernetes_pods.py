@@ -24,7 +24,7 @@ from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of, gib_of
 from scavenger.cloud.quotas import vms_left
-from scavenger.control.provisioning.admission import admitted
+from scavenger.control.places.room import admitted
 from scavenger.domain.configuration import Offer
 from scavenger.domain.ranges import Amount
 from scavenger.domain.vm import Quota, VmPackage

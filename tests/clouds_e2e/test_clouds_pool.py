@@ -17,7 +17,7 @@ from machines import ROOT
 from rented import Rented
 from waiting import wait_for
 
-from scavenger.control.provisioning.pool_nodes import POOL_NAME
+from scavenger.control.places.pool_nodes import POOL_NAME
 from scavenger.store import Store
 from scavenger.train.pool.connection import drain, load_of
 from scavenger.train.pool.protocol import PoolLoad

@@ -10,8 +10,8 @@ import pytest
 from cluster_world import NODES
 from kubernetes import client
 
-from scavenger.control.provisioning.cluster_inspection import inspect_cluster
-from scavenger.control.provisioning.inspection import inspect_infra
+from scavenger.control.places.cluster_inspection import inspect_cluster
+from scavenger.control.places.inspection import inspect_infra
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from tests.cluster.control_plane import ControlPlane

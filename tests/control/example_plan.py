@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from scavenger.control.provisioning.offers import CatalogCloud
+from scavenger.control.places.offers import CatalogCloud
 from scavenger.control.search.imported import ImportOptions, fit_to_rows
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.domain.configuration import SearchSpace

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from aws_server import VCPUS, AwsServer
 
-from scavenger.control.jobs.aggregator_vms import settled
-from scavenger.control.jobs.platform import PreparedJob, RentedVms, prepare_job
-from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources
+from scavenger.control.jobs.prepared import PreparedJob, prepare_job
+from scavenger.control.places.launching import ADDRESS_VARIABLE
+from scavenger.control.places.vms import RentedVms
 from scavenger.control.provisioning.model_size import model_size, record_size, recorded_size
 from scavenger.control.search.model_library import ModelLibrary, check_models_exist
 from scavenger.domain.configuration import Configuration
@@ -92,7 +92,7 @@ def ran(
     record_size(store, record.id, size)
     if link_s is None:
         return
-    space = job(Path(store.path or "").parent).platform.space
+    space = job(Path(store.path or "").parent).place.space
     profile = Profile(measured(link_s, size.share(vms)), 6400)
     model = JobModel.fit(profile, space=space, epochs_hint=None, max_epochs=20, fixed_epochs=True)
     library = ModelLibrary.read(store, fingerprint, write=lambda write: write(), warn=pytest.fail)
@@ -108,41 +108,41 @@ def store(tmp_path: Path) -> Any:
 def number(prepared: PreparedJob) -> int:
     vms = prepared.job.elastic.aggregator_vms
     assert vms != "auto"
-    assert isinstance(prepared.platform, RentedVms)
-    assert prepared.platform.resources.planned_terms(vms).shared.aggregators == vms
+    assert isinstance(prepared.place, RentedVms)
+    assert prepared.place.costs.planned_terms(vms).shared.aggregators == vms
     assert prepared.job.elastic.aggregators >= vms
-    assert prepared.platform.cloud.hardware() == hardware_of_vms(PLACE, vms)
+    assert prepared.place.hardware == hardware_of_vms(PLACE, vms)
     return vms
 
 
 def test_a_first_run_has_one_and_says_why(store: Store, tmp_path: Path) -> None:
-    first = settled(job(tmp_path), store)
+    first = job(tmp_path).settled(store)
 
     assert number(first) == 1
-    assert any("no earlier run" in note for note in first.platform.notes)
+    assert any("no earlier run" in note for note in first.place.notes)
 
 
 def test_what_the_file_says_holds(store: Store, tmp_path: Path) -> None:
     ran(store, link_s=5.0)
     said = job(tmp_path, elastic={"aggregators": 4, "aggregator_vms": 3})
 
-    assert settled(said, store) is said
-    again = settled(job(tmp_path), store)
-    assert settled(again, store) is again, "what was chosen is not chosen again"
+    assert said.settled(store) is said
+    again = job(tmp_path).settled(store)
+    assert again.settled(store) is again, "what was chosen is not chosen again"
 
 
 def test_a_job_that_rents_none_is_left_alone(store: Store, tmp_path: Path) -> None:
     here = job(tmp_path, infra="local", resources=None)
 
-    assert settled(here, store) is here
+    assert here.settled(store) is here
 
 
 def test_more_are_rented_where_the_links_of_one_are_what_steps_wait_for(store: Store, tmp_path: Path) -> None:
     ran(store, link_s=2.0)
-    by_time = settled(job(tmp_path, objective="time"), store)
+    by_time = job(tmp_path, objective="time").settled(store)
 
     assert number(by_time) > 2
-    (why,) = (note for note in by_time.platform.notes if "aggregator VM" in note)
+    (why,) = (note for note in by_time.place.notes if "aggregator VM" in note)
     assert "no step with" in why
     assert "with 1 " in why
 
@@ -152,13 +152,13 @@ def within(account: AwsServer, vms: int) -> None:
 
 
 def reason(prepared: PreparedJob) -> str:
-    (why,) = (note for note in prepared.platform.notes if "aggregator VM" in note)
+    (why,) = (note for note in prepared.place.notes if "aggregator VM" in note)
     return why
 
 
-def resources(prepared: PreparedJob) -> CloudResources:
-    assert isinstance(prepared.platform, RentedVms)
-    return prepared.platform.resources
+def place(prepared: PreparedJob) -> RentedVms:
+    assert isinstance(prepared.place, RentedVms)
+    return prepared.place
 
 
 @pytest.mark.parametrize("vms", [2, 3, 9])
@@ -166,12 +166,12 @@ def test_no_number_is_chosen_that_quotas_refuse_and_what_was_better_is_named(
     store: Store, tmp_path: Path, account: AwsServer, vms: int
 ) -> None:
     ran(store, link_s=2.0)
-    free = number(settled(job(tmp_path, objective="time"), store))
+    free = number(job(tmp_path, objective="time").settled(store))
     within(account, vms)
-    found = settled(job(tmp_path, objective="time"), store)
+    found = job(tmp_path, objective="time").settled(store)
 
     assert number(found) <= free
-    space, _ = resources(found).within_quotas()
+    space, _ = place(found).within_quotas()
     assert number(found) + space.workers[-1] <= vms
     if number(found) != free:
         quota = f"not {free}, as quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances in us-east-1"
@@ -185,13 +185,13 @@ def test_workers_are_not_given_up_for_aggregators_that_gain_less(
 ) -> None:
     """Eight workers beside one aggregator VM are faster than seven beside two, though slower than eight beside two."""
     ran(store, link_s=0.01)
-    assert number(settled(job(tmp_path, objective="time"), store)) > 1
+    assert number(job(tmp_path, objective="time").settled(store)) > 1
     ran(store, link_s=0.003)
     within(account, 9)
-    found = settled(job(tmp_path, objective="time"), store)
+    found = job(tmp_path, objective="time").settled(store)
 
     assert number(found) == 1
-    assert resources(found).within_quotas()[0].workers[-1] == 8
+    assert place(found).within_quotas()[0].workers[-1] == 8
 
 
 def test_the_vm_that_will_lead_the_job_has_its_part_of_the_quota(
@@ -200,10 +200,10 @@ def test_the_vm_that_will_lead_the_job_has_its_part_of_the_quota(
     ran(store, link_s=2.0)
     within(account, 3)
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
-    led = settled(job(tmp_path, objective="time", leader="vm"), store)
+    led = job(tmp_path, objective="time", leader="vm").settled(store)
 
     assert number(led) == 1
-    permitted, _ = resources(led).permitted(ahead=True)
+    permitted, _ = place(led).permitted(ahead=True)
     room = permitted.room(2).space  # the leader's VM is smaller than a worker's
     assert room is None
 
@@ -212,9 +212,9 @@ def test_a_cloud_that_does_not_tell_its_quotas_is_no_reason_for_another_number(
     store: Store, tmp_path: Path, account: AwsServer
 ) -> None:
     ran(store, link_s=2.0)
-    free = number(settled(job(tmp_path, objective="time"), store))
+    free = number(job(tmp_path, objective="time").settled(store))
     account.failing = 100
-    found = settled(job(tmp_path, objective="time"), store)
+    found = job(tmp_path, objective="time").settled(store)
 
     assert number(found) == free
     assert "what quotas allow is not known" in reason(found)
@@ -223,67 +223,67 @@ def test_a_cloud_that_does_not_tell_its_quotas_is_no_reason_for_another_number(
 def test_a_number_that_memory_needs_and_quotas_refuse_ends_the_job_with_both(
     store: Store, tmp_path: Path, account: AwsServer
 ) -> None:
-    gib = job(tmp_path).platform.space.offers[0].memory_bytes
+    gib = job(tmp_path).place.space.offers[0].memory_bytes
     ran(store, size=ModelSize(2.5 * (gib - OWN_BYTES) / held_models(2), 2, EVEN), link_s=0.001)
     within(account, 2)
-    found = settled(job(tmp_path), store)
+    found = job(tmp_path).settled(store)
 
     assert number(found) == 3
     words = r"leaves room for 2 of 3 aggregator VMs c5\.xlarge"
     with pytest.raises(QuotaError, match=words):
-        resources(found).within_quotas()
+        place(found).within_quotas()
     assert re.search(words, reason(found))
 
 
 def test_none_are_added_where_steps_compute(store: Store, tmp_path: Path) -> None:
     ran(store, link_s=0.001)
 
-    assert {number(settled(job(tmp_path, objective=by), store)) for by in ("time", "cost", "knee")} == {1}
+    assert {number(job(tmp_path, objective=by).settled(store)) for by in ("time", "cost", "knee")} == {1}
 
 
 def test_a_budget_that_further_vms_would_break_is_kept(store: Store, tmp_path: Path) -> None:
     ran(store, link_s=2.0)
-    free = settled(job(tmp_path, objective="time"), store)
-    cheapest = settled(job(tmp_path, objective="cost"), store)
+    free = job(tmp_path, objective="time").settled(store)
+    cheapest = job(tmp_path, objective="cost").settled(store)
 
     assert number(cheapest) < number(free)
-    tight = settled(job(tmp_path, objective="time", constraints={"budget": "$0.001"}), store)
+    tight = job(tmp_path, objective="time", constraints={"budget": "$0.001"}).settled(store)
     assert number(tight) == 1
 
 
 def test_as_many_as_hold_the_model_are_rented_whatever_they_gain(store: Store, tmp_path: Path) -> None:
-    gib = job(tmp_path).platform.space.offers[0].memory_bytes
+    gib = job(tmp_path).place.space.offers[0].memory_bytes
     large = 2.5 * (gib - OWN_BYTES) / held_models(2)
     ran(store, size=ModelSize(large, 2, EVEN))
-    assert number(settled(job(tmp_path), store)) == 3
+    assert number(job(tmp_path).settled(store)) == 3
 
     ran(store, size=ModelSize(large, 2, EVEN), link_s=0.001)
-    assert number(settled(job(tmp_path), store)) == 3
+    assert number(job(tmp_path).settled(store)) == 3
 
     ran(store, size=ModelSize(large, 2, (1.0,) * 16))
     with pytest.raises(ConfigurationError, match="would not hold"):
-        settled(job(tmp_path), store)
+        job(tmp_path).settled(store)
 
 
 def test_a_model_that_cannot_be_divided_gets_one(store: Store, tmp_path: Path) -> None:
     ran(store, size=ModelSize(1e6, 2, (1.0,) * 16), link_s=2.0)
 
-    assert number(settled(job(tmp_path, objective="time"), store)) == 1
+    assert number(job(tmp_path, objective="time").settled(store)) == 1
 
 
 def test_a_run_of_other_code_tells_nothing(store: Store, tmp_path: Path) -> None:
     ran(store, link_s=2.0, train="other:job")
 
-    assert number(settled(job(tmp_path, objective="time"), store)) == 1
+    assert number(job(tmp_path, objective="time").settled(store)) == 1
 
 
 def test_what_was_measured_with_a_number_counts_for_it(store: Store, tmp_path: Path) -> None:
     """By steps with one VM, four would pay; steps with four show that they gain nothing."""
     ran(store, link_s=2.0)
-    before = number(settled(job(tmp_path, objective="time"), store))
+    before = number(job(tmp_path, objective="time").settled(store))
     for vms in range(2, 17):
         ran(store, link_s=2.0 / EVEN[vms - 1], vms=vms)  # the same time whatever the share
-    after = number(settled(job(tmp_path, objective="time"), store))
+    after = number(job(tmp_path, objective="time").settled(store))
 
     assert before > after == 1
 
@@ -301,7 +301,7 @@ def test_a_stored_model_of_another_number_serves_the_next_run(store: Store, tmp_
     own = ModelLibrary.read(store, JOB, write=lambda write: write(), warn=pytest.fail).same
     assert own is not None
     assert own.vms[0].parallel.with_share(1.0, 0.5) == model.vms[0].parallel
-    space = job(tmp_path).platform.space
+    space = job(tmp_path).place.space
     check_models_exist(store, "none", space, hardware=two.hardware)
     with pytest.raises(ConfigurationError):
         check_models_exist(store, "none", space, hardware="aws/eu-west-1")

@@ -8,7 +8,7 @@ import pytest
 
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.running_job import JobAttempt
 from scavenger.domain.report import JobState, Observer
 from scavenger.store import Store

@@ -10,7 +10,7 @@ import spot_prices
 
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.types import Stock
-from scavenger.control.provisioning.offers import TYPES_MAX, CatalogCloud, ChangeCosts
+from scavenger.control.places.offers import TYPES_MAX, CatalogCloud, ChangeCosts
 from scavenger.domain.job import ResourcesSpec
 from scavenger.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ def names(of: CatalogCloud, resources: ResourcesSpec | None) -> list[str]:
 
 
 def test_a_job_that_asks_for_nothing_gets_the_cheapest_plain_type_of_four_processors() -> None:
-    (offer,) = cloud().offers(workers_max=8)
+    (offer,) = cloud().offers_for(None, workers=(1, 8)).offers
 
     assert (offer.vm, offer.price_usd_per_hour, offer.spot) == ("c5.xlarge", 0.17, False)
     assert offer.price_source == "AWS price list, 2026-07-20"

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from scripted import offer
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.search.space import (
-    check_keras_backend,
-    check_training_module,
-    fit_to_data,
-    search_space,
-)
+from scavenger.control.places.kinds import check_code, check_keras_backend
+from scavenger.control.places.needs import Kind
+from scavenger.control.places.room import fit_to_data
+from scavenger.control.places.this_machine import search_space
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
@@ -46,10 +44,10 @@ def test_another_backend_of_keras_is_refused_by_the_place_that_sets_it(backend: 
 def test_a_training_module_is_found_beside_the_job_file_and_a_misspelt_one_is_offered(tmp_path: Path) -> None:
     (tmp_path / "trian.py").touch()
     with pytest.raises(ConfigurationError, match="did you mean trian:job"):
-        check_training_module(job(), tmp_path / "job.yaml")
+        check_code(job(), Kind.LOOP, tmp_path)
 
     (tmp_path / "train.py").touch()
-    assert check_training_module(job(), tmp_path / "job.yaml") == tmp_path
+    check_code(job(), Kind.LOOP, tmp_path)
 
 
 def test_prices_of_the_local_cloud_are_never_absurd() -> None:

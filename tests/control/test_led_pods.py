@@ -22,14 +22,14 @@ from test_seats import FakeCluster
 from scavenger.cloud.kubernetes import leader as kubernetes_leader
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.control.job_file.load import load_job
-from scavenger.control.jobs.platform import PreparedJob, RentedVms
+from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.leading import pod_seat
 from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.seats import seat_of
 from scavenger.control.leading.start import Start
 from scavenger.control.leading.starting import restart_leader, start_leader
-from scavenger.control.provisioning.cloud_resources import CloudResources
+from scavenger.control.places.pods import RentedPods
 from scavenger.control.settings import SETTINGS_VARIABLE
 from scavenger.domain.vm import DEFAULT_SETTINGS, VmSettings
 from scavenger.errors import ConfigurationError, ScavengerError
@@ -178,10 +178,9 @@ def start_of(folder: Path, cluster: RunningCluster, **sections: Any) -> Start:
     (folder / "train.py").write_text("job = None\n")
     (folder / ".scavenger").mkdir()
     (folder / ".scavenger" / "left").write_text("an earlier result")
-    job = load_job(path)
-    resources = CloudResources(job, {})
-    resources.__dict__["provider"] = cluster
-    return Start(PreparedJob(job, path, folder, RentedVms(job, resources)))
+    place = RentedPods(load_job(path), {})
+    place.__dict__["provider"] = cluster
+    return Start(PreparedJob(path, folder, place))
 
 
 @pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
@@ -230,9 +229,7 @@ def test_a_job_that_its_leader_refuses_leaves_no_pod_and_says_why(
     said = list[str]()
     start = start_of(tmp_path / "job", cluster)
     there = start_of(tmp_path / "other", cluster, train="missing:job")
-    start = Start(
-        PreparedJob(there.prepared.job, start.prepared.job_file, tmp_path / "job", start.prepared.platform)
-    )
+    start = Start(PreparedJob(start.prepared.job_file, tmp_path / "job", there.prepared.place))
     with Store.open(f"sqlite:///{tmp_path / 'scavenger.db'}") as books:
         leaders = Leaders.beside(books)
 

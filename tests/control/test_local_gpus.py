@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.jobs.platform import ThisMachine
-from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
-from scavenger.control.search.space import search_space
+from scavenger.control.places.gpus import LocalGpus, gpus_of, one_worker_each
+from scavenger.control.places.this_machine import ThisMachine, search_space
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.train.devices import Devices, Gpu
@@ -115,6 +115,7 @@ def test_workers_of_this_machine_are_placed_on_the_chosen_gpus_and_see_none_unas
 ) -> None:
     wanted = job(None if gpus is None else "L4:2", search={"workers": "1..2"})
 
-    engine: Any = ThisMachine(wanted, gpus).allocate(None, None, warn=print).engine
+    context: Any = SimpleNamespace(warn=print)
+    engine: Any = ThisMachine(wanted, gpus).allocate(context).engine
 
     assert engine.keywords == {"gpus": placed, "warm": None}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from scavenger.control.job_file.load import load_job
-from scavenger.control.jobs.needs import NEEDS, Kind, Place, check_needs, lacks, parts_of
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
+from scavenger.control.places.needs import NEEDS, Kind, Where, check_needs, lacks, parts_of
 from scavenger.control.provisioning.providers import PROVIDERS
 from scavenger.domain.capabilities import CAPABILITIES, LOCAL
 from scavenger.domain.job import JobSpec
@@ -19,13 +19,13 @@ from scavenger.domain.vm_settings import CLOUD_SETTINGS
 from scavenger.errors import NotSupportedError
 
 ROOT = Path(__file__).parents[2]
-PLACES: dict[Place, dict[str, Any]] = {
-    Place.HERE: {},
-    Place.RAY: {"engine": "ray"},
-    Place.VMS: {"infra": "aws/us-east-1"},
-    Place.PODS: {"infra": "kubernetes"},
-    Place.RAY_PODS: {"infra": "kubernetes", "engine": "ray/train"},
-    Place.POOL: {"aggregation": "shared"},
+PLACES: dict[Where, dict[str, Any]] = {
+    Where.HERE: {},
+    Where.RAY: {"engine": "ray"},
+    Where.VMS: {"infra": "aws/us-east-1"},
+    Where.PODS: {"infra": "kubernetes"},
+    Where.RAY_PODS: {"infra": "kubernetes", "engine": "ray/train"},
+    Where.POOL: {"aggregation": "shared"},
 }
 ASKED: dict[str, dict[str, Any]] = {
     "`LoopJob`": {},

@@ -11,8 +11,8 @@ from fake import FakeProvider, Fault
 from scavenger_cli.main import main
 from waiting import eventually
 
+from scavenger.control.places.pool_nodes import POOL_NAME, PoolNodes, PoolNodesSpec
 from scavenger.control.provisioning.clean_up import CleanUp
-from scavenger.control.provisioning.pool_nodes import POOL_NAME, PoolNodes, PoolNodesSpec
 from scavenger.domain.intent import PlacementOption
 from scavenger.domain.vm import LaunchTemplate, VmPackage
 from scavenger.errors import StockOutError

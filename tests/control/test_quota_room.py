@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.control.provisioning.quota_room import Permitted
+from scavenger.control.places.room import Permitted
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.vm import Quota
 

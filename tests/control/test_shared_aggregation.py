@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 from pools import end_pool
 
-from scavenger.control.jobs import pooling
-from scavenger.control.jobs.local_resources import PooledResources
-from scavenger.control.jobs.platform import RentedVms, ThisMachine
-from scavenger.control.jobs.pooling import check_room
-from scavenger.control.provisioning.cloud_resources import CloudResources
+from scavenger.control.places import pool
+from scavenger.control.places.place import Allocation
+from scavenger.control.places.pool import PooledAllocation, check_room
+from scavenger.control.places.this_machine import ThisMachine
+from scavenger.control.places.vms import RentedVms
 from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.job import JobSpec
 from scavenger.errors import NotSupportedError, TransientError
@@ -24,7 +24,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.protocol import MEMORY_FD, NodeUsage, PoolLoad, RentalLoad
+from scavenger.train.pool.protocol import MEMORY_FD, NodeLoad, PoolLoad, RentalLoad
 from scavenger.train.pool.tenants import Tenants
 
 RECORD: Any = SimpleNamespace(id="0123", name="tiny")
@@ -34,6 +34,11 @@ def job(**sections: Any) -> JobSpec:
     return JobSpec.model_validate(
         {"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}, **sections}
     )
+
+
+def allocated(wanted: JobSpec, store: Store, record: Any) -> Allocation:
+    context: Any = SimpleNamespace(store=store, record=record, warn=print)
+    return ThisMachine(wanted).allocate(context)
 
 
 @pytest.fixture
@@ -52,9 +57,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.mark.slow
 def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path, store: Store, tmp_path: Path) -> None:
     record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
-    resources = ThisMachine(job(aggregation="shared")).allocate(store, record, warn=print)
-    assert resources.engine is not None
-
+    resources = allocated(job(aggregation="shared"), store, record)
     engine = resources.engine(tmp_path, -1)
 
     assert isinstance(engine, ProcessEngine)
@@ -62,12 +65,12 @@ def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path, store: Sto
     assert engine.tenants.memory_fd == MEMORY_FD
     engine.close()
     first = wait_for_load(folder)
-    ThisMachine(job(aggregation="shared")).allocate(store, record, warn=print)
+    allocated(job(aggregation="shared"), store, record)
     assert wait_for_load(folder).pid == first.pid
 
 
 def test_a_job_of_its_own_starts_none(folder: Path) -> None:
-    made: Any = ThisMachine(job()).allocate(None, RECORD, warn=print).engine
+    made: Any = allocated(job(), cast(Any, None), RECORD).engine
 
     assert "tenants" not in made.keywords
     assert not folder.exists()
@@ -93,19 +96,19 @@ def steps(*made: tuple[int, int, float]) -> list[Any]:
 
 def test_a_job_reports_its_steps_and_pays_for_what_its_aggregators_use(store: Store, tmp_path: Path) -> None:
     record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
-    space, pool = ThisMachine(job()).space, Pool()
-    resources = PooledResources(space, ProcessEngine, cast(Tenants, pool), store, record.id, 0.36)
+    space, tenants = ThisMachine(job()).space, Pool()
+    resources = PooledAllocation(space, ProcessEngine, cast(Tenants, tenants), store, record.id, 0.36)
     meter = resources.meter(cast(Any, SimpleNamespace(worker_seconds=lambda: {"local-1": 10.0}, existing={})))
     worker_usd = meter.spent_usd()
     trainer: Any = SimpleNamespace(step=3)
 
-    pool.used_s = 2.0  # for its start
+    tenants.used_s = 2.0  # for its start
     resources.tick(steps=steps((1, 1, 0.1), (2, 1, 0.2), (3, 2, 0.3)))
     assert resources.terms(trainer) is None
-    pool.used_s, trainer.step = 3.0, 13
+    tenants.used_s, trainer.step = 3.0, 13
     resources.tick(steps=steps((13, 2, 0.1)))
 
-    assert pool.reported == [(1, [0.1, 0.2]), (2, [0.3]), (2, [0.1])]
+    assert tenants.reported == [(1, [0.1, 0.2]), (2, [0.3]), (2, [0.1])]
     assert meter.spent_usd() == pytest.approx(worker_usd + 3.0 * 0.0001)
     assert meter.usd_per_hour() == pytest.approx(meter.shared_usd_per_hour())
     terms = resources.terms(trainer)
@@ -114,7 +117,7 @@ def test_a_job_reports_its_steps_and_pays_for_what_its_aggregators_use(store: St
 
     resources.close()
     assert store.entry(record.id, "share").quantity == 3.0
-    again = PooledResources(space, ProcessEngine, cast(Tenants, pool), store, record.id, 0.36)
+    again = PooledAllocation(space, ProcessEngine, cast(Tenants, tenants), store, record.id, 0.36)
     again.tick()
     again.close()
     assert store.entry(record.id, "share") == LedgerEntry(6.0, pytest.approx(0.0006))
@@ -129,7 +132,7 @@ def test_a_pool_without_room_for_all_its_aggregators_is_refused() -> None:
 
 
 def remote(place: str, *, drained: bool = False) -> PoolLoad:
-    node = NodeUsage(Node("one", (0,), 1 << 30, 4, place, "192.0.2.1"), 0.0, 0, 2, drained=drained, pinned=1)
+    node = NodeLoad(Node("one", (0,), 1 << 30, 4, place, "192.0.2.1"), 0.0, 0, 2, drained=drained, pinned=1)
     return PoolLoad(1, 0.0, "session", 1 << 30, 0, (node,), (), address="192.0.2.9")
 
 
@@ -137,17 +140,17 @@ def test_nodes_on_other_machines_are_used_where_this_one_has_no_room(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
-    monkeypatch.setattr(pooling, "wait_for_load", lambda _: remote("local"))
+    monkeypatch.setattr(pool, "wait_for_load", lambda _: remote("local"))
     shared = job(aggregation="shared", elastic={"aggregators": 3})
 
-    resources = ThisMachine(shared).allocate(store, record, warn=print)
+    resources = allocated(shared, store, record)
 
     assert resources.sequencer_apart
     with pytest.raises(TransientError, match="room for 3 of 4 aggregators"):
-        ThisMachine(job(aggregation="shared", elastic={"aggregators": 4})).allocate(store, record, warn=print)
-    monkeypatch.setattr(pooling, "wait_for_load", lambda _: remote("aws/us-east-1"))
+        allocated(job(aggregation="shared", elastic={"aggregators": 4}), store, record)
+    monkeypatch.setattr(pool, "wait_for_load", lambda _: remote("aws/us-east-1"))
     with pytest.raises(TransientError, match="room for 0 of 3 aggregators"):
-        ThisMachine(shared).allocate(store, record, warn=print)
+        allocated(shared, store, record)
 
 
 def test_a_job_on_vms_needs_nodes_of_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,16 +161,16 @@ def test_a_job_on_vms_needs_nodes_of_its_region(monkeypatch: pytest.MonkeyPatch)
         (remote("aws/eu-west-1"), "at aws/us-east-1 has room for 0 of 1"),
         (remote("aws/us-east-1", drained=True), "add-node NAME --place aws/us-east-1"),
     ):
-        monkeypatch.setattr(pooling, "load_of", lambda _, load=load: load)
+        monkeypatch.setattr(pool, "load_of", lambda _, load=load: load)
         with pytest.raises(TransientError, match=words):
-            pooling.lodged_on_vms(wanted, RECORD)
+            pool.lodged_on_vms(wanted, RECORD)
     full = remote("aws/us-east-1", drained=True)
     rents = RentalLoad("aws/us-east-1", "c5.large", 0.085, 4, 300.0, {}, free=32)
-    monkeypatch.setattr(pooling, "load_of", lambda _: structs.replace(full, rental=rents))
-    assert pooling.lodged_on_vms(wanted, RECORD), "its pool can rent a node"
-    monkeypatch.setattr(pooling, "load_of", lambda _: remote("aws/us-east-1"))
+    monkeypatch.setattr(pool, "load_of", lambda _: structs.replace(full, rental=rents))
+    assert pool.lodged_on_vms(wanted, RECORD), "its pool can rent a node"
+    monkeypatch.setattr(pool, "load_of", lambda _: remote("aws/us-east-1"))
 
-    made = pooling.lodged_on_vms(wanted, RECORD)
+    made = pool.lodged_on_vms(wanted, RECORD)
 
     assert isinstance(made, Lodgings)
     assert made.join.place == "aws/us-east-1"
@@ -176,18 +179,13 @@ def test_a_job_on_vms_needs_nodes_of_its_region(monkeypatch: pytest.MonkeyPatch)
 def test_a_job_on_vms_that_shares_rents_no_vm_for_its_aggregators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCAVENGER_ADDRESS", "192.0.2.9")
     sections: Any = {"infra": "aws/us-east-1", "resources": {"vm": "c5.large"}}
-    own, shared = (
-        RentedVms(made, CloudResources(made))
-        for made in (job(**sections), job(**sections, aggregation="shared"))
-    )
+    own, shared = (RentedVms(made) for made in (job(**sections), job(**sections, aggregation="shared")))
 
     assert own.aggregators is not None
     assert shared.aggregators is None
     trainer: Any = SimpleNamespace(setup_s=0.0, ready_on=lambda vm: 0)
-    assert shared.resources.terms(trainer).shared.usd_per_hour == 0.0
-    assert own.resources.terms(trainer).shared.usd_per_hour > 0.0
+    assert shared.costs.terms(trainer).shared.usd_per_hour == 0.0
+    assert own.costs.terms(trainer).shared.usd_per_hour > 0.0
     monkeypatch.delenv("SCAVENGER_ADDRESS")
     with pytest.raises(NotSupportedError, match="cannot reach the pool"):
-        RentedVms(
-            job(**sections, aggregation="shared"), CloudResources(job(**sections, aggregation="shared"))
-        )
+        RentedVms(job(**sections, aggregation="shared"))

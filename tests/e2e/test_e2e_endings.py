@@ -19,7 +19,7 @@ from waiting import wait_for
 from scavenger.api.logs import log_folder
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
 from scavenger.store import Store

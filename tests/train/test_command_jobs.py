@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scavenger.control.jobs.training_code import check_command
+from scavenger.control.places.kinds import check_command
 from scavenger.domain.command import RunSpec
 from scavenger.domain.job import JobSpec
 from scavenger.elastic.recovery import RolledBack
@@ -416,9 +416,9 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     spec = {"version": 1, "name": "x", "run": "python train.py", "goal": {"max_epochs": 3}}
     plain = JobSpec.model_validate(spec)
     assert plain.run is not None
-    check_command(plain, plain.run, tmp_path)
+    check_command(plain, tmp_path)
     with pytest.raises(ConfigurationError, match="no program 'pyhton'"):
-        check_command(plain, RunSpec(command="pyhton train.py"), tmp_path)
+        check_command(plain.model_copy(update={"run": RunSpec(command="pyhton train.py")}), tmp_path)
 
 
 @pytest.mark.parametrize("further", [0, 1])

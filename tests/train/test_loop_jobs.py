@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scavenger.control.jobs.needs import Kind
-from scavenger.control.jobs.training_code import kind_of
+from scavenger.control.places.kinds import kind_of
+from scavenger.control.places.needs import Kind
 from scavenger.domain.job import JobSpec
 from scavenger.elastic.leases import LeaseAttempt, LeasedSamples
 from scavenger.elastic.ledger import ShardLedger

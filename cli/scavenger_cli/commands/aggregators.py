@@ -251,7 +251,7 @@ def serve(
     size_ = serving.PoolSize(nodes, cpus, memory_bytes, tenants)
     at = listen_at(listen) if listen else None
     if rent is not None and at is None:
-        from scavenger.control.provisioning.cloud_resources import address_of
+        from scavenger.control.places.launching import address_of
 
         at = Listen(*address_of(os.environ))
     if nodes == 0 and at is None:
@@ -272,7 +272,7 @@ def serve(
 def _renting(rent: RentOptions, tenants: int) -> Iterator[NodeSource]:
     """What rents the nodes, with the store that has their record."""
     from scavenger.control.job_file.yaml_loader import read_scalar
-    from scavenger.control.provisioning.pool_nodes import open_pool_nodes
+    from scavenger.control.places.pool_nodes import open_pool_nodes
     from scavenger.domain.forms import parse_duration
     from scavenger.store import Store
     from scavenger.train.pool.protocol import pool_folder

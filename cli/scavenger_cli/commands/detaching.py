@@ -13,7 +13,7 @@ from scavenger_cli.commands.driving import drive
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
-    from scavenger.control.jobs.platform import PreparedJob
+    from scavenger.control.jobs.prepared import PreparedJob
     from scavenger.domain.curve import Choice, TradeoffCurve
     from scavenger.domain.report import Observer, Predicted, RunReport
     from scavenger.store import Store
@@ -46,7 +46,7 @@ def detach_job(prepared: PreparedJob, detach: Detach, invocation: Invocation, *,
         ScavengerError: The plan cannot start, or no server begins to serve.
     """
     from scavenger.control.job_file.load import override_job
-    from scavenger.control.jobs.platform import prepare_job
+    from scavenger.control.jobs.prepared import prepare_job
     from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
     if not invocation.yes:

@@ -59,7 +59,7 @@ def check_all(store_url: str | None, infra: str | None = None) -> Iterator[Check
         *_extras(),
     )
     if place is not None and place.capabilities.rents:
-        from scavenger.control.provisioning.inspection import inspect_infra
+        from scavenger.control.places.inspection import inspect_infra
 
         yield from inspect_infra(place, os.environ)
 
@@ -118,7 +118,7 @@ def is_gpu_build() -> bool:
 
 def gpu_build() -> str:
     """The command that installs TensorFlow for GPUs."""
-    from scavenger.control.search.local_gpus import GPU_BUILD
+    from scavenger.control.places.gpus import GPU_BUILD
 
     return GPU_BUILD
 

@@ -20,7 +20,7 @@ from scavenger_cli.options import Output, OutputOption, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
-    from scavenger.control.jobs.platform import PreparedJob
+    from scavenger.control.jobs.prepared import PreparedJob
     from scavenger.control.leading.following import LeaderSession
     from scavenger.control.leading.record import LeaderRecord, Leaders
     from scavenger.control.leading.start import Start
@@ -145,7 +145,7 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
         NotFoundError: There is no such job.
         ConfigurationError: The leader is there, or the job has no checkpoints in an object store.
     """
-    from scavenger.control.jobs.platform import prepare_job
+    from scavenger.control.jobs.prepared import prepare_job
     from scavenger.control.leading.start import Start
     from scavenger.control.leading.starting import restart_leader
     from scavenger.domain.job import JobSpec
@@ -167,7 +167,7 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
                 f"job {record.name} has left no checkpoints: name an object store as checkpoint.path, and run it again "
                 "with `scavenger optimize`"
             )
-        leader = prepared.platform.leader
+        leader = prepared.place.leader
         if leader is None:
             raise ConfigurationError(
                 "this machine leads the job now: unset SCAVENGER_ADDRESS, or write leader: vm"

@@ -15,8 +15,8 @@ from scavenger.api.calls import Local, Source
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.sweep import OtherLeader, end_other_leader, other_leaders
+from scavenger.control.places.offers import CatalogCloud
 from scavenger.control.provisioning import providers
-from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.sweep import region_of
 from scavenger.domain.capabilities import capabilities_of
 from scavenger.errors import CloudError, ConfigurationError

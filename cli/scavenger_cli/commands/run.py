@@ -126,19 +126,18 @@ def _execute(
             return remote.preview() if dry_run else remote.submit(detach, audit=audit)
     from scavenger.api.preview import preview_of
     from scavenger.control.job_file.load import load_job, override_job
-    from scavenger.control.jobs.platform import prepare_job
+    from scavenger.control.jobs.prepared import prepare_job
 
     prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
-    if prepared.platform.aggregators is not None:
-        from scavenger.control.jobs.aggregator_vms import settled
+    if prepared.place.aggregators is not None:
         from scavenger.store import Store
 
         with Store.open(invocation.store_url) as store:
-            prepared = settled(prepared, store)
+            prepared = prepared.settled(store)
     if dry_run:
         show_preview(preview_of(prepared, run=run, yes=invocation.yes), as_json=invocation.as_json)
         return 0
-    rents, on_vm = prepared.platform.rents, run and prepared.platform.leader is not None
+    rents, on_vm = prepared.place.rents, run and prepared.place.leader is not None
     if run or rents:
         refuse_to_ask_nobody(yes=invocation.yes)
     if on_vm:

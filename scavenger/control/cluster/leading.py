@@ -20,7 +20,7 @@ from pathlib import Path
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, api_client
 from scavenger.control.cluster.reporting import report_of_job
 from scavenger.control.job_file.load import load_job
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.leading.configuration import DOCUMENT
 from scavenger.control.service.place import job_folder, led_store
 from scavenger.control.service.server import Server, run

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scavenger import logs
-from scavenger.control.jobs.platform import PreparedJob, Resources
+from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
 from scavenger.control.jobs.running_job import JobAttempt, Parts
-from scavenger.control.jobs.wiring import supervisor_of, trainer_of
+from scavenger.control.jobs.variables import secrets_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
+from scavenger.control.places.needs import Kind
+from scavenger.control.places.place import Allocation, JobContext
 from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import Journal, Journals
+from scavenger.control.training.limits import Limits
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.environment import plain
+from scavenger.domain.job import CheckpointSpec
 from scavenger.domain.report import Noted, Observer, PhaseChanged
 from scavenger.errors import NotSupportedError
+from scavenger.masking import keep_secret
+from scavenger.policy import learning_rate_scale
 from scavenger.store import Store
+from scavenger.train.command.job_supervisor import CommandJobSupervisor
+from scavenger.train.command.source import CommandSource
+from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
+from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
-from scavenger.train.transport.messages.values import RestorePoint
+from scavenger.train.supervisor.face import JobSupervisor
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,6 @@ class AttemptInputs:
 
     Attributes:
         observer: The user's observer; the recorder passes every event on to it.
-        work_dir: The job's output folder.
         started_at: Clock reading when the attempt began.
         pause: Waits for a number of seconds, or raises `Interrupted` if the job is to stop.
     """
@@ -96,7 +110,7 @@ def begin_job(attempt: AttemptInputs, *, stop: Callable[[str], None]) -> JobAtte
         ScavengerError: If the job cannot run on the infrastructure that its file names.
     """
     prepared, recorder = attempt.prepared, attempt.recorder
-    count = prepared.platform.space.workers[0]
+    count = prepared.place.space.workers[0]
     workers = "1 worker" if count == 1 else f"{count} workers"
     recorder.on_event(PhaseChanged("starting", f"{workers} on {prepared.job.infra}"))
     warnings: list[str] = []
@@ -106,15 +120,17 @@ def begin_job(attempt: AttemptInputs, *, stop: Callable[[str], None]) -> JobAtte
         recorder.on_event(Noted("warning", message))
 
     before = _before(attempt)
-    resources = prepared.platform.allocate(
-        attempt.store,
-        recorder.record,
-        folder=prepared.folder,
-        outputs=prepared.folder / prepared.job.output,
-        inform=lambda message: recorder.on_event(Noted("info", message)),
-        warn=warn,
-        clock=attempt.options.clock,
-        pause=attempt.pause,
+    resources = prepared.place.allocate(
+        JobContext(
+            attempt.store,
+            recorder.record,
+            prepared.folder,
+            prepared.folder / prepared.job.output,
+            inform=lambda message: recorder.on_event(Noted("info", message)),
+            warn=warn,
+            clock=attempt.options.clock,
+            pause=attempt.pause,
+        )
     )
     try:
         return _build(attempt, resources, before, warnings=warnings, stop=stop)
@@ -135,44 +151,37 @@ def _before(attempt: AttemptInputs) -> EarlierAttempts:
 
 def _build(
     attempt: AttemptInputs,
-    resources: Resources,
+    resources: Allocation,
     before: EarlierAttempts,
     *,
     warnings: Sequence[str],
     stop: Callable[[str], None],
 ) -> JobAttempt:
     prepared, options, recorder = attempt.prepared, attempt.options, attempt.recorder
-    job, resumed = prepared.job, options.resumed
+    job, resumed, space = prepared.job, options.resumed, resources.space
     checkpoints = (
         checkpoint_url(job.checkpoint, prepared.folder, attempt.work_dir) if resumed is None else resumed.url
     )
     logs.set_job(attempt.recorder.job_id)
-    supervisor = supervisor_of(
-        job,
-        resources.space,
-        job_id=attempt.recorder.job_id,
-        folder=prepared.folder,
-        work_dir=attempt.work_dir,
-        checkpoints=checkpoints,
-        restore=None if resumed is None else RestorePoint(resumed.url, resumed.folder),
-        engine=resources.engine,
-        apart=resources.sequencer_apart,
-        clock=options.clock,
-    )
+    supervisor = _supervisor(attempt, resources, checkpoints)
     # left by an attempt that was killed while it saved the model
     partial_model(attempt.work_dir / supervisor.model_file).unlink(missing_ok=True)
-    trainer = trainer_of(
+    trainer = Trainer(
         supervisor,
-        job,
-        resources.space,
         goal=Goal(job.goal),
+        offers=space.offers,
+        meter=resources.meter(supervisor),
+        limits=Limits(job.constraints.deadline, job.constraints.budget),
         journal=attempt.journals.measurements,
-        audit=attempt.journals.audit,
         observer=recorder,
         started_at=attempt.started_at,
         on_tick=lambda: running.tick(),
         before=before,
-        meter=resources.meter(supervisor),
+        lr_scale=lambda batch, noise: learning_rate_scale(
+            job.elastic.lr_scaling, batch, space.global_batch_sizes[0], noise
+        ),
+        give_up=job.elastic.failures.give_up,
+        audit=attempt.journals.audit,
         clock=options.clock,
     )
     trainer.terms = lambda: resources.terms(trainer)
@@ -180,10 +189,10 @@ def _build(
     workflow = JobWorkflow(
         trainer,
         job,
-        resources.space,
+        space,
         store=attempt.store,
         recorder=recorder,
-        cloud=prepared.platform.cloud,
+        hardware=prepared.place.hardware,
         folder=prepared.folder,
         run=options.run,
         confirm=options.confirm,
@@ -212,3 +221,72 @@ def _build(
         clock=options.clock,
     )
     return running
+
+
+def _supervisor(attempt: AttemptInputs, resources: Allocation, checkpoints: str) -> JobSupervisor:
+    """Build the supervisor of the job's processes, without starting them; `checkpoints` is their URL."""
+    prepared, options, work_dir = attempt.prepared, attempt.options, attempt.work_dir
+    job, resumed, space, job_id = prepared.job, options.resumed, resources.space, attempt.recorder.job_id
+    restore = None if resumed is None else RestorePoint(resumed.url, resumed.folder)
+    secrets = secrets_of(job, os.environ)
+    keep_secret(secrets.values())
+    timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
+    plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
+    checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
+    if job.run is not None:
+        return CommandJobSupervisor.open(
+            CommandSource(
+                job.run,
+                prepared.folder,
+                job_id,
+                job.seed,
+                space.offers[0].cpus,
+                job.goal.max_epochs,
+                job.goal.metric or "",
+                job.goal.target is not None,
+                job.elastic.failures.give_up,
+                job.params,
+                plain(job.env),
+                secrets,
+            ),
+            work_dir=work_dir,
+            timeouts=timeouts,
+            checkpoint=checkpoint,
+            first_batch=space.global_batch_sizes[0],
+            restore=restore,
+            engine=resources.engine,
+            clock=options.clock,
+        )
+    source = JobSource(
+        str(job.train),
+        prepared.folder,
+        job.seed,
+        space.offers[0].cpus,
+        job_id,
+        data="" if job.data is None else str(job.data),
+        params=job.params,
+        schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
+        env=plain(job.env),
+        secrets=secrets,
+    )
+    if prepared.kind is Kind.LOOP:
+        return LoopJobSupervisor.open(
+            source,
+            work_dir=work_dir,
+            timeouts=timeouts,
+            restore=restore,
+            checkpoint=checkpoint,
+            engine=resources.engine,
+            clock=options.clock,
+        )
+    return Supervisor.open(
+        source,
+        work_dir=work_dir,
+        timeouts=timeouts,
+        aggregators=job.elastic.aggregators,
+        apart=resources.sequencer_apart,
+        restore=restore,
+        checkpoint=checkpoint,
+        engine=resources.engine,
+        clock=options.clock,
+    )

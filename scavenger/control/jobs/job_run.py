@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from scavenger.control.jobs.aggregator_vms import settled
 from scavenger.control.jobs.begin import AttemptInputs, RunOptions, begin_job, open_journals
 from scavenger.control.jobs.end import JobOutcome, ended_by, report_of
 from scavenger.control.jobs.job_trace import traced
-from scavenger.control.jobs.platform import PreparedJob
+from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.jobs.relocation import forget_record
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.running_job import JobAttempt
@@ -74,7 +73,6 @@ class JobRun:
         """Ask the job to stop at the next step boundary; safe in signal handlers and other threads.
 
         Args:
-            reason: For the record.
             save: Whether its model is saved, if it has begun.
         """
         self._stop_reason = reason
@@ -128,15 +126,15 @@ class JobRun:
             return report
 
     def _run(self) -> RunReport:
-        self._prepared = settled(self._prepared, self._store)
-        platform = self._prepared.platform
+        self._prepared = self._prepared.settled(self._store)
+        place = self._prepared.place
         if self._prepared.job.trackers is not None and self._options.run:
             self._tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)
             self._observer = self._tracking
-        platform.check()
-        if platform.rents and self._options.resumed is None:
-            strategy, hardware = self._prepared.job.search.strategy, platform.cloud.hardware()
-            check_models_exist(self._store, strategy, platform.space, hardware=hardware)
+        place.check()
+        if place.rents and self._options.resumed is None:
+            strategy, hardware = self._prepared.job.search.strategy, place.hardware
+            check_models_exist(self._store, strategy, place.space, hardware=hardware)
         self._store.reap_dead_jobs()
         job_file, resumed = self._prepared.job_file, self._options.resumed is not None
         refuse_second_run(self._store, job_file, None, resumed=resumed)

@@ -27,13 +27,7 @@ _Told = dict[str, str | int | float]
 
 
 class JobTrace(Observer):
-    """Passes events on, and makes spans of them.
-
-    Args:
-        observer: Receives every event.
-        provider: Makes the tracer.
-        name: Name of the job.
-    """
+    """Passes events on, and makes spans of them."""
 
     def __init__(self, observer: Observer, provider: TracerProvider, name: str) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -95,7 +89,6 @@ def traced(observer: Observer, name: str) -> Iterator[tuple[Observer, JobTrace |
 
     Args:
         observer: Receives the events of the job.
-        name: Name of the job.
 
     Yields:
         The observer that the job uses, and its trace; the observer that was given, and None, if nothing is traced.

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from scavenger.control.jobs.platform import check_writable
+from scavenger.control.jobs.prepared import check_writable
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import size

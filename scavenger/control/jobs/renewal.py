@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scavenger.control.job_file.load import job_of, override_job
-from scavenger.control.jobs.platform import check_writable
+from scavenger.control.jobs.prepared import check_writable
 from scavenger.domain.job import JobSpec
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError

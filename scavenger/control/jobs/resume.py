@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scavenger.control.jobs.job_run import Confirm, JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.relocation import relocated
 from scavenger.control.jobs.resumption import find_resumption
 from scavenger.control.provisioning.kept_vms import KeptVms
@@ -64,7 +64,7 @@ def resume_job(
     prepared = prepare_job(job, job_file, warm=warm, kept=kept)
     earlier = replace(resumed.before, cost_usd=store.spent_usd(record.id))
     budget = job.constraints.budget
-    if prepared.platform.rents and budget is not None and earlier.cost_usd >= budget:
+    if prepared.place.rents and budget is not None and earlier.cost_usd >= budget:
         raise LimitReachedError(
             f"job {record.name} ({record.id[:8]}) has cost ${earlier.cost_usd:.4f} of its budget of ${budget:g}: "
             f"`scavenger resume {record.id[:8]} --budget USD` raises it",

@@ -22,7 +22,6 @@ class Resumption:
     """State of an earlier attempt from which a job is resumed.
 
     Attributes:
-        url: Location of its checkpoints.
         folder: The checkpoint that is restored.
         before: Time, cost and progress up to the checkpoint that is restored.
         chosen: The chosen configuration; None if the search had not ended.

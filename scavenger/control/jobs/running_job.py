@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scavenger.control.jobs.platform import Resources
 from scavenger.control.jobs.workflow import JobWorkflow
+from scavenger.control.places.place import Allocation
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.limits import CLOSE_S, weights_bytes
 from scavenger.control.training.operations import OperationHandler
@@ -35,7 +35,7 @@ class Parts:
 
     recorder: Recorder
     journals: Journals
-    resources: Resources
+    resources: Allocation
     supervisor: JobSupervisor
     trainer: Trainer
     workflow: JobWorkflow
@@ -48,7 +48,6 @@ class JobAttempt:
     Args:
         parts: The job's components, not started yet.
         observer: Receives the events of the shutdown, which are not recorded in the store.
-        checkpoints: URL of the checkpoints.
         warnings: Warnings about its resources; the list grows during the run.
         stop: Ends the job in an orderly way, for a given reason.
 

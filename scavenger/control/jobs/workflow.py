@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.resumption import Resumption
+from scavenger.control.places.room import fit_to_data
 from scavenger.control.provisioning.model_size import model_size, record_size
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
 from scavenger.control.search.outcome import NOTHING_SEARCHED, progress_of, remaining_samples
@@ -32,7 +32,6 @@ from scavenger.control.search.select import (
     why_measure_no_more,
 )
 from scavenger.control.search.sources import Sources
-from scavenger.control.search.space import fit_to_data
 from scavenger.control.training.balancing import Balancing
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.policy_loop import PolicyLoop
@@ -104,7 +103,7 @@ class JobWorkflow:
     Args:
         trainer: Must be started before `run` is called.
         space: The search space of the job file; configurations that the data cannot fill are removed later.
-        cloud: The cloud on which the workers run.
+        hardware: See `Place`.
         folder: Folder of the training code.
         run: False if the job ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
@@ -124,7 +123,7 @@ class JobWorkflow:
         *,
         store: Store,
         recorder: Recorder,
-        cloud: Cloud,
+        hardware: str,
         folder: Path,
         run: bool,
         confirm: Confirm | None,
@@ -132,7 +131,7 @@ class JobWorkflow:
         resumed: Resumption | None,
     ) -> None:
         self._trainer, self._job = trainer, job
-        self._store, self._recorder, self._cloud, self._folder = store, recorder, cloud, folder
+        self._store, self._recorder, self._hardware, self._folder = store, recorder, hardware, folder
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
@@ -211,7 +210,7 @@ class JobWorkflow:
             manifest,
             trainer.goal.text,
             vm=space.offers[0].vm,
-            hardware=self._cloud.hardware(),
+            hardware=self._hardware,
             sources=sources,
         )
         recorder.update(fingerprint=fingerprint)

@@ -11,7 +11,7 @@ import msgspec
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.leading.start import Start
-from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
+from scavenger.control.places.launching import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
 from scavenger.control.provisioning.providers import GCP_PROJECT

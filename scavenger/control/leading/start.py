@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from scavenger.control.jobs.platform import PreparedJob, RentedVms
-from scavenger.control.provisioning.cloud_resources import CloudResources
+from scavenger.control.jobs.prepared import PreparedJob
+from scavenger.control.places.vms import RentedVms
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import money
 
@@ -16,7 +16,7 @@ class Start:
     """A job that is to be led by a VM of its own.
 
     Attributes:
-        prepared: The job, whose platform has a `leader`.
+        prepared: The job, whose place has a `leader`.
         audit, priority: See `NewSubmission`.
         recover: URL of the job's checkpoints, with which it goes on; empty for a new job.
         job_id: The job that goes on; empty for a new one.
@@ -31,15 +31,15 @@ class Start:
     led_usd: float = 0.0
 
     @property
-    def resources(self) -> CloudResources:
+    def resources(self) -> RentedVms:
         """Of the cloud."""
-        assert isinstance(self.prepared.platform, RentedVms)
-        return self.prepared.platform.resources
+        assert isinstance(self.prepared.place, RentedVms)
+        return self.prepared.place
 
     @property
     def aside_usd(self) -> float:
         """What of the budget is set aside for the leader's VM after the end of the job."""
-        leader = self.prepared.platform.leader
+        leader = self.prepared.place.leader
         return 0.0 if leader is None else leader.usd_afterwards(self.prepared.job.limits.leader)
 
 

@@ -99,7 +99,7 @@ def _seat(
 def _record(start: Start) -> LeaderRecord:
     prepared, resources = start.prepared, start.resources
     provider, settings = resources.provider, resources.settings
-    checkpoint, plan = prepared.job.checkpoint, prepared.platform.leader
+    checkpoint, plan = prepared.job.checkpoint, prepared.place.leader
     namespace, claim = "", ""
     if isinstance(settings, KubernetesSettings):
         namespace, claim = settings.namespace, settings.leader_claim

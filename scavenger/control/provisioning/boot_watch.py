@@ -32,7 +32,6 @@ class BootWatch:
     """Looks at VMs on a thread of its own, since a cloud may take seconds to answer. What was seen of a VM is kept.
 
     Args:
-        provider: The cloud.
         interval_s: Time between two rounds.
     """
 

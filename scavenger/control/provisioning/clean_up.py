@@ -228,8 +228,6 @@ def end_vms(
     """End VMs and wait until they are gone; returns a line for each that may be left.
 
     Args:
-        provider: The cloud.
-        leftovers: The VMs.
         is_gone: Receives each VM that is gone, with its last state.
         clock, sleep: Monotonic clock in seconds, and the function that waits.
         limit_s: Longest wait, seconds.

@@ -88,7 +88,6 @@ class Fleet:
         hosts: The server at which agents join; already started, and closed by `close`.
         inputs: Specification of the VMs and their limits.
         note: Shows a warning to the user.
-        inform: Shows progress to the user.
         verifier: Verifies the identity of VMs that join, if `hosts` waits for that.
         config: Time limits and intervals of the provisioning; None for the defaults.
         kept: Keeps VMs that the job does not need any more for the next trial of its study; None: they end.
@@ -97,7 +96,6 @@ class Fleet:
 
     Attributes:
         drain_s: Time that the job needs to save its state, seconds; reserved for each VM launched from then on.
-        meter: Cost meter of the VMs.
     """
 
     def __init__(
@@ -207,11 +205,7 @@ class Fleet:
         return workers_elsewhere(self.vms, self._agents.processes(), met_in=self._inputs.met_in)
 
     def traffic_usd(self, weights_bytes: float) -> float:
-        """Cost of what one of these workers sends and gets in a step; 0 if the price is unknown.
-
-        Args:
-            weights_bytes: Size of the model's weights.
-        """
+        """Cost of what one of these workers sends and gets in a step; 0 if the price is unknown."""
         price = self._inputs.traffic_price
         return 0.0 if price is None else traffic_gib(1, 1, weights_bytes) * price.usd_per_gib
 
@@ -222,7 +216,6 @@ class Fleet:
 
         Args:
             step: Number of the job's last step.
-            weights_bytes: Size of its model's weights.
 
         Raises:
             LimitReachedError: If the budget is used up except for its reserve.

@@ -93,7 +93,6 @@ class FleetAgents(VmAgents):
     Args:
         store: Receives the heartbeats of the VMs.
         hosts: The server that agents connect to.
-        inputs: Specification of the job's VMs.
         verifier: See `VmAgents`.
     """
 

@@ -70,12 +70,9 @@ class FleetBoots:
 
     Args:
         spec: Of the job's VMs, with their user data.
-        package: What they install.
         watch: Looks at VMs that have not joined.
         history: Intents of all jobs, oldest first.
-        endpoint: Where VMs join.
         note: Shows a warning to the user.
-        inform: Shows progress to the user.
         folder: Receives the consoles of VMs that are late or have failed.
         title: What a VM is called at the beginning of a sentence.
 
@@ -141,7 +138,6 @@ class FleetBoots:
         """Show what has changed.
 
         Args:
-            intents: Of the job's VMs.
             agents: By intent.
             wanted: Number of VMs that the job wants, requested or not.
             now: Monotonic seconds.

@@ -56,10 +56,8 @@ class FleetKeeping:
 
         Args:
             spec: What it wants from now on.
-            intents: Of its VMs.
             agents: As of their last look.
             avoided: Addresses of VMs on which too many processes have failed.
-            spent_usd: What the trial has cost.
 
         Returns:
             What has gone over: `send` tells the agents of the VMs that were taken, once they are expected.

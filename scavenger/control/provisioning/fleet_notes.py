@@ -19,7 +19,6 @@ class FleetNotes:
 
     Args:
         note: Shows a warning to the user.
-        inform: Shows progress to the user.
         offers: The VM types of the job.
     """
 

@@ -97,7 +97,6 @@ class KeptVms:
     """Keeps the VMs of one study; its trials' fleets call it from their threads. Nothing is opened before it is needed.
 
     Args:
-        study: The study's name.
         idle_s: How long a VM waits for a trial; 0: none is kept.
         clock: Monotonic seconds.
 
@@ -167,7 +166,6 @@ class KeptVms:
         """Store what a trial wants, take over the VMs that it leaves, and give it those that it can use.
 
         Args:
-            region: Where, and by what.
             spec: What the trial wants from now on.
             wants: What its VMs may be.
             leaving: Sound VMs of the trial in no slot of `spec`, without processes.

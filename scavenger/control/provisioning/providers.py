@@ -6,16 +6,19 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from scavenger.cloud.base import Inspection, Provider
 from scavenger.cloud.identity import IdentityVerifier
-from scavenger.control.settings import cloud_settings, settings_path
+from scavenger.control.settings import cloud_settings, settings_of, settings_path
 from scavenger.domain.infra import CURRENT, Infra
 from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings, KubernetesSettings
 from scavenger.errors import ConfigurationError, NotSupportedError
+
+if TYPE_CHECKING:
+    from scavenger.cloud.kubernetes.provider import KubernetesProvider
 
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
 """Environment variable with the project's id, as for Google's own tools."""
@@ -55,7 +58,9 @@ def _gcp(region: str, environment: Mapping[str, str], settings: CloudSettings | 
     return GcpProvider(project, region, environment=environment, operation_timeout_s=45.0)
 
 
-def _kubernetes(region: str, environment: Mapping[str, str], settings: CloudSettings | None) -> Provider:
+def _kubernetes(
+    region: str, environment: Mapping[str, str], settings: CloudSettings | None
+) -> KubernetesProvider:
     from scavenger.cloud.kubernetes.pods import PodSettings
     from scavenger.cloud.kubernetes.provider import KubernetesProvider
 
@@ -106,8 +111,6 @@ def open_provider(
     """Open a cloud provider in one region.
 
     Args:
-        name: Of the cloud.
-        region: One of its regions.
         environment: Environment variables.
         settings: Those of the job; None to read the settings file for what the environment does not say.
 
@@ -120,6 +123,25 @@ def open_provider(
         raise NotSupportedError(f"cloud {name!r} is not supported; supported are {', '.join(PROVIDERS)}")
     with _explained(_EXTRAS.get(name, name)):
         return PROVIDERS[name](region, environment, settings)
+
+
+def cluster_settings(infra: Infra, environment: Mapping[str, str]) -> KubernetesSettings:
+    """The settings of a job's pods.
+
+    Raises:
+        JobFileError: See `settings_of`.
+    """
+    settings = settings_of(infra, environment)
+    assert isinstance(settings, KubernetesSettings)
+    return settings
+
+
+def open_cluster(
+    infra: Infra, environment: Mapping[str, str], settings: KubernetesSettings
+) -> KubernetesProvider:
+    """Open the Kubernetes cluster of a job, as `open_provider` opens any cloud."""
+    with _explained("kubernetes"):
+        return _kubernetes(infra.region, environment, settings)
 
 
 def open_verifier(

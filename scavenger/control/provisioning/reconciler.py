@@ -75,11 +75,9 @@ class Reconciler:
 
     Args:
         store: Holds the fleet specifications and the intents.
-        provider: The cloud.
         owner: Tag of this installation, `Store.installation()`.
         holder: Name of this service as a lease holder.
         renew: Renews a VM's lease for a number of seconds; returns False if the VM cannot be reached.
-        alarm: Receives alarms for the user.
         config: Time limits and intervals; None for the defaults with the provider's visibility bound.
         clock: Monotonic clock, seconds.
         wall: The time of day, used only to charge periods without a reconciler.

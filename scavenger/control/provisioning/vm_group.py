@@ -42,11 +42,9 @@ class VmGroup:
 
     Args:
         store, provider: Where they are on record, and their cloud in the region.
-        job_id: Of the record.
         agents: Those on its VMs; None of VMs that are renewed from elsewhere.
         show, alarm: Show a warning, and an alarm, to the user; called on the reconciler's thread.
         failing: What cannot be done while an iteration fails, for a warning.
-        config: Time limits and intervals.
         launching: The cloud as launches see it; None: VMs boot by what is on record.
         disk_usd_per_hour: Price of a VM's boot disk.
 

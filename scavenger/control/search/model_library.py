@@ -34,7 +34,6 @@ class ModelLibrary:
     """The stored models and finished runs that are relevant to one job; created by `read`.
 
     Args:
-        fingerprint: Fingerprint of the job.
         write: Executes a write to the store, now or later.
         warn: Receives a warning for each stored model that is left out.
 
@@ -303,8 +302,6 @@ def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str, sou
     Args:
         manifest: The workers' description of the training module.
         goal: `Goal.text`.
-        vm: The VM type.
-        hardware: Description of its hardware.
         sources: Its training code, params and data.
     """
     return Fingerprint(

@@ -71,7 +71,6 @@ def run_ahead(
     is trained meanwhile, is uncertain as all the rest is, see `models.run_ahead`.
 
     Args:
-        model: The model behind the curve.
         curve: The predictions of which the choice is one.
         end_s: Usual time for saving the model and ending the processes.
     """

@@ -49,7 +49,6 @@ class _Course:
         limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
         prior: What is known of the epochs at the batch size in effect.
-        global_batch_size: That batch size.
     """
 
     at: tuple[float, ...]

@@ -74,7 +74,6 @@ def profile(
     """Measure the planned configurations until the plan or the limits of `spec` are exhausted or training finishes.
 
     Args:
-        search: The search at its start.
         space: What may be profiled. While workers start, its smallest batch is used, where
             samples are most effective.
         enough: Called after each configuration; returns why the measurements suffice, or an empty text.
@@ -164,7 +163,6 @@ def repeat_first(
     """Measure the first configuration again where that pays, see `worth_repeating`; no worker is started for it.
 
     Args:
-        search: All that was measured.
         lost: Share of the time on that configuration in which the chosen one would have trained as much more.
         left_s: Predicted rest of the run.
     """

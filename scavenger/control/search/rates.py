@@ -84,7 +84,6 @@ def rates_so_far(
     """The rates up to now, as a loop reports or callbacks have set them; None if unknown.
 
     Args:
-        epochs: All that were evaluated.
         runs: Of the callbacks, oldest first.
         worth: Units of the schedule for which an epoch counts.
     """

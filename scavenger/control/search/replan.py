@@ -35,11 +35,9 @@ class Replanning:
         model: The model on which the choice was based.
         fit: Fits the models to measurements of this run and noise readings; None takes the noise of the
             measurements.
-        measurements: Measurements of the search.
         outlook: Adds to a fitted model what the metric's course tells of the epochs.
 
     Attributes:
-        model: The newest fitted model.
         planned: The configuration recommended by the newest fit; None if not asked since the last move.
         because: Why it is another than the present one; empty if it is not.
         reached: The newest configuration to which these models moved the job; None before such a move.

@@ -135,7 +135,6 @@ def decide(
     Limits are compared with the rest of the way, since completed training is not repeated.
 
     Args:
-        model: The fitted models.
         told: The same, with what the metric's course tells of the epochs; they decide, unless nothing meets the limits
             by them: a forecast from a few evaluations ends no job.
         end_s: Time for saving the model and ending the processes.

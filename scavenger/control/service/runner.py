@@ -19,7 +19,7 @@ from types import FrameType
 
 from scavenger import logs
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import prepare_job
+from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.resume import resume_job
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.life import answering
@@ -62,8 +62,6 @@ class Runner:
 
     Args:
         store: The database, with the runner's fence.
-        submission: What is to be run.
-        fence: Of the runner's lease.
     """
 
     def __init__(self, store: Store, submission: Submission, fence: Fence) -> None:

@@ -105,7 +105,6 @@ class Server:
     """Serves the submissions of this installation and account.
 
     Args:
-        store: The database.
         limits: Limits on jobs at once and on money.
         idle_s: Ends after so long without anything to do, and gives way to a server that does not; None: never.
         address: URL of its API; empty if it has none.

@@ -12,7 +12,7 @@ from typing import Any
 
 from platformdirs import user_log_path
 
-from scavenger.control.jobs.platform import PreparedJob
+from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.domain.job import JobSpec
 from scavenger.domain.submission import GivenEnvironment, NewSubmission, ServerRecord, Submission
 from scavenger.errors import TransientError
@@ -60,7 +60,7 @@ def new_submission(
         user=user or account.user,
         host=account.host,
         uid=os.getuid(),
-        rents=prepared.platform.rents,
+        rents=prepared.place.rents,
         reserved_usd=prepared.job.constraints.budget,
         audit=audit,
         priority=priority,
@@ -84,7 +84,6 @@ def resubmission(
     Args:
         renewed: Its specification with new limits; None for the one that it was started with.
         earlier: Its earlier submission, if it had one, whose user and priority are kept.
-        rents: Whether running it rents VMs.
         audit: See `new_submission`.
         environment: See `NewSubmission`.
     """
@@ -124,8 +123,6 @@ def runner_environment(
     """The environment of a submission's runner.
 
     Args:
-        given: What the submission was given.
-        store_url: The store of the server.
         background: Whether the server was started for a submission, so that its environment is that of whoever happened
             to submit first. That of another server is set up for its jobs.
         environ: The server's own environment.
@@ -144,7 +141,6 @@ def hand_over(
     """Submit a job, and see to it that a server is there.
 
     Args:
-        new: The job.
         again: Id of the job that is to go on; None for a new one.
         study_budget_usd: See `Store.submit`.
 

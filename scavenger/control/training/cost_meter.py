@@ -28,38 +28,11 @@ class CostMeter(Protocol):
 
 
 class WorkerCostMeter:
-    """Cost meter of a job that pays for workers only, from a worker's launch to the end of its process."""
-
-    def __init__(self, supervisor: JobSupervisor, offers: Mapping[str, Offer]) -> None:
-        self._supervisor, self._offers = supervisor, offers
-
-    def spent_usd(self) -> float:
-        return (
-            sum(seconds * self._price(vm) for vm, seconds in self._supervisor.worker_seconds().items())
-            / 3600.0
-        )
-
-    def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        counts = [*self._supervisor.existing.items(), *(joining or {}).items()]
-        return sum(count * self._price(vm) for vm, count in counts)
-
-    def shared_usd_per_hour(self) -> float:
-        return 0.0
-
-    def reserved_usd(self) -> float:
-        """See `CostMeter.reserved_usd`; 0, since a process ends at once."""
-        return 0.0
-
-    def _price(self, vm: str) -> float:
-        return self._offers[vm].price_usd_per_hour
-
-
-class PooledCostMeter(WorkerCostMeter):
-    """Cost meter of a job that also pays for what its aggregators use of a pool's processors.
+    """Cost meter of a job that pays for workers, from a worker's launch to the end of its process.
 
     Args:
         offers: By VM type.
-        share: Meters that.
+        share: Meters what its aggregators use of a pool's processors, which it pays for, too; None if they use none.
         clock: Monotonic seconds.
     """
 
@@ -67,18 +40,31 @@ class PooledCostMeter(WorkerCostMeter):
         self,
         supervisor: JobSupervisor,
         offers: Mapping[str, Offer],
-        share: ItemMeter,
+        share: ItemMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(supervisor, offers)
+        self._supervisor, self._offers = supervisor, offers
         self._share, self._clock, self._since = share, clock, clock()
 
     def spent_usd(self) -> float:
-        return super().spent_usd() + self._share.attempt.usd
+        seconds = self._supervisor.worker_seconds().items()
+        return sum(lived_s * self._price(vm) for vm, lived_s in seconds) / 3600.0 + self._shared_usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        return super().usd_per_hour(joining) + self.shared_usd_per_hour()
+        counts = [*self._supervisor.existing.items(), *(joining or {}).items()]
+        return sum(count * self._price(vm) for vm, count in counts) + self.shared_usd_per_hour()
 
     def shared_usd_per_hour(self) -> float:
         """See `CostMeter.shared_usd_per_hour`: the mean of this attempt."""
-        return self._share.attempt.usd / max(1.0, self._clock() - self._since) * 3600.0
+        return self._shared_usd / max(1.0, self._clock() - self._since) * 3600.0
+
+    def reserved_usd(self) -> float:
+        """See `CostMeter.reserved_usd`; 0, since a process ends at once."""
+        return 0.0
+
+    @property
+    def _shared_usd(self) -> float:
+        return 0.0 if self._share is None else self._share.attempt.usd
+
+    def _price(self, vm: str) -> float:
+        return self._offers[vm].price_usd_per_hour

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scavenger.api.preview import preview_rows
-from scavenger.control.jobs.platform import PreparedJob
+from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.domain.document import report_from_document
 from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.operation import Migrate, Operation, ScaleTo, StopJob, describe

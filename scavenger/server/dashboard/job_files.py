@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from scavenger.control.job_file.load import load_job
-from scavenger.control.jobs.platform import PreparedJob, prepare_job
+from scavenger.control.jobs.prepared import PreparedJob, prepare_job
 from scavenger.errors import ConfigurationError
 from scavenger.private_files import private_opener
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from scavenger.cloud.base import Provider
 from scavenger.cloud.kubernetes.prices import DEFAULT_SIZE, PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.cloud.quotas import vms_left
-from scavenger.control.provisioning.cloud_resources import IMAGE_VARIABLE
-from scavenger.control.provisioning.providers import open_provider
-from scavenger.control.settings import settings_of, settings_path
+from scavenger.control.places.launching import IMAGE_VARIABLE
+from scavenger.control.provisioning.providers import cluster_settings, open_cluster
+from scavenger.control.settings import settings_path
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from scavenger.domain.vm_settings import KubernetesSettings
@@ -42,11 +43,8 @@ def inspect_cluster(infra: Infra, environment: Mapping[str, str] = os.environ) -
         environment: Environment variables, which may name the kubeconfig, the settings file and the image.
     """
     try:
-        settings = settings_of(infra, environment)
-        assert isinstance(settings, KubernetesSettings)
-        provider = cast(
-            "KubernetesProvider", open_provider(infra.provider, infra.region, environment, settings)
-        )
+        settings = cluster_settings(infra, environment)
+        provider = open_cluster(infra, environment, settings)
     except JobFileError as error:
         yield Check("settings", "fail", str(error))
         return
@@ -72,13 +70,10 @@ def inspect_leader(infra: Infra, environment: Mapping[str, str] = os.environ) ->
     from scavenger.cloud.kubernetes.rights import FOLLOW_RIGHTS
 
     try:
-        settings = settings_of(infra, environment)
-        assert isinstance(settings, KubernetesSettings)
+        settings = cluster_settings(infra, environment)
         if not settings.leader_identity:
             return None
-        provider = cast(
-            "KubernetesProvider", open_provider(infra.provider, infra.region, environment, settings)
-        )
+        provider = open_cluster(infra, environment, settings)
         lacking = provider.lacks(FOLLOW_RIGHTS)
         if lacking:
             return Check("leader", "fail", f"no right to {', '.join(map(str, lacking))}", _RIGHTS)
@@ -90,6 +85,43 @@ def inspect_leader(infra: Infra, environment: Mapping[str, str] = os.environ) ->
         return Check("leader", "fail", f"there is no {missing}", fix)
     kept = f"its folder is on {settings.leader_claim}" if settings.leader_claim else "its folder ends with it"
     return Check("leader", "ok", f"jobs are led by a pod, as {settings.leader_service_account}; {kept}")
+
+
+def checked(name: str, find: Callable[[], str], fix: str = "") -> Check:
+    """A check that is well if something is found."""
+    try:
+        return Check(name, "ok", find())
+    except ScavengerError as error:
+        return failure(name, error, fix)
+
+
+def failure(name: str, error: ScavengerError, fix: str = "") -> Check:
+    """A check that failed, or is not known because the cloud did not answer."""
+    if isinstance(error, ThrottledError | CloudUnavailableError):
+        return Check(name, "warn", str(error), "try again later")
+    return Check(name, "fail", str(error), fix)
+
+
+def check_quotas(
+    provider: Provider, vm: str, cpus: int, room: Callable[[int], str], *, unknown: Check, fix: str
+) -> Check:
+    """Whether quotas have room for the aggregators' machine and one worker.
+
+    Args:
+        room: Words for room for so many.
+        unknown: The answer where no quota is known to apply.
+        fix: What else to do.
+    """
+    try:
+        quotas = provider.quotas()
+    except ScavengerError as error:
+        return Check("quotas", "warn", f"not known: {error}")
+    found = vms_left(provider.name, quotas, vm, cpus, spot=False)
+    if found is None:
+        return unknown
+    count, quota = found
+    about = f"{room(count)} ({quota.name}: {quota.used:g} of {quota.limit:g} used)"
+    return Check("quotas", "fail", about, fix) if count < 2 else Check("quotas", "ok", about)
 
 
 def _reached(provider: KubernetesProvider) -> Check:
@@ -131,7 +163,7 @@ class _Inspection:
             lacking = self._provider.lacks(RENT_RIGHTS)
             return "all that jobs need"
 
-        found = _asked("permissions", ask)
+        found = checked("permissions", ask)
         if lacking:
             return Check("permissions", "fail", f"no right to {', '.join(map(str, lacking))}", _RIGHTS)
         return found
@@ -146,7 +178,7 @@ class _Inspection:
                 raise ConfigurationError(why)
             return f"{name}, admits pods" if not why else f"{name}, refuses pods of 1cpu-1gib: {why}"
 
-        return _asked("namespace", ask, f"kubectl create namespace {name}")
+        return checked("namespace", ask, f"kubectl create namespace {name}")
 
     def of_sizes(self) -> Iterator[Check]:
         """Prices, nodes and quotas, for the size that a job has by default."""
@@ -157,7 +189,7 @@ class _Inspection:
             today=datetime.now(UTC).date(),
             nodes=lambda spot: provider.nodes(spot=spot),
         )
-        priced = _asked(
+        priced = checked(
             "prices",
             lambda: (
                 f"${catalog.price(provider.name, region, vm).usd_per_hour:.4f} an hour for {vm} "
@@ -166,10 +198,17 @@ class _Inspection:
             f"see Prices in docs/kubernetes.md; the settings are {self._path}",
         )
         yield priced
-        yield _asked(
+        yield checked(
             "nodes", lambda: self._nodes(vm), "add a node, or name other ones by kubernetes.node_labels"
         )
-        yield self._quotas(vm)
+        yield check_quotas(
+            provider,
+            vm,
+            PodShape.parse(vm).cpus,
+            lambda count: f"room for {plural(count, 'pod')} of {vm}",
+            unknown=Check("quotas", "ok", f"no quota limits pods in {self._settings.namespace}"),
+            fix="a job needs two pods: end others, or have the ResourceQuota raised",
+        )
 
     def _nodes(self, vm: str) -> str:
         nodes, shape = self._provider.nodes(spot=False), PodShape.parse(vm)
@@ -180,30 +219,3 @@ class _Inspection:
             )
         added = "" if able else "; nodes are added for pods, of a size that is not known"
         return f"{len(able)} of {plural(len(nodes), 'node')} that pods may be on could hold {vm}{added}"
-
-    def _quotas(self, vm: str) -> Check:
-        try:
-            quotas = self._provider.quotas()
-        except ScavengerError as error:
-            return Check("quotas", "warn", f"not known: {error}")
-        found = vms_left(self._provider.name, quotas, vm, PodShape.parse(vm).cpus, spot=False)
-        if found is None:
-            return Check("quotas", "ok", f"no quota limits pods in {self._settings.namespace}")
-        count, quota = found
-        about = (
-            f"room for {plural(count, 'pod')} of {vm} ({quota.name}: {quota.used:g} of {quota.limit:g} used)"
-        )
-        if count < 2:  # the aggregators' pod and one worker
-            return Check(
-                "quotas", "fail", about, "a job needs two pods: end others, or have the ResourceQuota raised"
-            )
-        return Check("quotas", "ok", about)
-
-
-def _asked(name: str, find: Callable[[], str], fix: str = "") -> Check:
-    try:
-        return Check(name, "ok", find())
-    except (ThrottledError, CloudUnavailableError) as error:
-        return Check(name, "warn", str(error), "try again later")
-    except ScavengerError as error:
-        return Check(name, "fail", str(error), fix)

@@ -7,35 +7,37 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from uuid import uuid4
 
-from scavenger.cloud.base import Inspection, Provider
+from scavenger.cloud.base import Inspection
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
-from scavenger.cloud.quotas import vms_left
-from scavenger.control.provisioning.cloud_resources import (
+from scavenger.control.places.cluster_inspection import (
+    check_quotas,
+    checked,
+    failure,
+    inspect_cluster,
+    inspect_leader,
+)
+from scavenger.control.places.launching import (
     ADDRESS_VARIABLE,
     DISK_GIB,
     IMAGE_VARIABLE,
     address_of,
 )
-from scavenger.control.provisioning.cluster_inspection import inspect_cluster, inspect_leader
-from scavenger.control.provisioning.offers import CatalogCloud
+from scavenger.control.places.offers import CatalogCloud
 from scavenger.control.provisioning.providers import INSPECTIONS, open_provider
 from scavenger.control.settings import settings_of
 from scavenger.domain.check import Check
-from scavenger.domain.configuration import Offer
 from scavenger.domain.infra import Infra
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSettings, VmTags
 from scavenger.errors import (
-    CloudUnavailableError,
     ConfigurationError,
     JobFileError,
     NotSupportedError,
     ScavengerError,
-    ThrottledError,
 )
 
 _CONSOLE = ("ec2:GetConsoleOutput", "compute.instances.getSerialPortOutput")
@@ -72,21 +74,22 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
         yield Check("settings", "fail", str(error))
         return
     except ScavengerError as error:
-        yield _failure("credentials", error)
+        yield failure("credentials", error)
         return
-    credentials = _checked("credentials", inspection.identity)
+    credentials = checked("credentials", inspection.identity)
     yield credentials
     if credentials.status != "ok":
         return
     try:
-        offer = CatalogCloud(infra.provider, infra.region, environment=environment).offers(workers_max=1)[0]
+        catalog = CatalogCloud(infra.provider, infra.region, environment=environment)
+        offer = catalog.offers_for(None, workers=(1, 1)).offers[0]
     except ConfigurationError as error:
         yield Check("VM type", "fail", str(error))
         return
     own = settings.launch_settings()
     if settings.leader_identity:  # so that what lets a command in to a leader's VM is checked, too
         own = replace(own, logins_from=(_SOMEWHERE,))
-    zones = _checked(
+    zones = checked(
         "VM type", lambda: f"{offer.vm} in {', '.join(provider.zones(offer.vm, own))}", "name another region"
     )
     yield zones
@@ -95,29 +98,22 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
     zone = infra.zone or provider.zones(offer.vm, own)[0]
     request = _request(offer.vm, zone, environment, own)
     yield _permissions(inspection, request)
-    yield _checked("image", lambda: inspection.image(request), f"name another one in {IMAGE_VARIABLE}")
-    yield _checked("network", lambda: inspection.network(request), "see docs/clouds.md")
-    yield _quotas(provider, offer)
+    yield checked("image", lambda: inspection.image(request), f"name another one in {IMAGE_VARIABLE}")
+    yield checked("network", lambda: inspection.network(request), "see docs/clouds.md")
+    yield check_quotas(
+        provider,
+        offer.vm,
+        offer.cpus,
+        lambda count: f"room for {count} VMs {offer.vm}",
+        unknown=Check("quotas", "warn", "not known: the account may not read them", _DOCS),
+        fix="a job needs two VMs: end others, or ask the cloud for more",
+    )
 
 
 def _request(vm: str, zone: str, environment: Mapping[str, str], settings: VmSettings) -> VmRequest:
     image = environment.get(IMAGE_VARIABLE, "")
     template = LaunchTemplate(3600.0, image=image, disk_gib=DISK_GIB, settings=settings)
     return VmRequest(VmTags("scavenger-doctor", str(uuid4()), "doctor", 0, 0), vm, zone, False, template)
-
-
-def _checked(name: str, find: Callable[[], str], fix: str = "") -> Check:
-    try:
-        return Check(name, "ok", find())
-    except ScavengerError as error:
-        return _failure(name, error, fix)
-
-
-def _failure(name: str, error: ScavengerError, fix: str = "") -> Check:
-    """A check that failed, or is not known because the cloud did not answer."""
-    if isinstance(error, ThrottledError | CloudUnavailableError):
-        return Check(name, "warn", str(error), "try again later")
-    return Check(name, "fail", str(error), fix)
 
 
 def _permissions(inspection: Inspection, request: VmRequest) -> Check:
@@ -133,21 +129,6 @@ def _permissions(inspection: Inspection, request: VmRequest) -> Check:
         found = f"no {', '.join(denied)}: jobs cannot tell why a VM failed"
         return Check("permissions", "warn", found, "allow it")
     return Check("permissions", "fail", f"no {', '.join(denied)}", f"allow them; {_DOCS}")
-
-
-def _quotas(provider: Provider, offer: Offer) -> Check:
-    try:
-        quotas = provider.quotas()
-    except ScavengerError as error:
-        return Check("quotas", "warn", f"not known: {error}")
-    found = vms_left(provider.name, quotas, offer.vm, offer.cpus, spot=False)
-    if found is None:
-        return Check("quotas", "warn", "not known: the account may not read them", _DOCS)
-    count, quota = found
-    about = f"room for {count} VMs {offer.vm} ({quota.name}: {quota.used:g} of {quota.limit:g} used)"
-    if count < 2:  # the aggregators' VM and one worker
-        return Check("quotas", "fail", about, "a job needs two VMs: end others, or ask the cloud for more")
-    return Check("quotas", "ok", about)
 
 
 def _leader(infra: Infra, environment: Mapping[str, str]) -> Check | None:

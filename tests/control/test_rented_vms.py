@@ -17,9 +17,11 @@ from scavenger.api.preview import preview_rows
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
-from scavenger.control.jobs.platform import PreparedJob, RentedVms
+from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.leading.start import Start, check_start
-from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
+from scavenger.control.places.launching import ADDRESS_VARIABLE, address_of
+from scavenger.control.places.needs import Kind
+from scavenger.control.places.vms import RentedVms
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.settings import SETTINGS_VARIABLE
 from scavenger.domain.job import JobSpec
@@ -40,7 +42,7 @@ STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests
 
 def renting(
     quotas: tuple[Quota, ...], *, environment: Mapping[str, str] | None = None, **sections: Any
-) -> CloudResources:
+) -> RentedVms:
     job = JobSpec.model_validate(
         {
             "version": 1,
@@ -58,7 +60,7 @@ def renting(
         def quotas(self) -> tuple[Quota, ...]:
             return quotas
 
-    found = CloudResources(job, environment or {})
+    found = RentedVms(job, environment or {})
     found.__dict__["provider"] = Limited(name="aws", region="us-east-1")
     return found
 
@@ -66,17 +68,17 @@ def renting(
 def test_a_loop_rents_no_aggregators_and_is_not_led_from_outside_the_clouds_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = renting(())._job
-    loop = RentedVms(job, CloudResources(job, {}, aggregators=False), meets_at_leader=True)
+    job = renting(()).job
+    loop = RentedVms(job, {}, kind=Kind.LOOP)
     assert loop.aggregators is None
     assert any("no VM is rented for aggregators" in note for note in loop.notes)
-    keras = RentedVms(job, CloudResources(job, {}))
+    keras = RentedVms(job, {})
     assert keras.aggregators is not None
 
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
     loop.check()
     # of a machine behind a router, which a test is not
-    monkeypatch.setattr("scavenger.control.jobs.platform.address_of", lambda environment: ("8.8.8.8", 4000))
+    monkeypatch.setattr("scavenger.control.places.vms.address_of", lambda environment: ("8.8.8.8", 4000))
     keras.check()
     with pytest.raises(NotSupportedError, match="leader: vm"):
         loop.check()
@@ -140,7 +142,7 @@ def test_disks_are_as_large_as_the_job_file_says_or_as_an_image_needs(
     found = renting((), environment={"SCAVENGER_UNPROVEN": "gpu-vms"}, **sections)
     trainer: Any = SimpleNamespace(setup_s=0.0, ready_on=lambda vm: 0)
 
-    assert found.terms(trainer).shared.disk_gib == disk_gib
+    assert found.costs.terms(trainer).shared.disk_gib == disk_gib
 
 
 def test_where_quotas_leave_room_the_search_is_whole() -> None:
@@ -165,7 +167,7 @@ def test_every_aggregator_vm_takes_its_part_of_a_quota_and_is_paid_for() -> None
     trainer: Any = SimpleNamespace(setup_s=0.0, ready_on=lambda vm: 0)
 
     assert found.within_quotas()[0].workers == (1, 2, 3, 4)
-    assert found.terms(trainer).shared.aggregators == 2
+    assert found.costs.terms(trainer).shared.aggregators == 2
 
 
 @pytest.mark.parametrize(("aggregators", "vms"), [(1, 1), (2, 2), (3, 2)])
@@ -173,7 +175,7 @@ def test_the_memory_of_aggregator_vms_limits_the_model(aggregators: int, vms: in
     mib = 2**20
     tensors = tuple(TensorSpec(f"w{i}", (25 * mib,), "float32", "trainable") for i in range(6))  # 600 MiB
     manifest = Manifest(tensors, (), json.dumps({"class_name": "Adam", "config": {}}), "", 0, 1, 0, 1, ())
-    found = renting((), elastic={"aggregators": aggregators, "aggregator_vms": vms}).aggregator_vms(manifest)
+    found = renting((), elastic={"aggregators": aggregators, "aggregator_vms": vms}).costs.of_model(manifest)
 
     # c5.large has 4 GiB, one of which is not for the model; of three equal shards, one VM has two
     share = {1: 1.0, 2: 0.5, 3: 2 / 3}[aggregators]
@@ -224,7 +226,7 @@ def test_a_cloud_that_throttles_or_is_silent_at_the_start_is_asked_again_for_som
     error: CloudError, patience_s: float
 ) -> None:
     found, waits, warnings = renting(()), [0.0], list[str]()
-    found.pause, found.warn = waits.append, warnings.append
+    found.questions.pause, found.questions.warn = waits.append, warnings.append
     answers = iter([*[error] * 9, ()])
 
     def quotas() -> tuple[Quota, ...]:
@@ -278,9 +280,9 @@ def test_a_leaders_vm_is_in_the_table_with_its_price_and_in_the_curve_of_its_job
     assert found.leader is not None
     assert found.leader.offer.cpus == 2
     assert found.leader.usd_per_hour == pytest.approx(
-        found.leader.offer.price_usd_per_hour + found.disk_usd_per_hour
+        found.leader.offer.price_usd_per_hour + found.costs.disk_usd_per_hour
     )
-    prepared = PreparedJob(found._job, Path("job.yaml"), tmp_path, RentedVms(found._job, found))
+    prepared = PreparedJob(Path("job.yaml"), tmp_path, found)
     rows = dict(preview_rows(prepared, run=True, yes=True))
     assert found.leader.offer.vm in rows["leader"]
     assert f"${found.leader.usd_per_hour:.2g}" in rows["leader"]
@@ -308,12 +310,11 @@ def test_a_budget_that_the_leader_may_use_up_after_the_job_is_refused(tmp_path: 
             constraints={"budget": budget},
             limits={"leader": "10h"},
         )
-        platform = RentedVms(found._job, found)
-        return Start(PreparedJob(found._job, Path("job.yaml"), tmp_path, platform))
+        return Start(PreparedJob(Path("job.yaml"), tmp_path, found))
 
     enough = start("$20")
-    assert enough.prepared.platform.leader is not None
-    assert enough.aside_usd == pytest.approx(10.0 * enough.prepared.platform.leader.usd_per_hour)
+    assert enough.prepared.place.leader is not None
+    assert enough.aside_usd == pytest.approx(10.0 * enough.prepared.place.leader.usd_per_hour)
     rows = list(preview_rows(enough.prepared, run=True, yes=True))
     assert any("set aside" in words for _, words in rows)
     with pytest.raises(ConfigurationError, match="leaves nothing"):
@@ -324,6 +325,6 @@ def test_with_an_address_nothing_more_is_rented_and_on_a_leaders_vm_its_price_is
     assert renting((), environment={ADDRESS_VARIABLE: "10.0.0.4"}).leader is None
     assert renting((), leader="here").leader is None
     there = renting((), environment={ADDRESS_VARIABLE: "10.0.0.4", LEADER_VARIABLE: "c5.large 0.25 0"})
-    terms = there.terms(SimpleNamespace(setup_s=1.0, ready_on=lambda vm: 0))  # type: ignore[arg-type]
+    terms = there.costs.terms(SimpleNamespace(setup_s=1.0, ready_on=lambda vm: 0))  # type: ignore[arg-type]
     assert terms.shared.usd_per_leader_hour == 0.25
     assert terms.shared.usd_per_hour > 0.25

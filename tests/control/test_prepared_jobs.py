@@ -12,10 +12,12 @@ from fake import FakeProvider
 
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.jobs.platform import PreparedJob, prepare_job
-from scavenger.control.provisioning import cloud_resources
-from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE
-from scavenger.control.search.space import check_worker_counts
+from scavenger.control.jobs.prepared import PreparedJob, prepare_job
+from scavenger.control.places import vms
+from scavenger.control.places.launching import ADDRESS_VARIABLE
+from scavenger.control.places.needs import Kind, Where, where_workers_are
+from scavenger.control.places.place import JobContext
+from scavenger.control.places.this_machine import check_worker_counts
 from scavenger.domain.environment import plain
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
@@ -41,19 +43,36 @@ def prepared(folder: Path, **sections: Any) -> PreparedJob:
 
 
 def test_on_this_machine_nothing_is_rented(tmp_path: Path) -> None:
-    platform = prepared(tmp_path).platform
+    place = prepared(tmp_path).place
 
-    assert (platform.rents, platform.aggregators, platform.notes) == (False, None, ())
-    assert {offer.provider for offer in platform.space.offers} == {"local"}
+    assert (place.rents, place.aggregators, place.notes) == (False, None, ())
+    assert {offer.provider for offer in place.space.offers} == {"local"}
 
 
 def test_on_a_cloud_vms_are_rented_and_one_for_the_aggregators(tmp_path: Path) -> None:
-    platform = prepared(tmp_path, **CLOUD).platform
+    place = prepared(tmp_path, **CLOUD).place
 
-    assert platform.rents
-    assert [offer.vm for offer in platform.space.offers] == ["c5.large"]
-    assert platform.aggregators is not None
-    assert not platform.aggregators.spot
+    assert place.rents
+    assert [offer.vm for offer in place.space.offers] == ["c5.large"]
+    assert place.aggregators is not None
+    assert not place.aggregators.spot
+
+
+@pytest.mark.parametrize("sections", [{}, {"engine": "ray"}, CLOUD, {**CLOUD, "spot": "auto"}])
+def test_every_place_tells_the_same_of_a_job(tmp_path: Path, sections: dict[str, Any]) -> None:
+    job = prepared(tmp_path, **sections)
+    place, where = job.place, where_workers_are(job.job)
+
+    assert (job.kind, job.job) == (Kind.KERAS, place.job)
+    assert place.rents == job.job.infra.capabilities.rents == (where is Where.VMS)
+    assert place.space.workers == (1, 2)
+    assert place.hardware
+    assert (place.aggregators is not None) == place.rents
+    assert place.leader is None or place.rents
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        settled = place.settled(store)
+        assert settled.settled(store) is settled
+    assert settled.space == place.space
 
 
 def test_what_cannot_run_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:
@@ -219,20 +238,20 @@ def test_far_more_workers_than_processors_are_warned_about_and_more_than_fit_are
 
 
 def test_the_warning_of_too_many_workers_is_told_when_the_job_starts(tmp_path: Path) -> None:
-    platform = prepared(tmp_path, search={"workers": [1, 2], "batch_size": [64]}).platform
-    platform.notes = ("37 workers",)  # as on a smaller machine
+    place = prepared(tmp_path, search={"workers": [1, 2], "batch_size": [64]}).place
+    place.notes = ("37 workers",)  # as on a smaller machine
     told: list[str] = []
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
-        platform.allocate(
+        context = JobContext(
             store,
             record,
-            folder=tmp_path,
-            outputs=tmp_path,
+            tmp_path,
+            tmp_path,
             inform=told.append,
             warn=lambda message: told.append(f"warning: {message}"),
-            clock=lambda: 0.0,
         )
+        place.allocate(context)
     assert told == ["warning: 37 workers"]
 
 
@@ -256,7 +275,7 @@ def test_a_job_that_waits_for_its_cloud_can_be_stopped(
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
     cloud = FakeProvider(name="aws", region="us-east-1")
     cloud.throttle(1000)
-    monkeypatch.setattr(cloud_resources, "open_provider", lambda *_: cloud)
+    monkeypatch.setattr(vms, "open_provider", lambda *_: cloud)
 
     class Impatient(Observer):
         def on_event(self, event: object) -> None:
@@ -275,7 +294,7 @@ def test_a_strategy_without_any_stored_model_is_refused_before_a_vm_is_rented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
-    monkeypatch.setattr(cloud_resources, "open_provider", None)  # the cloud is not asked
+    monkeypatch.setattr(vms, "open_provider", None)  # the cloud is not asked
     search = {"strategy": strategy, "workers": "1..2", "batch_size": [64]}
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         job = prepared(tmp_path, search=search, **CLOUD)

@@ -67,11 +67,9 @@ class CatalogCloud:
 
     Args:
         provider: `aws` or `gcp`.
-        region: Name of the region.
         spot: Whether workers may be spot VMs.
         catalog: The price catalogue; by default this user's.
         environment: Environment variables, which may name the user's price file.
-        changes: Costs of losing a worker.
         aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
 
     Raises:
@@ -94,12 +92,8 @@ class CatalogCloud:
         self._changes = changes or ChangeCosts()
         self._aggregator_vms = aggregator_vms
 
-    def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
-        """See `Cloud.offers`: the offers for a job without resource requirements."""
-        return self.offers_for(None, workers=(1, workers_max)).offers
-
     def hardware(self) -> str:
-        """See `Cloud.hardware`: the processors of a VM type may differ by region.
+        """What determines the speed of a VM type: its processors may differ by region.
 
         Several aggregator VMs are hardware of its own.
         """
@@ -189,7 +183,6 @@ class CatalogCloud:
         """Costs besides the workers: VMs for the aggregators, disks, setup and interruptions.
 
         Args:
-            offered: The offers of the search.
             disk_gib: Size of each VM's boot disk.
             setup_s: Time from a VM's launch to its worker's first step.
             ready: Number of VMs of each type that have completed their setup.

@@ -8,14 +8,12 @@ numbers are chosen that the cloud's quotas have room for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from scavenger.control.job_file.load import override_job
-from scavenger.control.jobs.platform import PreparedJob, RentedVms
-from scavenger.control.provisioning.cloud_resources import CloudResources
+from scavenger.control.places.room import Permitted, fit_to_data
+from scavenger.control.places.vm_allocation import RentalCosts
 from scavenger.control.provisioning.model_size import recorded_size
-from scavenger.control.search.space import fit_to_data
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.elastic import AGGREGATORS_MAX
@@ -37,42 +35,24 @@ _NOT_OF_STEPS = ("hardware", "goal")
 """Fields of a fingerprint in which jobs may differ whose step times are compared: a goal changes all times alike."""
 
 
-def settled(prepared: PreparedJob, store: Store) -> PreparedJob:
-    """The job with a number of aggregator VMs, where its file leaves that to be chosen.
+def choose_aggregator_vms(
+    job: JobSpec, whole: SearchSpace, costs: RentalCosts, permitted: Callable[[], Permitted], store: Store
+) -> ChosenVms:
+    """The number, and why.
 
     Args:
-        prepared: The job; returned as it is if it rents no aggregator VM, or says how many.
+        whole: The search space without quotas.
+        permitted: Asks the cloud what the job may rent; called if that matters.
         store: Has earlier runs of the job.
 
     Raises:
         ConfigurationError: No VM of that type holds the model.
     """
-    job, platform = prepared.job, prepared.platform
-    if (
-        job.elastic.aggregator_vms != "auto"
-        or not isinstance(platform, RentedVms)
-        or platform.aggregators is None
-    ):
-        return prepared
-    chosen = _chosen(job, platform.resources, store)
-    changes = {
-        "elastic.aggregator_vms": chosen.vms,
-        "elastic.aggregators": max(job.elastic.aggregators, chosen.vms),
-    }
-    job, offers = override_job(job, changes), platform.resources.offered
-    notes = [note for note in platform.notes if note not in offers.notes]
-    again = RentedVms(job, CloudResources(job), notes, kept=platform.kept)
-    again.notes += (chosen.reason,)
-    return replace(prepared, job=job, platform=again)
-
-
-def _chosen(job: JobSpec, resources: CloudResources, store: Store) -> ChosenVms:
-    """The number, and why."""
     earlier = next(_earlier(job, store), None)
     if earlier is None:
         return ChosenVms(1, "1 aggregator VM, as no earlier run of this job tells whether more are worth it")
     fingerprint, size = earlier
-    offer = resources.aggregators
+    offer = costs.aggregator
     least = size.vms_for_memory(offer.memory_bytes)
     if least is None:
         raise ConfigurationError(
@@ -80,7 +60,7 @@ def _chosen(job: JobSpec, resources: CloudResources, store: Store) -> ChosenVms:
             "hold the model that this job had in its last run; name a larger VM type under resources",
             key="elastic.aggregator_vms",
         )
-    models = _models(job, resources, store, fingerprint)
+    models = _models(costs, store, fingerprint)
     if not models:
         why = (
             "for the memory of the model" if least > 1 else "which hold the model; no step was measured here"
@@ -96,7 +76,7 @@ def _chosen(job: JobSpec, resources: CloudResources, store: Store) -> ChosenVms:
 
     def chosen_of(spaces: Mapping[int, SearchSpace]) -> ChosenVms:
         options = {
-            vms: _best(job, resources, space, _model_of(vms, models, size), vms, fingerprint.dataset_size)
+            vms: _best(job, costs, space, _model_of(vms, models, size), vms, fingerprint.dataset_size)
             for vms, space in spaces.items()
         }
         chosen = choose_vms(options, worth=worth, measured=frozenset(models))
@@ -104,14 +84,14 @@ def _chosen(job: JobSpec, resources: CloudResources, store: Store) -> ChosenVms:
             return replace(chosen, reason=f"{chosen.reason}; fewer would not hold the model")
         return chosen
 
-    free = chosen_of(dict.fromkeys(numbers, resources.space))
+    free = chosen_of(dict.fromkeys(numbers, whole))
     try:
-        permitted, _ = resources.permitted(ahead=True)
+        allowed = permitted()
     except ScavengerError as error:  # the job ends with it if it lasts
         return replace(free, reason=f"{free.reason}; what quotas allow is not known: {error}")
-    rooms = {vms: permitted.room(vms) for vms in numbers}
+    rooms = {vms: allowed.room(vms) for vms in numbers}
     spaces = {vms: room.space for vms, room in rooms.items() if room.space is not None}
-    if all(spaces.get(vms) == resources.space for vms in numbers):
+    if all(spaces.get(vms) == whole for vms in numbers):
         return free
     if not spaces:  # the job ends with the quota
         return ChosenVms(least, f"{plural(least, 'aggregator VM')}: {rooms[least].notes[0]}")
@@ -130,16 +110,14 @@ def _earlier(job: JobSpec, store: Store) -> Iterator[tuple[Fingerprint, ModelSiz
             yield record.fingerprint, size
 
 
-def _models(
-    job: JobSpec, resources: CloudResources, store: Store, fingerprint: Fingerprint
-) -> Mapping[int, JobModel]:
+def _models(costs: RentalCosts, store: Store, fingerprint: Fingerprint) -> Mapping[int, JobModel]:
     """The newest model of such steps here, by the number of aggregator VMs with which they were measured."""
     found: dict[int, JobModel] = {}
-    mine, _ = place_of_hardware(resources.cloud.hardware())
-    here = replace(fingerprint, vm=resources.offered.offers[0].vm)
+    mine, _ = place_of_hardware(costs.cloud.hardware())
+    here = replace(fingerprint, vm=costs.offered.offers[0].vm)
     for record in store.find_models(here, ignoring=_NOT_OF_STEPS):
-        place, vms = place_of_hardware(record.fingerprint.hardware)
-        if place != mine or vms in found or record.schema_version != SCHEMA_VERSION:
+        theirs, vms = place_of_hardware(record.fingerprint.hardware)
+        if theirs != mine or vms in found or record.schema_version != SCHEMA_VERSION:
             continue
         try:
             found[vms] = JobModel.from_dict(record.model)
@@ -159,7 +137,7 @@ def _model_of(vms: int, models: Mapping[int, JobModel], size: ModelSize) -> JobM
 
 
 def _best(
-    job: JobSpec, resources: CloudResources, space: SearchSpace, model: JobModel, vms: int, dataset_size: int
+    job: JobSpec, costs: RentalCosts, space: SearchSpace, model: JobModel, vms: int, dataset_size: int
 ) -> Choice | Infeasible:
     """What the objective chooses from a space with so many aggregator VMs."""
     space, _ = fit_to_data(space, dataset_size)
@@ -169,7 +147,7 @@ def _best(
         space,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
-        costs=resources.planned_terms(vms),
+        costs=costs.planned_terms(vms),
     )
     return choose(
         curve,

@@ -18,19 +18,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
-from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
-from scavenger.cloud.boot.package import own_package, own_wheel
+from scavenger.cloud.boot.package import own_wheel
 from scavenger.cloud.identity import IdentityVerifier
+from scavenger.control.places.launching import DISK_GIB, launch_template, package_of
+from scavenger.control.places.offers import CatalogCloud
 from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import boot_document
-from scavenger.control.provisioning.cloud_resources import DISK_GIB, IMAGE_VARIABLE, RUN_MAX_S
 from scavenger.control.provisioning.fleet_agents import VmAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
-from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.vm_group import VmGroup, new_record
 from scavenger.control.settings import settings_of
-from scavenger.domain.configuration import Offer
 from scavenger.domain.infra import Infra
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import LaunchTemplate, VmPackage
@@ -60,12 +58,9 @@ class PoolNodesSpec:
     """What a pool rents.
 
     Attributes:
-        node: What a node has.
         limits: How many, and for how long without tenants.
         options: Where, in the order to try.
         template: Of the launch, without user data.
-        package: What a VM installs.
-        price_source: Where the price comes from.
     """
 
     node: Node
@@ -76,94 +71,11 @@ class PoolNodesSpec:
     price_source: str = ""
 
 
-def offered_nodes(
-    infra: Infra,
-    provider: Provider,
-    *,
-    vm: str = "",
-    tenants_max: int,
-    nodes_max: int,
-    idle_s: float,
-    usd_per_hour_max: float = math.inf,
-    environment: Mapping[str, str] = os.environ,
-) -> PoolNodesSpec:
-    """Find out what nodes of a place are, at the catalogue's prices.
-
-    Args:
-        infra: Cloud and region, and a zone if only that one is to be used.
-        provider: The cloud there.
-        vm: VM type; empty: the cheapest one with 2 vCPUs and 4 GiB.
-        tenants_max: Aggregators that a node takes.
-        nodes_max: Most nodes at a time.
-        idle_s: How long a node without tenants is kept.
-        usd_per_hour_max: What all nodes together may cost in an hour.
-        environment: Environment variables.
-
-    Raises:
-        ConfigurationError: The VM type or its price is not known, it is not offered there, or one costs too much.
-        CloudError: The cloud does not answer.
-    """
-    cloud = CatalogCloud(infra.provider, infra.region, environment=environment)
-    offer = cloud.on_demand_offer(vm) if vm else cloud.small_offer()
-    if vm and offer.vm != vm:
-        raise ConfigurationError(f"--vm {vm}: nodes have no GPUs, and 2 to 8 vCPUs with 4 GiB at least")
-    settings = settings_of(infra, environment)
-    launched = settings.launch_settings()
-    zones = common_first({offer.vm: provider.zones(offer.vm, launched)})[offer.vm]
-    if infra.zone and infra.zone not in zones:
-        raise ConfigurationError(
-            f"--infra: {offer.vm} is available in {', '.join(zones)}, not in {infra.zone}"
-        )
-    zones = (infra.zone,) if infra.zone else zones
-    usd_per_hour = offer.price_usd_per_hour + cloud.disk_usd_per_hour(DISK_GIB)
-    affordable = min(
-        nodes_max, int(usd_per_hour_max / usd_per_hour) if math.isfinite(usd_per_hour_max) else nodes_max
-    )
-    if affordable < 1:
-        raise ConfigurationError(
-            f"--budget-per-hour {usd_per_hour_max:g}: a node ({offer.vm} with its disk) costs {money(usd_per_hour)} an "
-            "hour"
-        )
-    requirement = environment.get(PACKAGE_VARIABLE)
-    return PoolNodesSpec(
-        node=_node(offer, infra, usd_per_hour, tenants_max, cloud.network_bytes_per_s(offer.vm)),
-        limits=RentalLimits(affordable, idle_s),
-        options=tuple(PlacementOption(offer.vm, zone, False, offer.price_usd_per_hour) for zone in zones),
-        template=LaunchTemplate(
-            run_max_s=RUN_MAX_S,
-            image=environment.get(IMAGE_VARIABLE, ""),
-            disk_gib=DISK_GIB,
-            labels=settings.vm_tags(),
-            settings=launched,
-        ),
-        # aggregators write checkpoints, which may be in the storage of the cloud
-        package=VmPackage(requirement=requirement) if requirement else own_package((infra.provider,)),
-        price_source=offer.price_source,
-    )
-
-
-def _node(
-    offer: Offer, infra: Infra, usd_per_hour: float, tenants_max: int, bytes_per_s: float | None
-) -> Node:
-    return Node(
-        "",
-        tuple(range(offer.cpus)),
-        offer.memory_bytes,
-        tenants_max,
-        f"{infra.provider}/{infra.region}",
-        offer.vm,
-        usd_per_hour,
-        int(bytes_per_s or 0),
-    )
-
-
 class PoolNodes:
     """Rents the nodes of one pool; see `scavenger.train.pool.rental.NodeSource`, which this is.
 
     Args:
-        store: This user's.
         provider: The cloud, in the region.
-        spec: What is rented.
         record: A path that names the pool on record.
         verifier: Verifies the identity of VMs; None if their cloud gives them no proof of it.
         config: Time limits and intervals; None for the defaults.
@@ -339,22 +251,58 @@ def open_pool_nodes(
     usd_per_hour_max: float,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[PoolNodes, PoolNodesSpec]:
-    """Prepare to rent nodes; see `offered_nodes`.
+    """Find out what nodes of a place are, at the catalogue's prices, and prepare to rent them.
+
+    Args:
+        infra: Cloud and region, and a zone if only that one is to be used.
+        record: A path that names the pool on record.
+        vm: VM type; empty: the cheapest one with 2 vCPUs and 4 GiB.
+        idle_s: How long a node without tenants is kept.
+        usd_per_hour_max: What all nodes together may cost in an hour.
 
     Raises:
-        ConfigurationError, CloudError: As of `offered_nodes`, or there are no credentials.
+        ConfigurationError: The VM type or its price is not known, it is not offered there, or one costs too much.
+        CloudError: The cloud does not answer, or there are no credentials.
     """
     settings = settings_of(infra, environment)
     provider = open_provider(infra.provider, infra.region, environment, settings)
-    spec = offered_nodes(
-        infra,
-        provider,
-        vm=vm,
-        tenants_max=tenants_max,
-        nodes_max=nodes_max,
-        idle_s=idle_s,
-        usd_per_hour_max=usd_per_hour_max,
-        environment=environment,
+    cloud = CatalogCloud(infra.provider, infra.region, environment=environment)
+    offer = cloud.on_demand_offer(vm) if vm else cloud.small_offer()
+    if vm and offer.vm != vm:
+        raise ConfigurationError(f"--vm {vm}: nodes have no GPUs, and 2 to 8 vCPUs with 4 GiB at least")
+    template = launch_template(settings, environment)
+    zones = common_first({offer.vm: provider.zones(offer.vm, template.settings)})[offer.vm]
+    if infra.zone and infra.zone not in zones:
+        raise ConfigurationError(
+            f"--infra: {offer.vm} is available in {', '.join(zones)}, not in {infra.zone}"
+        )
+    zones = (infra.zone,) if infra.zone else zones
+    usd_per_hour = offer.price_usd_per_hour + cloud.disk_usd_per_hour(DISK_GIB)
+    affordable = min(
+        nodes_max, int(usd_per_hour_max / usd_per_hour) if math.isfinite(usd_per_hour_max) else nodes_max
+    )
+    if affordable < 1:
+        raise ConfigurationError(
+            f"--budget-per-hour {usd_per_hour_max:g}: a node ({offer.vm} with its disk) costs {money(usd_per_hour)} an "
+            "hour"
+        )
+    spec = PoolNodesSpec(
+        node=Node(
+            "",
+            tuple(range(offer.cpus)),
+            offer.memory_bytes,
+            tenants_max,
+            f"{infra.provider}/{infra.region}",
+            offer.vm,
+            usd_per_hour,
+            int(cloud.network_bytes_per_s(offer.vm) or 0),
+        ),
+        limits=RentalLimits(affordable, idle_s),
+        options=tuple(PlacementOption(offer.vm, zone, False, offer.price_usd_per_hour) for zone in zones),
+        template=template,
+        # aggregators write checkpoints, which may be in the storage of the cloud
+        package=package_of(environment, (infra.provider,)),
+        price_source=offer.price_source,
     )
     verifier = open_verifier(infra, settings, environment)
     return PoolNodes(store, provider, spec, record=record, verifier=verifier), spec

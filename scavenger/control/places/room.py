@@ -1,12 +1,14 @@
-"""What a cloud's quotas leave of a search, by the number of aggregator VMs that the job has beside its workers."""
+"""What the data, a cloud's quotas and a cluster leave of a search space, each with a note for what is left out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scavenger.cloud.quotas import after_vms, vms_left, vms_left_of_either
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.vm import Quota
+from scavenger.errors import ConfigurationError
 from scavenger.policy.spot import SpotMode
 from scavenger.presentation.formatting import plural
 
@@ -31,11 +33,9 @@ class Permitted:
     """What a cloud has said about a job before anything is rented.
 
     Attributes:
-        provider: The provider's name.
         space: The search space, without what the cloud takes under no circumstances.
         quotas: The account's quotas, with what is used of them, without the job.
         aggregator: The offer for an aggregator VM, which is rented on demand.
-        spot: As in the job file.
     """
 
     provider: str
@@ -88,3 +88,54 @@ class Permitted:
 
 def _named(quota: Quota) -> str:
     return f"quota {quota.name} in {quota.region} ({quota.used:g} of {quota.limit:g} used)"
+
+
+def admitted(
+    offers: tuple[Offer, ...], aggregator: str, refusal: Callable[[str, bool], str], *, spot: SpotMode
+) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
+    """The offers whose pods can be started, and a note for each other one.
+
+    Args:
+        aggregator: Size of the aggregators' pods; empty for none.
+        refusal: Tells why no pod of a size can be started, on spot nodes or others; empty if one can.
+        spot: Whether pods may be on spot nodes.
+
+    Raises:
+        ConfigurationError: If no offer is left, or the aggregators' pods cannot be started.
+    """
+    if aggregator and (why := refusal(aggregator, False)):
+        raise ConfigurationError(f"the aggregators cannot be started: {why}", key="resources")
+
+    def refused(offer: Offer) -> str:
+        why = refusal(offer.vm, offer.spot)
+        return refusal(offer.vm, False) if why and offer.spot and spot == "auto" else why
+
+    said = {offer: refused(offer) for offer in offers}
+    left = tuple(offer for offer, why in said.items() if not why)
+    if not left:
+        raise ConfigurationError(next(iter(said.values())), key="resources")
+    return left, tuple(f"{offer.vm} is left out: {why}" for offer, why in said.items() if why)
+
+
+def fit_to_data(space: SearchSpace, dataset_size: int) -> tuple[SearchSpace, tuple[str, ...]]:
+    """Remove configurations that the data cannot fill; returns the new space and a note if any were removed.
+
+    Raises:
+        ConfigurationError: If no configuration is left.
+    """
+    sizes = tuple(size for size in space.global_batch_sizes if size <= dataset_size)
+    if sizes == space.global_batch_sizes:
+        return space, ()
+    if not sizes:
+        raise ConfigurationError(
+            f"search.batch_size: the smallest, {space.global_batch_sizes[0]}, is more than the "
+            f"{dataset_size} samples of an epoch"
+        )
+    workers = tuple(k for k in space.workers if k <= sizes[-1])
+    if not workers:
+        raise ConfigurationError(
+            f"search.workers: the fewest, {space.workers[0]}, cannot each have a sample of the largest "
+            f"batch, {sizes[-1]}, that an epoch of {dataset_size} samples fills"
+        )
+    note = f"batch sizes above {sizes[-1]} are left out: an epoch has {dataset_size} samples"
+    return replace(space, global_batch_sizes=sizes, workers=workers), (note,)

@@ -21,8 +21,18 @@ class Kind(StrEnum):
     LOOP = "LoopJob"
     COMMAND = "command"
 
+    @property
+    def has_aggregators(self) -> bool:
+        """Whether aggregators hold the weights; else its workers do."""
+        return self is Kind.KERAS
 
-class Place(StrEnum):
+    @property
+    def meets_at_leader(self) -> bool:
+        """Whether workers exchange gradients with the process that leads the job."""
+        return self is Kind.LOOP
+
+
+class Where(StrEnum):
     """Where the workers of a job are, or its aggregators."""
 
     HERE = "this machine"
@@ -33,7 +43,7 @@ class Place(StrEnum):
     POOL = "pool of aggregators"
 
 
-Part = Kind | Place
+Part = Kind | Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,6 @@ class Need:
     """Something that a job asks for and that not every part provides.
 
     Attributes:
-        name: In the table.
-        key: In the job file.
         asked: Whether a job of this kind asks for it.
         lacked: By the parts that do not provide it: the refusal, with fields of the job.
     """
@@ -62,7 +70,7 @@ NEEDS = (
         "engine",
         lambda job, kind: kind is Kind.LOOP,
         dict.fromkeys(
-            (Place.RAY, Place.RAY_PODS),
+            (Where.RAY, Where.RAY_PODS),
             f"{_ENGINE}: a LoopJob runs on this machine or on VMs; leave engine out",
         ),
     ),
@@ -71,7 +79,7 @@ NEEDS = (
         "engine",
         lambda job, kind: kind is Kind.COMMAND,
         dict.fromkeys(
-            (Place.RAY, Place.RAY_PODS),
+            (Where.RAY, Where.RAY_PODS),
             f"{_ENGINE}: a command runs on this machine or on VMs; leave engine out",
         ),
     ),
@@ -80,9 +88,9 @@ NEEDS = (
         "engine",
         lambda job, kind: job.engine != "process" and worker_group_of(job.engine) is None,
         {
-            Place.VMS: f"{_ENGINE} runs on existing nodes; with infra: {{job.infra}} Scavenger starts its own VMs; "
+            Where.VMS: f"{_ENGINE} runs on existing nodes; with infra: {{job.infra}} Scavenger starts its own VMs; "
             "leave engine out",
-            Place.PODS: f"{_ENGINE}: with infra: {{job.infra}}, name the RayCluster whose pods are sized, as ray/NAME; "
+            Where.PODS: f"{_ENGINE}: with infra: {{job.infra}}, name the RayCluster whose pods are sized, as ray/NAME; "
             "or leave infra out, for the nodes that a Ray cluster has",
         },
     ),
@@ -91,7 +99,7 @@ NEEDS = (
         "engine",
         lambda job, kind: worker_group_of(job.engine) is not None,
         dict.fromkeys(
-            (Place.RAY, Place.VMS),
+            (Where.RAY, Where.VMS),
             f"{_ENGINE}: a RayCluster of KubeRay needs infra: kubernetes; a Ray cluster by its address is "
             "ray/HOST:PORT",
         ),
@@ -129,12 +137,12 @@ NEEDS = (
         lambda job, kind: job.elastic.known_aggregator_vms > 1,
         {
             **dict.fromkeys(
-                (Place.HERE, Place.RAY),
+                (Where.HERE, Where.RAY),
                 "elastic.aggregator_vms is for VMs of a cloud; on this machine, set aggregators alone",
             ),
-            Place.RAY_PODS: f"elastic.aggregator_vms: with {_ENGINE}, aggregators are where the job is led; leave it "
+            Where.RAY_PODS: f"elastic.aggregator_vms: with {_ENGINE}, aggregators are where the job is led; leave it "
             "out",
-            Place.POOL: "elastic.aggregator_vms: shared aggregators are on nodes of the pool, and none is rented; "
+            Where.POOL: "elastic.aggregator_vms: shared aggregators are on nodes of the pool, and none is rented; "
             "leave it out, or write aggregation: own",
         },
     ),
@@ -148,11 +156,11 @@ NEEDS = (
             Kind.COMMAND: "aggregation: shared: a command has no aggregators, since its processes hold the weights; "
             "write own",
             **dict.fromkeys(
-                (Place.RAY, Place.RAY_PODS),
+                (Where.RAY, Where.RAY_PODS),
                 "aggregation: shared is for jobs whose workers are on this machine or on VMs, not with "
                 f"{_ENGINE}; write own",
             ),
-            Place.PODS: "aggregation: shared is for jobs on this machine or on VMs of a cloud, not on Kubernetes; "
+            Where.PODS: "aggregation: shared is for jobs on this machine or on VMs of a cloud, not on Kubernetes; "
             "write own",
         },
     ),
@@ -162,11 +170,11 @@ NEEDS = (
         lambda job, kind: job.leader == "vm",
         {
             **dict.fromkeys(
-                (Place.HERE, Place.RAY),
+                (Where.HERE, Where.RAY),
                 "leader: vm is for jobs on VMs of aws/ and gcp/, and on pods; with infra: {job.infra}, write here",
             ),
-            Place.RAY_PODS: f"leader: vm: with {_ENGINE}, a node of the Ray cluster leads the job; leave it out",
-            Place.POOL: "leader: vm cannot reach the pool of aggregators, whose manager is on this machine; write "
+            Where.RAY_PODS: f"leader: vm: with {_ENGINE}, a node of the Ray cluster leads the job; leave it out",
+            Where.POOL: "leader: vm cannot reach the pool of aggregators, whose manager is on this machine; write "
             "here, or aggregation: own",
         },
     ),
@@ -176,9 +184,9 @@ NEEDS = (
         lambda job, kind: job.spot != "never",
         {
             **dict.fromkeys(
-                (Place.HERE, Place.RAY), "spot: {job.spot} needs a cloud that has spot VMs; use never"
+                (Where.HERE, Where.RAY), "spot: {job.spot} needs a cloud that has spot VMs; use never"
             ),
-            Place.RAY_PODS: f"spot: with {_ENGINE}, the worker group says on which nodes pods are; leave it out",
+            Where.RAY_PODS: f"spot: with {_ENGINE}, the worker group says on which nodes pods are; leave it out",
         },
     ),
     Need(
@@ -186,7 +194,7 @@ NEEDS = (
         "resources",
         lambda job, kind: job.resources is not None and job.resources.disk is not None,
         dict.fromkeys(
-            (Place.HERE, Place.RAY), "resources.disk: this machine's disk is what it is; leave it out"
+            (Where.HERE, Where.RAY), "resources.disk: this machine's disk is what it is; leave it out"
         ),
     ),
     Need(
@@ -194,7 +202,7 @@ NEEDS = (
         "resources",
         lambda job, kind: job.resources is not None and job.resources.accelerators is not None,
         {
-            Place.RAY: "resources: accelerators: {job.resources.accelerators} cannot be had with "
+            Where.RAY: "resources: accelerators: {job.resources.accelerators} cannot be had with "
             f"{_ENGINE}; use process"
         },
     ),
@@ -211,20 +219,20 @@ NEEDS = (
 )
 
 
-def place_of_workers(job: JobSpec) -> Place:
+def where_workers_are(job: JobSpec) -> Where:
     """Where the workers of a job are."""
     machines = job.infra.capabilities
     if machines.pods:
-        return Place.PODS if worker_group_of(job.engine) is None else Place.RAY_PODS
+        return Where.PODS if worker_group_of(job.engine) is None else Where.RAY_PODS
     if machines.rents:
-        return Place.VMS
-    return Place.HERE if job.engine == "process" else Place.RAY
+        return Where.VMS
+    return Where.HERE if job.engine == "process" else Where.RAY
 
 
 def parts_of(job: JobSpec, kind: Kind) -> tuple[Part, ...]:
     """What a job of this kind consists of, each of which may lack what it needs."""
-    workers = place_of_workers(job)
-    return (kind, workers, Place.POOL) if job.aggregation == "shared" else (kind, workers)
+    workers = where_workers_are(job)
+    return (kind, workers, Where.POOL) if job.aggregation == "shared" else (kind, workers)
 
 
 def lacks(job: JobSpec, kind: Kind) -> Iterator[tuple[Need, str]]:
