@@ -24,7 +24,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.pool.connection import wait_for_load
 from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.pool.placement import Node
-from scavenger.train.pool.protocol import MEMORY_FD, NodeLoad, PoolLoad, RentalLoad
+from scavenger.train.pool.protocol import MEMORY_FD, NodeUsage, PoolLoad, RentalLoad
 from scavenger.train.pool.tenants import Tenants
 
 RECORD: Any = SimpleNamespace(id="0123", name="tiny")
@@ -132,7 +132,7 @@ def test_a_pool_without_room_for_all_its_aggregators_is_refused() -> None:
 
 
 def remote(place: str, *, drained: bool = False) -> PoolLoad:
-    node = NodeLoad(Node("one", (0,), 1 << 30, 4, place, "192.0.2.1"), 0.0, 0, 2, drained=drained, pinned=1)
+    node = NodeUsage(Node("one", (0,), 1 << 30, 4, place, "192.0.2.1"), 0.0, 0, 2, drained=drained, pinned=1)
     return PoolLoad(1, 0.0, "session", 1 << 30, 0, (node,), (), address="192.0.2.9")
 
 
