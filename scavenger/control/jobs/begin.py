@@ -30,13 +30,9 @@ from scavenger.errors import NotSupportedError
 from scavenger.masking import keep_secret
 from scavenger.policy import learning_rate_scale
 from scavenger.store import Store
-from scavenger.train.command.job_supervisor import CommandJobSupervisor
-from scavenger.train.command.source import CommandSource
-from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
 from scavenger.train.supervisor.face import JobSupervisor
-from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 
@@ -233,7 +229,11 @@ def _supervisor(attempt: AttemptInputs, resources: Allocation, checkpoints: str)
     timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
+    # each supervisor is large, and a job needs one of them
     if job.run is not None:
+        from scavenger.train.command.job_supervisor import CommandJobSupervisor
+        from scavenger.train.command.source import CommandSource
+
         return CommandJobSupervisor.open(
             CommandSource(
                 job.run,
@@ -270,6 +270,8 @@ def _supervisor(attempt: AttemptInputs, resources: Allocation, checkpoints: str)
         secrets=secrets,
     )
     if prepared.kind is Kind.LOOP:
+        from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
+
         return LoopJobSupervisor.open(
             source,
             work_dir=work_dir,
@@ -279,6 +281,8 @@ def _supervisor(attempt: AttemptInputs, resources: Allocation, checkpoints: str)
             engine=resources.engine,
             clock=options.clock,
         )
+    from scavenger.train.supervisor.supervisor import Supervisor
+
     return Supervisor.open(
         source,
         work_dir=work_dir,

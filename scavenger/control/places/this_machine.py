@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.places.gpus import LocalGpus
+from scavenger.control.places.needs import Where, where_workers_are
 from scavenger.control.places.place import Allocation, JobContext, Place
 from scavenger.control.places.pool import pooled_allocation
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
+from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.engines.ray.engine import engine_maker
 from scavenger.train.engines.warm import WarmServers
 
 WORKER_BYTES_MIN = 256 * 2**20
@@ -46,8 +49,10 @@ class ThisMachine(Place):
         self.hardware = machine.hardware()
         self._cpu_price = machine.cpu_price()[0]
         self.space = search_space(job, machine)
-        self._of_ray = engine_maker(job.engine)
-        if self._of_ray is None:  # with Ray, workers are on other machines too
+        self._by_processes = (
+            where_workers_are(job) is Where.HERE
+        )  # with Ray, workers are on other machines too
+        if self._by_processes:
             self.notes += check_worker_counts(job.worker_counts[-1], *machine.capacity())
 
     def allocate(self, context: JobContext) -> Allocation:
@@ -55,7 +60,11 @@ class ThisMachine(Place):
             context.warn(note)
         if self.job.aggregation == "shared":
             return pooled_allocation(self.job, self.space, context, self._gpus, self._cpu_price)
-        engine = self._of_ray or partial(ProcessEngine, gpus=self._gpus, warm=self._warm)
+        engine: Callable[[Path, int], Engine] = partial(ProcessEngine, gpus=self._gpus, warm=self._warm)
+        if not self._by_processes:
+            from scavenger.train.engines.ray.engine import engine_maker
+
+            engine = engine_maker(self.job.engine) or engine
         return Allocation(self.space, engine)
 
 
