@@ -214,7 +214,7 @@ def test_a_pod_leads_a_job_and_the_next_one_on_its_claim_goes_on_with_it(
         assert said[-1] == f"job digits ({record.job_id[:8]}) goes on there"
         seat = seat_of(leaders, record, inform=said.append, provider=cluster, sleep=cluster.advance)
         with seat.api() as api:
-            assert [one["id"] for one in api.submissions(9)["submissions"]] == [record.job_id]
+            assert [one["id"] for one in api.get("queue")["submissions"]] == [record.job_id]
         assert LeaderSession(seat).end(books) == ()
         assert [one for one in cluster.processes if one.poll() is None] == []
         assert list(leaders.all()) == []
