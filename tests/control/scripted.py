@@ -114,7 +114,7 @@ class Scripted:
     too_many: int | None = None
     hosts: tuple[str, ...] = ()
     avoided: list[frozenset[str]] = field(default_factory=list)
-    migrations: ScriptedMigrations = field(default_factory=lambda: ScriptedMigrations())
+    migrations: ScriptedMigrations | None = field(default_factory=ScriptedMigrations)
 
     def clock(self) -> float:
         return self.now_s
@@ -220,7 +220,7 @@ class Scripted:
         self.polls += 1
         self.now_s += STEP_S
         events, self.coming = self.coming, []
-        if self.migrations.active:
+        if self.migrations is not None and self.migrations.active:
             events.append(self.migrations.end(self.step + 1))
         for worker in self.membership.workers(WorkerState.STARTING):
             if worker in self.doomed:

@@ -306,7 +306,7 @@ def run_job(
         sample_bytes=64,
     )
     at = at or offer()
-    run = Run(truth=truth, random=random, manifest=manifest, aggregators=0, shared=at.shared_cpus is not None)
+    run = Run(truth=truth, random=random, manifest=manifest, migrations=None, shared=at.shared_cpus is not None)
     spec = JobSpec.model_validate(
         {
             "version": 1,
@@ -345,7 +345,7 @@ def run_job(
         SearchSpace(offers, WORKERS, BATCHES),
         store=store,
         recorder=cast(Any, _Recorder(store, job_id)),
-        cloud=cast(Any, SimpleNamespace(hardware=lambda: "machine")),
+        hardware="machine",
         folder=folder,
         run=True,
         confirm=None,

@@ -327,7 +327,7 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
         SPACE,
         store=nothing,
         recorder=recorder,
-        cloud=nothing,
+        hardware="",
         folder=folder,
         run=True,
         confirm=None,
