@@ -306,7 +306,9 @@ def run_job(
         sample_bytes=64,
     )
     at = at or offer()
-    run = Run(truth=truth, random=random, manifest=manifest, migrations=None, shared=at.shared_cpus is not None)
+    run = Run(
+        truth=truth, random=random, manifest=manifest, migrations=None, shared=at.shared_cpus is not None
+    )
     spec = JobSpec.model_validate(
         {
             "version": 1,
