@@ -66,12 +66,12 @@ _LEADER = """
 import os, sys, time
 from pathlib import Path
 from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.pool.protocol import PROTOCOL, Join
+from scavenger.train.pool.protocol import PROTOCOL, PoolJoin
 from scavenger.train.pool.tenants import Tenants
 from scavenger.train.transport.messages.values import ProcessConfiguration
 fd, folder = os.memfd_create("block"), Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
-engine = ProcessEngine(folder, fd, command=command, tenants=Tenants(folder / "pool", Join(PROTOCOL, "a", "b")))
+engine = ProcessEngine(folder, fd, command=command, tenants=Tenants(folder / "pool", PoolJoin(PROTOCOL, "a", "b")))
 engine.launch(ProcessConfiguration("aggregator", "w0", "", "", "", "", memory_fd=fd))
 print("up", flush=True)
 while True:
