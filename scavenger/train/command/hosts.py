@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
 from scavenger.elastic.recovery import Status
 from scavenger.errors import MessageError
 from scavenger.train.command import messages as cm
-from scavenger.train.engines.base import Engine
-from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.direct_workers import DirectWorkers
 from scavenger.train.supervisor.processes import Processes
@@ -35,23 +32,6 @@ class Hosts(DirectWorkers):
         self.arrived: dict[str, cm.HostReady] = {}
         self._set_up: set[str] = set()
         self.memory_bytes: dict[str, int] = {}
-
-    @classmethod
-    def open(
-        cls,
-        source: JobSource,
-        *,
-        log_dir: Path,
-        first: int,
-        engine: Callable[[Path, int], Engine],
-        clock: Callable[[], float],
-    ) -> Hosts:
-        """Listen for the hosts; `launch` starts them.
-
-        Raises:
-            ConfigurationError: If the engine's port cannot be bound.
-        """
-        return cls(Processes.open(source, engine, log_dir=log_dir), first=first, clock=clock)
 
     @property
     def starting(self) -> tuple[str, ...]:

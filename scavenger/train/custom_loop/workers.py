@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from scavenger.elastic.liveness import Liveness
@@ -13,13 +12,11 @@ from scavenger.elastic.recovery import Status
 from scavenger.errors import MessageError
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
-from scavenger.train.engines.base import Engine, Exit
-from scavenger.train.job_source import JobSource
+from scavenger.train.engines.base import Exit
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.direct_workers import DirectWorkers
 from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
 from scavenger.train.supervisor.watching import WorkWatch
-from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Beat, Failed
 
 
@@ -35,6 +32,7 @@ class LoopWorkers(DirectWorkers):
 
     role = "loop"
     leave_s = 30.0  # a released worker may take the rest of its step
+    has_block = True
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         super().__init__(processes, first=first, clock=clock)
@@ -45,31 +43,6 @@ class LoopWorkers(DirectWorkers):
         if processes.block_fd >= 0 and not self.elsewhere:
             self.memory = GradientMemory(processes.block_fd)
         self.liveness = Liveness()
-
-    @classmethod
-    def open(
-        cls,
-        source: JobSource,
-        *,
-        log_dir: Path,
-        first: int,
-        engine: Callable[[Path, int], Engine],
-        clock: Callable[[], float],
-    ) -> LoopWorkers:
-        """Listen for the workers of a loop; `launch` starts them.
-
-        Args:
-            source: The training function.
-            log_dir: Folder for each worker's output.
-            first: Number of the first worker; see the class.
-            engine: Makes the engine from the folder for logs.
-            clock: Monotonic seconds.
-
-        Raises:
-            ConfigurationError: If the engine's port cannot be bound.
-        """
-        processes = Processes.open(source, engine, log_dir=log_dir, block_fd=create_block())
-        return cls(processes, first=first, clock=clock)
 
     # ---- the state of workers ------------------------------------------------------------------------------
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 from scavenger.elastic.membership import worker_name
 from scavenger.elastic.recovery import Role
 from scavenger.train.engines.base import Engine
+from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.watching import NetworkWatch
+from scavenger.train.transport.block_file import create_block
 
 
 class DirectWorkers:
-    """The workers of one job, which are loops of the user's own or hosts of a command.
+    """The workers of one job, which are loops of the user's own or hosts of a command; `open` makes them.
 
     Args:
         processes: The engine and the hub.
@@ -24,17 +27,46 @@ class DirectWorkers:
     Attributes:
         role: What the processes are started as.
         leave_s: How long a worker that was ordered to end may take, seconds.
+        has_block: Whether workers on this machine share memory with this process.
         registry: The state of every worker that there has been in this run.
     """
 
     role: ClassVar[str]
     leave_s: ClassVar[float]
+    has_block: ClassVar[bool] = False
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
         self._placed_s: dict[str, float] = {}
         self._network, self._doubted_s = NetworkWatch(), clock()
         self.registry = ProcessRegistry(processes.engine, clock)
+
+    @classmethod
+    def open(
+        cls,
+        source: JobSource,
+        *,
+        log_dir: Path,
+        first: int,
+        engine: Callable[[Path, int], Engine],
+        clock: Callable[[], float],
+    ) -> Self:
+        """Listen for the workers; `launch` starts them.
+
+        Args:
+            source: The training code.
+            log_dir: Folder for each worker's output.
+            first: Number of the first worker; see the class.
+            engine: Makes the engine from the folder for logs and the block's descriptor.
+            clock: Monotonic seconds.
+
+        Raises:
+            ConfigurationError: If the engine's port cannot be bound.
+        """
+        block_fd = create_block() if cls.has_block else -1
+        return cls(
+            Processes.open(source, engine, log_dir=log_dir, block_fd=block_fd), first=first, clock=clock
+        )
 
     @property
     def engine(self) -> Engine:
