@@ -82,10 +82,11 @@ def benchmark_of(name: str) -> Benchmark:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["house"]:  # counts the source, and measures nothing
-        from benchmarks import house
-
-        house.main(sys.argv[2:])
+    if sys.argv[1:2] in (
+        ["house"],
+        ["against"],
+    ):  # no benchmarks: one counts the source, one runs two sources
+        importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
