@@ -185,6 +185,27 @@ Money = Annotated[
 ]
 
 
+def _parse_budget(value: object) -> float:
+    dollars = parse_money(value)
+    if dollars == 0.0:
+        raise fault("must be above $0, or no worker could start; without a limit, leave it out")
+    return dollars
+
+
+Budget = Annotated[
+    float,
+    PlainValidator(_parse_budget),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": rf"^(?!\$[0.]*$){_MONEY}$"},
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MONEY_MAX_USD},
+            ]
+        }
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
     """The training code: an object in a module in the job file's folder."""

@@ -104,7 +104,7 @@ _FALLING = frozenset(
         "brier_score",
     ]
 )
-_SHARES = ("accuracy", "auc", "precision", "recall")
+_SHARES = ("accuracy", "acc", "auc", "precision", "recall")
 _REVERSING = frozenset(["neg", "negative", "negated", "inverse", "minus"])
 
 
@@ -140,6 +140,13 @@ class GoalSpec(FrozenModel):
                     f"; write {self.target / 100:g} for {self.target:g} %" if 1 < self.target <= 100 else ""
                 )
                 raise fault(f"must be from 0 to 1 for {self.metric}, not {self.target:g}{hint}", "target")
+            known = known_direction(self.metric)
+            if self.mode != "auto" and known is not None and self.mode != known:
+                raise fault(
+                    f"must be {known} for {self.metric}, or left out: {self.mode} would call the first epoch that is "
+                    f"{'above' if self.mode == 'max' else 'below'} {self.target:g} a success",
+                    "mode",
+                )
         if self.epochs_hint is not None and self.epochs_hint > self.max_epochs:
             raise fault(
                 f"must be at most max_epochs ({self.max_epochs}), not {self.epochs_hint:g}", "epochs_hint"

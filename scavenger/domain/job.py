@@ -17,6 +17,7 @@ from scavenger.domain.command import RunSpec, RunText
 from scavenger.domain.elastic import ElasticSpec
 from scavenger.domain.environment import EnvironmentText, SecretNames
 from scavenger.domain.forms import (
+    Budget,
     Duration,
     EngineText,
     EntryPoint,
@@ -213,7 +214,7 @@ class ConstraintsSpec(FrozenModel):
     """Limits on the whole run, profiling included."""
 
     deadline: Duration | None = Field(default=None, description="Longest time, such as 8h or 1h30m.")
-    budget: Money | None = Field(default=None, description="Highest cost in US dollars, such as $20.")
+    budget: Budget | None = Field(default=None, description="Highest cost in US dollars, such as $20.")
 
 
 class ProfileSpec(FrozenModel):

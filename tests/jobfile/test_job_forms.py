@@ -266,7 +266,8 @@ def test_accelerators_are_part_of_a_size_and_one_where_no_number_is_given() -> N
                 ]
             ),
             "constraints": st.fixed_dictionaries(
-                {}, optional={"deadline": st.sampled_from(["8h", 0.1]), "budget": st.sampled_from(["$20", 0])}
+                {},
+                optional={"deadline": st.sampled_from(["8h", 0.1]), "budget": st.sampled_from(["$20", 0.5])},
             ),
             "checkpoint": st.just({"path": "./c", "every": "10m"}),
             "limits": st.just({"start": "5m"}),

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,14 @@ def parse_job(text: str, *, path: str) -> JobSpec:
     if not isinstance(root.value, dict):
         raise JobFileError(
             f"the file must hold keys such as version: 1, not {shown(root.plain())}",
+            path=path,
+            line=root.line,
+            column=root.column,
+        )
+    if (tool := _tool_of(root.value)) is not None:
+        raise JobFileError(
+            f"this looks like a file of {tool}, not a job file: `scavenger init` writes one, and "
+            f"docs/coming-from.md says what the keys of {tool} are called here",
             path=path,
             line=root.line,
             column=root.column,
@@ -290,6 +298,28 @@ _KINDS = {
 }
 
 
+_ELSEWHERE = {
+    "gpus": ("accelerators", "GPUs are accelerators: T4:1 in resources"),
+    "gpu": ("accelerators", "GPUs are accelerators: T4:1 in resources"),
+    "epochs": ("max_epochs", "epochs are max_epochs in goal"),
+    "command": ("run", "a command is run: python train.py"),
+}
+"""Keys of other tools, with the one that is meant and what to write."""
+_OTHER_TOOLS = {
+    "SkyPilot": frozenset(["num_nodes", "setup", "file_mounts", "workdir", "envs"]),
+    "dstack": frozenset(["commands", "type", "nodes"]),
+}
+"""Keys by which the files of other tools are known: none is one of a job file's."""
+
+
+def _tool_of(keys: Iterable[object]) -> str | None:
+    """The other tool whose file has these keys; None if they may be a job file's."""
+    found = frozenset(keys)
+    if "version" in found:
+        return None
+    return next((tool for tool, known in _OTHER_TOOLS.items() if known & found), None)
+
+
 def _unknown_key(loc: Loc) -> _Fault:
     *parents, leaf = loc
     known = _object_at(tuple(parents))["properties"]
@@ -297,6 +327,9 @@ def _unknown_key(loc: Loc) -> _Fault:
     homes = [key for key in top if leaf in _with_keys(top[key]).get("properties", ())]
     near = nearest(str(leaf), known) if len(homes) != 1 else None
     where = f" in {'.'.join(map(str, parents))}" if parents else ""
+    if leaf in _ELSEWHERE:
+        meant, hint = _ELSEWHERE[str(leaf)]
+        return _Fault(loc, f"unknown key {shown(leaf)}{where}; {hint}", key=True, meant=(*parents, meant))
     if len(homes) == 1:
         hint = f"it belongs in {homes[0]}"
     else:
