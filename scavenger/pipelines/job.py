@@ -29,6 +29,23 @@ _MODULE_HINT = (
 )
 
 
+def check_is_job(job: object) -> None:
+    """Check what a client is given to run.
+
+    Raises:
+        ConfigurationError: If it is not a `Job`, but the path of a job file, say.
+    """
+    if not isinstance(job, Job):
+        hint = (
+            f"Job.from_yaml({os.fspath(job)!r})"
+            if isinstance(job, str | os.PathLike)
+            else "scavenger.Job(...)"
+        )
+        raise ConfigurationError(
+            f"a client runs jobs, and this is {type(job).__name__}: write {hint}", key="job"
+        )
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Job:
     """A training job: the code, its data, the goal, and the ranges that are searched. A value: methods return another.

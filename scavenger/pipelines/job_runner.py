@@ -35,7 +35,7 @@ from scavenger.errors import (
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
-from scavenger.pipelines.job import Job
+from scavenger.pipelines.job import Job, check_is_job
 from scavenger.pipelines.narrowing import limited
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Run, Submission
@@ -90,6 +90,7 @@ class JobRunner:
         self._kept: list[KeptVms] = []
         self._begun: dict[int, list[str]] = {}
         self._set_aside = SetAside(self._budget)
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +101,11 @@ class JobRunner:
         self.close()
 
     def close(self) -> None:
-        """End what is kept for further jobs, and close the store or the connection to the server."""
+        """End what is kept for further jobs, and close the store or the connection to the server.
+
+        A closed client runs no further job.
+        """
+        self._closed = True
         with ExitStack() as ending:  # whatever fails, the rest is ended
             ending.callback(self._source.__exit__, None, None, None)
             ending.callback(self._warm.close)
@@ -169,8 +174,19 @@ class JobRunner:
             handing.job_id = made.id
         return self._awaited(handing.job_id, observer)
 
-    def _handed_over(self, job: Job, *, priority: int = 0, run: bool = True) -> Submission:
+    def _check_may_run(self) -> None:
+        """Refuse to run a job by a closed client, or in a worker.
+
+        Raises:
+            ConfigurationError: If this is either.
+        """
+        if self._closed:
+            raise ConfigurationError("this client was closed; make another one for further jobs")
         refuse_in_workers()
+
+    def _handed_over(self, job: Job, *, priority: int = 0, run: bool = True) -> Submission:
+        check_is_job(job)
+        self._check_may_run()
         with self._set_aside.handing(job.spec.constraints.budget) as handing:
             made = self._submitted_job(self.tracked(limited(job, handing.usd)), priority, run=run)
             handing.job_id = made.id  # set aside until `wait` has its bill
@@ -268,6 +284,7 @@ class JobRunner:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.prepared import prepare_job
 
+        check_is_job(job)
         thread = threading.get_ident()
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
             spec = self.tracked(limited(job, allowance.usd)).spec
@@ -317,7 +334,7 @@ class JobRunner:
     ) -> Run:
         from scavenger.control.notifying.settings import notifying
 
-        refuse_in_workers()
+        self._check_may_run()
         store, job_id = self._store(), ""
         try:
             with (

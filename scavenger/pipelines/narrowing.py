@@ -5,7 +5,7 @@ from __future__ import annotations
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, CurvePoint
 from scavenger.errors import ConfigurationError
-from scavenger.pipelines.job import Job
+from scavenger.pipelines.job import Job, check_is_job
 from scavenger.pipelines.results import Plan
 
 __all__ = ["Choices", "fixed", "limited"]
@@ -20,6 +20,7 @@ def limited(job: Job, usd: float | None) -> Job:
 
 def fixed(job: Job, choice: Choices | None, workers: int | None, batch_size: int | None) -> Job:
     """The job with one configuration to search."""
+    check_is_job(job)
     if (choice is None) != (workers is not None and batch_size is not None):
         raise ConfigurationError(
             "run takes one configuration: give a plan or a point of its curve, or workers and batch_size"

@@ -67,13 +67,24 @@ def test_a_job_in_python_is_the_one_that_its_file_says(tmp_path: Path) -> None:
             lambda: Client().study("a", budgets=4),
             "Client.study has no argument budgets; did you mean budget?",
         ),
+        (lambda: Client().plan("job.yaml"), r"this is str: write Job.from_yaml('job.yaml')"),  # type: ignore[arg-type]
+        (lambda: Client().optimize(Path("job.yaml")), "write Job.from_yaml('job.yaml')"),  # type: ignore[arg-type]
+        (lambda: Client().run({}, workers=1, batch_size=8), "this is dict: write scavenger.Job(...)"),  # type: ignore[arg-type]
+        (lambda: Client().submit(3), "this is int: write scavenger.Job(...)"),  # type: ignore[arg-type]
     ],
 )
-def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(
-    call: Callable[[], Any], words: str
-) -> None:
+def test_a_wrong_argument_is_refused_with_what_was_meant(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         call()
+
+
+def test_a_closed_client_runs_no_further_job(tmp_path: Path) -> None:
+    client = Client(store=str(tmp_path / "a.sqlite"))
+    client.close()
+
+    for run in (client.plan, client.optimize, client.submit):
+        with pytest.raises(ConfigurationError, match="this client was closed"):
+            run(job())
 
 
 def test_a_job_of_a_file_is_that_file(tmp_path: Path) -> None:
