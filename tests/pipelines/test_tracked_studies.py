@@ -36,6 +36,10 @@ def test_a_trial_of_a_study_is_a_nested_run(tmp_path: Path) -> None:
     (found,) = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     parent = records.get_run(found.data.tags["mlflow.parentRunId"])
     assert parent.data.tags["scavenger.study"] == "rates"
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["trials"] == 1
+    assert parent.data.metrics["actual_cost_usd"] == found.data.metrics["actual_cost_usd"]
+    assert found.data.tags["mlflow.runName"] == f"rates-{trial.id[:8]}"
     assert found.data.tags["scavenger.job_id"] == trial.id
     assert found.data.params["params.learning_rate"] == "0.01"
     assert found.info.status == "FINISHED"

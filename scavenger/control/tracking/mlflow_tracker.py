@@ -26,6 +26,7 @@ class MlflowTracker:
         self._uri = uri
         self._client: Any = None
         self._run_id = ""
+        self._parent: str | None = None
         self._told: dict[str, int] = {}
 
     def begin(self, run: TrackedRun) -> None:
@@ -43,6 +44,9 @@ class MlflowTracker:
             if run.group is not None and parent is None:
                 tags = {STUDY: run.group, NAME: run.group}
                 parent = self._client.create_run(experiment, tags=tags).info.run_id
+            elif parent is not None:  # it had ended with the last of its trials
+                self._client.update_run(parent, status="RUNNING")
+        self._parent = parent
         known = self._one(experiment, JOB, run.job_id)
         if known is not None:
             self._run_id = known
@@ -51,7 +55,8 @@ class MlflowTracker:
                 history = self._client.get_metric_history(known, name)
                 self._told[name] = max(one.step for one in history)
             return
-        tags = {JOB: run.job_id, NAME: run.name} | ({} if parent is None else {PARENT: parent})
+        name = run.name if parent is None else f"{run.name}-{run.job_id[:8]}"
+        tags = {JOB: run.job_id, NAME: name} | ({} if parent is None else {PARENT: parent})
         self._run_id = self._client.create_run(experiment, tags=tags).info.run_id
         params = [Param(key, value[:500]) for key, value in run.params.items()]
         self._client.log_batch(self._run_id, params=params)
@@ -80,9 +85,26 @@ class MlflowTracker:
     def end(self, *, succeeded: bool, state: str) -> None:
         self._client.set_tag(self._run_id, "scavenger.state", state)
         self._client.set_terminated(self._run_id, "FINISHED" if succeeded else _ENDS.get(state, "KILLED"))
+        if self._parent is not None:
+            with _creating:
+                self._tell_study(self._parent)
+
+    def _tell_study(self, parent: str) -> None:
+        """What the trials of a study came to so far; its run ends with the last one that is running."""
+        experiment = self._client.get_run(parent).info.experiment_id
+        trials = self._client.search_runs(
+            [experiment], f"tags.`{PARENT}` = '{parent}'", max_results=_TRIALS_MAX
+        )
+        costs = [trial.data.metrics.get("actual_cost_usd", 0.0) for trial in trials]
+        for name, value in (("trials", len(trials)), ("actual_cost_usd", sum(costs))):
+            self._client.log_metric(parent, name, float(value), step=len(trials))
+        if all(trial.info.status != "RUNNING" for trial in trials):
+            self._client.set_terminated(parent, "FINISHED")
 
 
 _ENDS = {"failed": "FAILED"}
+_TRIALS_MAX = 10_000
+"""Most trials of a study that its figures count."""
 _FIGURES = ("predicted_", "actual_")
 """Of the report: the last ones count, whatever their step."""
 
