@@ -18,6 +18,7 @@ from scavenger.api.jobs import listed
 from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
+from scavenger.domain.report import JobState
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.store import Store
 from scavenger.store.schema import IntentRow, JobRow
@@ -37,7 +38,7 @@ def store(store_url: str) -> Store:
     return Store.open(store_url)
 
 
-def finished(store: Store, *, vms: int = 0) -> str:
+def finished(store: Store, *, vms: int = 0, state: JobState = "succeeded") -> str:
     """A job that has ended, on this machine or on so many VMs, the first of them with the aggregators."""
     report = replace(make_report(), estimate=ESTIMATE)
     job_id = store.create_job(report.job.name, spec={}, job_file="job.yaml").id
@@ -94,7 +95,7 @@ def finished(store: Store, *, vms: int = 0) -> str:
     assert report.predicted is not None
     store.finish_job(
         job_id,
-        state="succeeded",
+        state=state,
         report=report_document(report),
         exit_code=0,
         predicted=report.predicted,
@@ -121,6 +122,18 @@ def test_one_job_on_vms_is_shown_by_vm_within_eighty_columns(store: Store, scave
         assert words in out
     assert "off by" in out
     assert out.count("i-0000") == 3
+
+
+@pytest.mark.parametrize("state", ["planned", "stopped", "interrupted"])
+def test_what_was_not_run_to_its_end_is_not_held_against_the_prediction_of_it(
+    state: JobState, store: Store, scavenger: Run
+) -> None:
+    job_id = finished(store, state=state)
+    code, out, _ = scavenger("cost", job_id)
+
+    assert code == 0
+    assert "actual" in out
+    assert "off by" not in out
 
 
 def test_one_job_as_a_document_has_every_item_and_says_how_it_is_known(store: Store, scavenger: Run) -> None:

@@ -11,6 +11,7 @@ from scavenger.api.costs import CostAnswer, CostsPage, list_costs, show_cost
 from scavenger.api.opening import open_source
 from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
+from scavenger.presentation.panel import FINISHED
 from scavenger_cli.commands.status import state_words
 from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
@@ -64,8 +65,8 @@ def _state(cost: JobCost) -> str:
 
 
 def _off(cost: JobCost) -> str:
-    """The error of the prediction; `-` before the end of the run, as the prediction is for the whole run."""
-    if cost.predicted is None or cost.actual_usd is None or not cost.ended:
+    """The error of the prediction, which is for a whole run; `-` for one that has not ended or was cut short."""
+    if cost.predicted is None or cost.actual_usd is None or cost.state not in FINISHED:
         return "-"
     return difference(cost.predicted.cost_usd, cost.actual_usd)
 
