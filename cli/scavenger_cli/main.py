@@ -44,6 +44,7 @@ app = make_app(
             "optimize": "run:optimize",
             "plan": "run:plan",
             "curves": "curves:curves",
+            "explain": "explain:explain",
             "status": "status:status",
             "init": "init:init",
             "logs": "logs:logs",

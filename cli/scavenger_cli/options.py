@@ -61,7 +61,9 @@ DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Submit the job, to be run without this command, and return.")
 ]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Show only warnings while the job runs.")]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Show all notes.")]
+VerboseOption = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Show every event, and all that is known.")
+]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[
     str | None,

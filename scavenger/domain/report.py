@@ -96,6 +96,10 @@ class ChoiceMade:
     choice: Choice | Infeasible
 
 
+KNOWN_WITHIN = 5.0
+"""Largest ratio of the ends of a 90 % interval of epochs whose median is shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpochsForecast:
     """When the job will end, by the course of its metric so far and at the configuration in effect.
@@ -117,12 +121,18 @@ class EpochsForecast:
     never: float
     within_limits: float
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the interval is narrow enough that its median says something."""
+        low, high = self.epochs_interval
+        return high <= KNOWN_WITHIN * low
+
     def __str__(self) -> str:
         """For example `26 epochs in all (90 %: 19 to 40), target within the limits: 93 %`."""
         low, high = math.floor(self.epochs_interval[0]), math.ceil(self.epochs_interval[1] - 1e-6)
+        median = f"{self.epochs:.0f} epochs in all" if self.is_known else "epochs in all not known yet"
         return (
-            f"{self.epochs:.0f} epochs in all (90 %: {low} to {high}), "
-            f"target within the limits: {100.0 * self.within_limits:.0f} %"
+            f"{median} (90 %: {low} to {high}), target within the limits: {100.0 * self.within_limits:.0f} %"
         )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
+from dataclasses import replace
 
+import pytest
 from cli_samples import make_choice, make_curve
 from rich.console import Console
 from scavenger_cli.ui.observer import (
     DISPLAY_ROWS,
+    PLAIN_INTERVAL_MAX_S,
     PLAIN_INTERVAL_S,
     LiveObserver,
     PlainObserver,
@@ -61,18 +65,22 @@ EVENTS: tuple[Event, ...] = (
 )
 
 
-def plain(clock: list[float]) -> tuple[PlainObserver, io.StringIO]:
+def plain(clock: list[float], *, verbose: bool = True) -> tuple[PlainObserver, io.StringIO]:
     stream = io.StringIO()
-    return PlainObserver(stream, clock=lambda: clock[0]), stream
+    return PlainObserver(stream, verbose=verbose, clock=lambda: clock[0]), stream
 
 
-def test_plain_lines_start_with_fixed_words() -> None:
-    observer, stream = plain([0.0])
+@pytest.mark.parametrize("verbose", [False, True])
+def test_plain_lines_start_with_fixed_words(verbose: bool) -> None:
+    observer, stream = plain([0.0], verbose=verbose)
     for event in EVENTS:
         observer.on_event(event)
 
     firsts = [line.split()[0].rstrip(":,") for line in stream.getvalue().splitlines()]
-    assert firsts == ["profiling", "view", "step", "epoch", "profiled", "chosen", "warning", "worker"]
+    if verbose:
+        assert firsts == ["profiling", "view", "step", "epoch", "profiled", "chosen", "warning", "worker"]
+    else:
+        assert firsts == ["profiling", "step", "profiled", "chosen", "warning", "worker"]
     assert "\x1b" not in stream.getvalue()
 
 
@@ -86,6 +94,30 @@ def test_of_ten_thousand_steps_in_a_hundred_seconds_eleven_lines_are_written() -
     assert len(stream.getvalue().splitlines()) == 100 / PLAIN_INTERVAL_S + 1
 
 
+def test_a_phase_is_told_more_and_more_rarely_and_a_job_that_hangs_within_minutes() -> None:
+    clock = [0.0]
+    observer, stream = plain(clock, verbose=False)
+    told: list[float] = []
+    for number in range(2 * 36_000):
+        clock[0] = number / 10
+        before = stream.tell()
+        observer.on_event(step(number + 1))
+        if stream.tell() > before:
+            told.append(clock[0])
+
+    within = {end: sum(at <= end for at in told) for end in (60.0, 240.0, 3600.0)}
+    assert within[60.0] <= 5
+    assert within[240.0] <= 9
+    assert within[3600.0] <= 21
+    assert max(after - before for before, after in itertools.pairwise(told)) <= PLAIN_INTERVAL_MAX_S + 0.1
+
+    observer.on_event(PhaseChanged("running", ""))
+    clock[0] += PLAIN_INTERVAL_MAX_S
+    before = stream.tell()
+    observer.on_event(step(1))
+    assert stream.tell() > before
+
+
 def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost() -> None:
     clock = [0.0]
     observer, stream = plain(clock)
@@ -95,6 +127,17 @@ def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost()
     line = stream.getvalue().splitlines()[-1]
     for words in ("2 x batch 128", "12 ms", "loss 0.5", "val_accuracy 0.91 (target 0.97)", "$0.0042", "25 %"):
         assert words in line
+
+
+def test_a_short_step_line_fits_80_columns_and_tells_progress_metric_and_cost() -> None:
+    observer, stream = plain([0.0], verbose=False)
+    observer.on_event(EVENTS[5])
+    observer.on_event(Forecasted(FORECAST, False))
+    observer.on_event(step(7))
+
+    line = stream.getvalue().splitlines()[-1]
+    assert line == "step 7, 25 %, epoch 1 of about 26 (19-40), val_accuracy 0.91, $0.0042"
+    assert len(line) <= 80
 
 
 def test_a_quiet_display_says_warnings_and_lost_workers_alone() -> None:
@@ -166,3 +209,13 @@ def test_a_forecast_is_a_line_when_it_is_kept_and_stands_beside_the_epoch() -> N
 
     assert "epoch 1 of about 26 (19-40)" in steps
     assert forecast == "forecast: 26 epochs in all (90 %: 18 to 41), target within the limits: 93 %"
+
+
+def test_a_forecast_that_could_be_anything_says_that_nothing_is_known() -> None:
+    observer, stream = plain([0.0])
+    observer.on_event(Forecasted(replace(FORECAST, epochs=10.0, epochs_interval=(4.0, 5000.0)), True))
+    observer.on_event(step(1))
+    forecast, steps = stream.getvalue().splitlines()
+
+    assert forecast.startswith("forecast: epochs in all not known yet (90 %: 4 to 5000)")
+    assert "epoch 1 (how many it takes is not known yet)" in steps

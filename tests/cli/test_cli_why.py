@@ -1,4 +1,4 @@
-"""`scavenger curves --why K B`: where a prediction comes from, of files and of stored jobs."""
+"""`scavenger curves --why K B` and `explain`: where predictions come from, of files and of stored jobs."""
 
 from __future__ import annotations
 
@@ -101,6 +101,25 @@ def test_the_explanation_fits_a_screen(job: str, store_url: str, scavenger: Run)
         "itself",
     ):
         assert words in out
+
+
+def test_a_plan_is_explained_with_its_doubts_in_sentences(job: str, store_url: str, scavenger: Run) -> None:
+    save(store_url, MODEL.to_dict(), job)
+    code, out, _ = scavenger("explain")  # the latest job with a curve
+
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    for words in ("Predicted for 9 configurations", "Chosen: ", "How sure: the time of ", "that doubt is: "):
+        assert words in out
+    assert f"scavenger curves {job[:8]} --why" in out
+
+
+def test_a_plan_whose_model_is_gone_is_told_without_its_doubts(job: str, scavenger: Run) -> None:
+    code, out, _ = scavenger("explain", job)
+
+    assert code == 0
+    assert "Chosen: " in out
+    assert "what is uncertain cannot be told" in out
 
 
 def test_measured_points_are_marked_and_told(job: str, store_url: str, scavenger: Run) -> None:

@@ -134,7 +134,7 @@ def curves(
     refuse_limits_of_a_job(limits)
     refuse_sizes_of_a_job(workers, batch_size)
     with open_source(store_url) as source:
-        found = _latest(source) if job is None else job_of(source, job)
+        found = latest_with_curve(source) if job is None else job_of(source, job)
         if why is not None:
             from scavenger.api.why import show_why
 
@@ -268,7 +268,12 @@ def refuse_sizes_of_a_job(*sizes: str | None) -> None:
         )
 
 
-def _latest(source: Source) -> JobRecord:
+def latest_with_curve(source: Source) -> JobRecord:
+    """The latest job that has a curve.
+
+    Raises:
+        ConfigurationError: If none of the recent ones has.
+    """
     for listed in jobs_of(source, RECENT):
         job = job_of(source, listed.id)  # listings come without reports
         if job.report is not None and job.report.get("curve") is not None:

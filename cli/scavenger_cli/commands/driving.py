@@ -36,7 +36,7 @@ class Invocation:
         store_url: The database; None for the default.
         as_json: Whether the answer is a JSON document.
         yes: Whether every question is answered with yes.
-        verbose: Whether all notes are shown.
+        verbose: Whether every event is shown while the job runs, and everything known in its report.
         quiet: Whether only warnings are shown while the job runs.
     """
 
@@ -113,7 +113,7 @@ def drive(
     from scavenger.control.notifying.settings import notifying
     from scavenger.store import Store
 
-    observer = make_observer(sys.stderr, quiet=invocation.quiet)
+    observer = make_observer(sys.stderr, quiet=invocation.quiet, verbose=invocation.verbose)
     interrupts = Interrupts(observer)
     confirmed = False
 

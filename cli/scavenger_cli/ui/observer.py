@@ -1,7 +1,7 @@
 """The progress of a running job: a live display on terminals, plain lines everywhere else.
 
 Both receive up to a few hundred steps per second. The live display keeps only the last one and redraws at a
-fixed rate; the plain display writes a step at most every ten seconds.
+fixed rate; the plain display writes a step every ten seconds at most, and more and more rarely unless it is verbose.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scavenger.domain.report import (
     Observer,
     PhaseChanged,
     StepDone,
+    ViewChanged,
     WorkerChanged,
 )
 from scavenger.presentation.event_words import event_words
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 PLAIN_INTERVAL_S = 10.0
-"""Between two lines about steps: an hour's log stays readable, and a job that hangs is soon noticed."""
+"""Shortest time between two lines about steps."""
+PLAIN_INTERVAL_MAX_S = 300.0
+"""Longest time between two lines about steps: a job that hangs is noticed."""
+PLAIN_GROWTH = 0.5
+"""The time between two lines about steps as a share of the phase so far: four lines tell its first minute, and sixteen
+its first hour."""
 REDRAWS_PER_S = 8
 """Redraws per second of the live display: as many as the eye follows, so that training is not slowed."""
 DRAIN_S = 2.0
@@ -43,10 +49,14 @@ DISPLAY_ROWS = 3
 
 
 class CliObserver(Observer):
-    """The base of all displays: it remembers the goal's metric and describes steps."""
+    """The base of all displays: it remembers the goal's metric and describes steps.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    Args:
+        verbose: Show every event; else what a user waits for: phases, measurements, the choice, warnings, losses.
+    """
+
+    def __init__(self, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._verbose = clock, verbose
         self._goal: tuple[str, float | None] | None = None
         self._metric: float | None = None
         self._forecast: EpochsForecast | None = None
@@ -69,6 +79,12 @@ class CliObserver(Observer):
             self._goal = (event.goal_metric, event.target)
             self._metric = event.record.metrics.get(event.goal_metric)
 
+    def _line(self, event: Event) -> str | None:
+        """An event in one line; None if it is not shown."""
+        if isinstance(event, ViewChanged | EpochEnded | Forecasted) and not self._verbose:
+            return None
+        return event_words(event)
+
     def _metric_words(self) -> str:
         if self._goal is None:
             return ""
@@ -79,6 +95,8 @@ class CliObserver(Observer):
     def _of_epochs(self) -> str:
         if self._forecast is None:
             return ""
+        if not self._forecast.is_known:
+            return " (how many it takes is not known yet)"
         low, high = self._forecast.epochs_interval
         return f" of about {self._forecast.epochs:.0f} ({low:.0f}-{high:.0f})"
 
@@ -98,24 +116,42 @@ class CliObserver(Observer):
 class PlainObserver(CliObserver):
     """Lines with fixed first words, for files, pipes and screen readers."""
 
-    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock=clock)
+    def __init__(
+        self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(verbose=verbose, clock=clock)
         self._stream = stream
+        self._since = clock()
         self._next_at = float("-inf")
 
     def on_event(self, event: Event) -> None:
         self._remember(event)
+        now = self._clock()
         if isinstance(event, StepDone):
-            now = self._clock()
-            if now < self._next_at:
-                return
-            self._next_at = now + PLAIN_INTERVAL_S
-            share = "" if event.progress is None else f", {100 * event.progress:.0f} %"
-            self._write(", ".join(self._step_words(event)) + share, progress=True)
+            if now >= self._next_at:
+                grown_s = (
+                    0.0 if self._verbose else min(PLAIN_GROWTH * (now - self._since), PLAIN_INTERVAL_MAX_S)
+                )
+                self._next_at = now + max(PLAIN_INTERVAL_S, grown_s)
+                self._write(self._plain_step(event), progress=True)
             return
-        line = event_words(event)
+        if isinstance(event, PhaseChanged):
+            self._since = now
+        line = self._line(event)
         if line is not None:
             self._write(line)
+
+    def _plain_step(self, event: StepDone) -> str:
+        """A step in one line; of 80 columns if it is not verbose."""
+        share = "" if event.progress is None else f"{100 * event.progress:.0f} %"
+        did, so_far = self._step_words(event)
+        if self._verbose:
+            return ", ".join(word for word in (did, so_far, share) if word)
+        record = event.record
+        epoch = f"epoch {record.epoch + 1}{self._of_epochs()}"
+        value = "" if self._goal is None else f"{clean(self._goal[0])} {quantity(self._metric, 4)}"
+        words = (f"step {record.step}", share, epoch, value or f"loss {quantity(record.loss, 4)}")
+        return ", ".join(word for word in (*words, money(event.cost_usd)) if word)
 
     def stop(self) -> None:
         _drain(self._stream)
@@ -135,8 +171,10 @@ class PlainObserver(CliObserver):
 class LiveObserver(CliObserver):
     """A bar with the phase and its progress, two rows about the last step, and the events above them."""
 
-    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock=clock)
+    def __init__(
+        self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(verbose=verbose, clock=clock)
         self._stream = stream
         self._console = console(stream)
         self._phase = PhaseChanged("starting", "")
@@ -179,7 +217,7 @@ class LiveObserver(CliObserver):
             return
         if isinstance(event, PhaseChanged):
             self._phase, self._since, self._step = event, self._clock(), None
-        line = event_words(event)
+        line = self._line(event)
         if line is not None:
             warn = (isinstance(event, Noted) and event.level == "warning") or isinstance(event, WorkerChanged)
             path = (
@@ -218,16 +256,17 @@ class QuietObserver(PlainObserver):
             super().on_event(event)
 
 
-def make_observer(stream: TextIO, *, quiet: bool = False) -> CliObserver:
+def make_observer(stream: TextIO, *, quiet: bool = False, verbose: bool = False) -> CliObserver:
     """A live display if `stream` is a terminal, else plain lines; a reader that stops reading delays no job.
 
     Args:
         quiet: Show only warnings.
+        verbose: Show every event.
     """
     outlet = unblocked(stream)
     if quiet:
         return QuietObserver(outlet)
-    return LiveObserver(outlet) if is_terminal(stream) else PlainObserver(outlet)
+    return (LiveObserver if is_terminal(stream) else PlainObserver)(outlet, verbose=verbose)
 
 
 def _drain(stream: TextIO) -> None:

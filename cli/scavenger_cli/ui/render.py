@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ROWS = 24
 """Configurations shown as text: a screenful; `curves` shows all."""
 
-NOTES = 3
+NOTES = 1
 """Notes shown without `-v`."""
 
 _MARKS = (
@@ -363,7 +363,7 @@ def _metric(metric: MetricOutcome) -> str:
     return f"{clean(metric.name)} {quantity(metric.value, digits)}{goal}{reached}"
 
 
-def _search(report: RunReport) -> str:
+def _search(report: RunReport, *, with_reason: bool) -> str:
     search = report.search
     if not search.profiled:
         return f"Search: {clean(search.strategy)}, nothing profiled: {clean(search.reason)}"
@@ -372,17 +372,24 @@ def _search(report: RunReport) -> str:
     if search.overhead_s is not None:
         text += f" (overhead {duration(search.overhead_s)}"
         text += ")" if search.overhead_usd is None else f", {money(search.overhead_usd)})"
-    return f"{text}: {clean(search.reason)}"
+    return f"{text}: {clean(search.reason)}" if with_reason else text
 
 
 def report_text(
     report: RunReport, *, with_curve: bool = True, verbose: bool = False
 ) -> Iterator[RenderableType]:
-    """The report of `optimize` and `plan`: search, curve, choice, predicted and actual figures."""
-    searched = report.curve is not None or bool(report.search.profiled) or report.result.actual is not None
+    """The report of `optimize` and `plan`: search, curve, choice, predicted and actual figures.
+
+    Args:
+        with_curve: Whether the configurations are listed, unless the job was trained.
+        verbose: Whether everything is shown, as `explain` does, also of a job that was trained.
+    """
+    trained = report.result.actual is not None
+    whole = verbose or not trained
+    searched = report.curve is not None or bool(report.search.profiled) or trained
     if searched:
-        yield Text(_search(report))
-    if report.curve is not None and with_curve:
+        yield Text(_search(report, with_reason=whole))
+    if report.curve is not None and with_curve and whole:
         yield Text("")
         choice = report.choice if isinstance(report.choice, Choice) else None
         yield from curve_table(report.curve, choice, verbose=verbose)
@@ -394,15 +401,16 @@ def report_text(
     if report.predicted is not None or report.result.actual is not None:
         yield Text("")
         yield from comparison(report.predicted, report.result.actual, finished=report.job.state in FINISHED)
-        yield from _basis(report)
-        yield from _causes(report)
-        yield from _forecasts(report)
+        if whole:
+            yield from _basis(report)
+            yield from _causes(report)
+            yield from _forecasts(report)
     if searched:
         yield Text("")
     outcome = (
         f"Job {clean(report.job.name)} ({clean(report.job.id)[:8]}): {report.job.state.replace('_', ' ')}"
     )
-    if report.result.actual is not None:
+    if trained:
         outcome += f" after {plural(report.result.steps, 'step')}"
     known = report.result.metric is not None and report.result.metric.value is not None
     yield Text(
@@ -410,9 +418,13 @@ def report_text(
         style="bold",
     )
     if searched:
-        yield from paths((("model", report.result.model_path), ("measurements", report.measurements_path)))
-        if report.estimate is not None and report.result.actual is not None:
+        yield from paths((("model", report.result.model_path),))
+        if whole:
+            yield from paths((("measurements", report.measurements_path),))
+        if trained and report.estimate is not None:
             yield from paths((("every VM", f"scavenger cost {report.job.id[:8]}"),))
+        if trained and not verbose and report.curve is not None:
+            yield from paths((("why", f"scavenger explain {report.job.id[:8]}"),))
     for warning in report.warnings:
         yield Text(f"warning: {clean(warning)}", style="yellow")
 

@@ -1,4 +1,4 @@
-"""The text of `curves --why K B`: where a prediction comes from, and what would narrow its interval."""
+"""The texts of `curves --why K B` and of `explain`: where a prediction comes from, and what would narrow it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NAMED_MIN = 0.005
 """Least share of an interval that is named."""
 
+DOUBTS = 3
+"""Parts of an interval that `explain` names."""
+
 _MOSTLY = {
     "epochs": "most of it are the epochs, of which no step tells: a finished run of this job does",
     "drift": "most of it is drift: steps of runs here differ from those of their profiles",
@@ -36,6 +39,27 @@ def why_lines(answer: WhyAnswer) -> Iterator[RenderableType]:
         if number:
             yield ""
         yield from _prediction(why)
+
+
+def doubt_lines(why: ExplainedPrediction, job_id: str) -> Iterator[RenderableType]:
+    """What is uncertain of a prediction, and what would narrow it, in sentences."""
+    yield Text(
+        f"How sure: the time of {why.workers} x {clean(why.vm)}, batch {why.global_batch_size} is known to a factor of "
+        f"{quantity(math.exp(why.half_width), 2)} either way (90 %)"
+    )
+    shares = sorted(why.shares.items(), key=lambda item: -float(item[1]))
+    named = (f"{share:.0%} {PARTS[name]}" for name, share in shares[:DOUBTS] if share >= NAMED_MIN)
+    yield Text(f"  that doubt is: {', '.join(named)}")
+    if shares and shares[0][0] in _MOSTLY:
+        yield Text(f"  {_MOSTLY[shares[0][0]]}")
+    if why.probes:
+        probe = why.probes[0]
+        yield Text(
+            f"  measuring {probe.workers} x batch {probe.global_batch_size} would bring it to a factor of "
+            f"{quantity(math.exp(probe.half_width), 2)}"
+        )
+    key = f"{job_id[:8]} --why {why.workers} {why.global_batch_size}"
+    yield Text(f"  from which points, by which law: scavenger curves {key}", style="dim")
 
 
 def _prediction(why: ExplainedPrediction) -> Iterator[RenderableType]:

@@ -151,8 +151,10 @@ def search_outcome(search: Search, choice: Choice | None, progress: float, train
         overhead_s = overhead_usd = 0.0
     elif choice is not None and trainer.history.first_view_at_s is not None:
         began_s = max(search.began.time_s, trainer.history.first_view_at_s)
-        overhead_s = ended.time_s - began_s - progress * choice.point.time_s
-        overhead_usd = ended.cost_usd - search.began.cost_usd - progress * choice.point.cost_usd
+        # below 0 where the search trained at faster or cheaper configurations than the chosen one: it added nothing
+        overhead_s = max(ended.time_s - began_s - progress * choice.point.time_s, 0.0)
+        spent_usd = ended.cost_usd - search.began.cost_usd
+        overhead_usd = max(spent_usd - progress * choice.point.cost_usd, 0.0)
     return SearchOutcome(
         strategy=search.plan.strategy,
         reason=search.plan.reason,
