@@ -41,11 +41,9 @@ def begin(scene: Scene, kept: KeptVms, *names: str, **more: Any) -> Fleet:
 def end(scene: Scene, fleet: int = -1) -> None:
     """The end of a trial; its job has ended."""
     scene.engines[fleet].close()
-    one = scene.fleets[fleet]
-    one.close(limit_s=20.0)
-    job = one._inputs.spec.job_id
-    scene.store.finish_job(job, state="succeeded", report=None, exit_code=0)
-    del scene.engines[fleet], scene.fleets[fleet]
+    scene.fleets[fleet].close(limit_s=20.0)
+    scene.store.finish_job(scene.jobs[fleet], state="succeeded", report=None, exit_code=0)
+    scene.forget(fleet)
 
 
 def instances(scene: Scene) -> dict[str, int]:
@@ -89,14 +87,16 @@ def test_three_trials_have_the_same_vms_and_the_study_ends_them(scene: Scene, ke
 
 
 def test_a_vm_that_no_trial_takes_ends_within_its_time(scene: Scene) -> None:
-    kept = KeptVms("rates", 1.0)
+    now = [0.0]
+    kept = KeptVms("rates", 1.0, clock=lambda: now[0])
     told: list[tuple[float, float]] = []
     kept.budgeted = lambda spent, more, _: told.append((spent, more)) or True
     try:
         begin(scene, kept, "w0")
         end(scene)
         assert kept.waiting == 1
-        assert eventually(lambda: kept.waiting == 0 and scene.alive() == [])
+        now[0] = 1.0
+        assert eventually(lambda: kept.waiting == 0 and scene.alive() == [], within_s=60.0)
     finally:
         kept.close()
     set_aside = [more for _, more in told]
@@ -113,8 +113,8 @@ def test_a_trial_that_wants_other_vms_rents_them_and_those_end(scene: Scene, kep
     with kept.trial():
         begin(scene, kept, "w0", spot=True, package="scavenger-ml==0.2")
 
-        assert eventually(lambda: before not in scene.alive())
-        (now,) = scene.store.intents(scene.fleets[-1]._inputs.spec.job_id)
+        assert eventually(lambda: before not in scene.alive(), within_s=60.0)
+        (now,) = scene.store.intents(scene.jobs[-1])
         assert (now.request.spot, now.times.taken_at) == (True, None)
         end(scene)
 
@@ -133,7 +133,7 @@ def test_a_trial_takes_what_another_does_not_need_any_more(
         assert len(scene.cloud.agents) == 2
         assert kept.waiting == 0
         holders = {one.job_id for one in scene.store.intents(living=True)}
-        assert holders == {fleet._inputs.spec.job_id for fleet in scene.fleets}
+        assert holders == {*scene.jobs}
         end(scene)
         end(scene)
     assert kept.waiting == 2
@@ -191,7 +191,7 @@ def test_wherever_the_process_is_killed_each_vm_is_one_jobs_and_another_process_
     begin(scene, kept, "aggregator-0", "w0")
     if of == "taking":
         end(scene)
-        assert eventually(lambda: kept.ready == 2)
+        assert eventually(lambda: kept.ready == 2, within_s=60.0)
     exchange = scene.store.exchange_vms
 
     def killed(*given: Any) -> Any:

@@ -21,6 +21,7 @@ from scavenger.policy.provisioning.fleet_plan import (
     Refusal,
     Shortage,
     first_plan,
+    given_up,
     plan_fleet,
     read_shortage,
     slots_of,
@@ -168,6 +169,12 @@ class TestPlan:
         what = seen((intent(AGGREGATOR_SLOT), silent), workers={"small": 2}, in_doubt=in_doubt)
         (aggregators, *_) = slots_of(INPUTS, planned(what, TWO))
         assert aggregators.generation == generation
+
+    def test_a_vm_is_given_up_that_ends_or_that_nobody_wants(self) -> None:
+        plan = replace(TWO, generations={AGGREGATOR_SLOT: 1})
+        stay = (intent(AGGREGATOR_SLOT, generation=1), intent(1), intent(2, "PLAN"))
+        go = (intent(AGGREGATOR_SLOT), intent(2, "DELETING", generation=1), intent(3))
+        assert given_up(INPUTS, plan, (*stay, *go)) == {one.id for one in go}
 
     def test_an_attempt_begins_behind_all_slots_and_generations_of_the_ones_before(self) -> None:
         past = (intent(AGGREGATOR_SLOT, "GONE", generation=2), intent(7, "UP"))

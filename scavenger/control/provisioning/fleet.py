@@ -51,6 +51,7 @@ from scavenger.policy.provisioning.fleet_plan import (
     Refusal,
     Shortage,
     first_plan,
+    given_up,
     plan_fleet,
     read_shortage,
     slots_of,
@@ -239,7 +240,7 @@ class Fleet:
 
     def _look(self, engine: HostEngine, now: float) -> None:
         assert self._boots is not None
-        self._agents.look(now)
+        self._agents.look(now, engine.placed)
         self.meter.look(self._group.read())
         self._looked_at = now
         self._agents.admit(self.vms, self._plan.types)
@@ -255,6 +256,7 @@ class Fleet:
             shortages["boot"] = failure_line(failure)
         self._act_on(read_shortage(self._inputs, self._plan, seen, shortages), engine)
         self._plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
+        engine.retire(given_up(self._inputs, self._plan, self.vms))
         slots = slots_of(self._inputs, self._plan, one_first=self._boots.one_first)
         self._want(slots, tuple(sorted(engine.avoided)))
 
@@ -377,7 +379,7 @@ class Fleet:
             return
         try:
             self._group.read()
-            self._agents.look(self._clock())
+            self._agents.look(self._clock(), self._engine.placed)
             self._exchanged(self._kept, nothing_of(self._inputs.spec))
         except ScavengerError as error:
             self._notes.note(f"the VMs end, and are not kept for the next trial: {error}")

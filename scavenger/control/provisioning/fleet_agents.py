@@ -102,14 +102,20 @@ class FleetAgents(VmAgents):
         super().__init__(store, hosts, verifier)
         self._inputs = inputs
         self._vms: dict[str, AgentStatus] = {}
+        self._placed: Mapping[str, int] = {}
         self._ended: set[str] = set()
         self._idle_since: dict[str, float] = {}
 
-    def look(self, now: float) -> None:
-        """Read the status of the agents."""
-        self._vms = {vm.spec.intent: vm for vm in self._agent_server.vms()}
+    def look(self, now: float, placed: Mapping[str, int]) -> None:
+        """Read the status of the agents.
+
+        Args:
+            placed: See `HostEngine.placed`. The server hears first that a process has ended; counted by that, its VM
+                would be free while the process still needed one, and another VM would be rented for it.
+        """
+        self._vms, self._placed = {vm.spec.intent: vm for vm in self._agent_server.vms()}, placed
         for vm in self._vms.values():
-            if vm.processes:
+            if self._busy(vm):
                 self._idle_since.pop(vm.spec.intent, None)
             elif vm.joined:
                 self._idle_since.setdefault(vm.spec.intent, now)
@@ -126,7 +132,7 @@ class FleetAgents(VmAgents):
         return {
             vm.spec.intent: AgentSeen(
                 joined=vm.joined,
-                processes=len(vm.processes),
+                processes=self._busy(vm),
                 silent_s=vm.heard_s_ago,
                 idle_s=self._idle_s(vm, now, released),
                 is_ending=vm.preemption is not None,
@@ -137,13 +143,16 @@ class FleetAgents(VmAgents):
         }
 
     def _idle_s(self, vm: AgentStatus, now: float, released: Collection[str]) -> float:
-        if vm.spec.intent in released and not vm.processes:
+        if vm.spec.intent in released and not self._busy(vm):
             return math.inf
         return now - self._idle_since.get(vm.spec.intent, now)
 
     def processes(self) -> dict[str, int]:
         """Number of processes on each VM as of the last look, by the intent of the VM."""
-        return {vm.spec.intent: len(vm.processes) for vm in self._vms.values()}
+        return {vm.spec.intent: self._busy(vm) for vm in self._vms.values()}
+
+    def _busy(self, vm: AgentStatus) -> int:
+        return self._placed.get(vm.spec.intent, 0)
 
     def admit(self, intents: Iterable[Intent], types: Mapping[int, str]) -> None:
         """Admit the VMs that this attempt has requested, and report VMs that are gone.

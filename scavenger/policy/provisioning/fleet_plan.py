@@ -12,6 +12,7 @@ a worker on a VM that is ending or gone             no place: it ends with its V
 a worker's VM will be preempted, or is silent       its slot goes once nothing runs there; others take its work
 a worker's VM is avoided                            its slot goes once nothing runs there; another VM is wanted
 a worker's VM has had nothing to do for `IDLE_S`    its slot goes; at once if its worker was released
+a VM is in no slot any more, or ends                nothing is placed there (`given_up`)
 more slots than the job may have                    the last ones wait
 ==================================================  ==========================================================
 
@@ -236,6 +237,16 @@ def slots_of(inputs: FleetInputs, plan: FleetPlan, *, one_first: bool = False) -
     """
     found = _all_slots(inputs, plan)
     return found[:1] if one_first else found
+
+
+def given_up(inputs: FleetInputs, plan: FleetPlan, intents: Iterable[Intent]) -> frozenset[str]:
+    """Intents of the VMs that end, or that the plan wants no more: what is started there would be lost with them."""
+    wanted = {slot.number: slot.generation for slot in _all_slots(inputs, plan)}
+    return frozenset(
+        one.id
+        for one in intents
+        if one.state not in ("PLAN", "UP") or one.generation < wanted.get(one.slot, one.generation + 1)
+    )
 
 
 def _all_slots(inputs: FleetInputs, plan: FleetPlan) -> tuple[VmSlot, ...]:

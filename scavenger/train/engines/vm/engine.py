@@ -152,6 +152,7 @@ class HostEngine(RemoteEngine[_Process]):
         self._locals: set[str] = set()
         self._notices: list[PreemptionNotice] = []
         self._avoided: frozenset[str] = frozenset()
+        self._retired: frozenset[str] = frozenset()
         self._released: set[str] = set()
         self.source = HostSource() if source is None else source
         self.source.attach(self)
@@ -260,6 +261,15 @@ class HostEngine(RemoteEngine[_Process]):
     def avoided(self) -> frozenset[str]:
         """Names of the machines that get no more workers: VMs by their addresses, nodes by their names."""
         return self._avoided
+
+    def retire(self, intents: Collection[str]) -> None:
+        """Place no processes any more on the VMs of these intents, and of no others: they are about to end."""
+        self._retired = frozenset(intents)
+
+    @property
+    def placed(self) -> Mapping[str, int]:
+        """Number of processes on each VM by its intent. As in `needs`, one counts until its end has been seen here."""
+        return Counter(one.intent for one in self._processes.values() if one.launch and not one.ended)
 
     @property
     def released(self) -> frozenset[str]:
@@ -393,6 +403,7 @@ class HostEngine(RemoteEngine[_Process]):
                 vm
                 for vm in self.agents.free()
                 if vm.spec.role == role
+                and vm.spec.intent not in self._retired
                 and not (role == "worker" and process.address is None and vm.node in self._avoided)
                 and process.address in (None, vm.address)
                 and self.source.suits(process.config, process.vm, vm)
