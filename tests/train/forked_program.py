@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+
+if few := os.environ.get("FORKED_DESCRIPTORS"):  # imported by the server, whose processes have its limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(few), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def main() -> int:
