@@ -338,6 +338,7 @@ def run_job(
         observer=Heard(),
         started_at=0.0,
         on_tick=lambda: None,
+        progress=lambda: workflow.progress(),
         clock=run.clock,
     )
     job_id = store.create_job("made-up", spec={}, job_file="job.yaml").id

@@ -9,8 +9,9 @@ import pytest
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.prepared import prepare_job
-from scavenger.control.jobs.running_job import JobAttempt
-from scavenger.domain.report import JobState, Observer
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.report import Observer
+from scavenger.errors import Interrupted
 from scavenger.store import Store
 
 JOB = """
@@ -30,11 +31,11 @@ def test_what_the_attempt_before_has_cost_counts_in_the_budget(
 ) -> None:
     costs = list[float]()
 
-    def run(job: JobAttempt) -> JobState:
-        costs.append(job.parts.trainer.cost_usd)
-        return "planned"
+    def start(trainer: Trainer, workers: int) -> None:
+        costs.append(trainer.cost_usd)
+        raise Interrupted("enough")
 
-    monkeypatch.setattr(JobAttempt, "run", run)
+    monkeypatch.setattr(Trainer, "start", start)
     (tmp_path / "train.py").write_text("def job():\n    pass\n")
     path = tmp_path / "job.yaml"
     path.write_text(JOB)

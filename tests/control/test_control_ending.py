@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from nested import changed
 from scripted import Scripted, offer, trainer_of
 
 from scavenger.control.jobs.end import JobOutcome, ended_by, report_of
-from scavenger.control.jobs.running_job import JobAttempt, Parts
+from scavenger.control.jobs.upkeep import Upkeep
 from scavenger.control.jobs.workflow import WorkflowState
 from scavenger.control.search.profile import Search, Spent
 from scavenger.control.training.recorder import Recorder
@@ -54,7 +55,9 @@ def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
         job_name="tiny",
         recorder=RECORDER,
         journals=None,
-        running=None,
+        warnings=[],
+        workflow=None,
+        upkeep=None,
         run=True,
     )
 
@@ -73,23 +76,23 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     trainer.note("slow")
     plan = SearchPlan("full", "asked for", SPACE.configurations(), 20)
     state = WorkflowState(SPACE, Search(plan, Spent(0.0, 0.0), (MEASURED,), (MEASURED.configuration,)))
-    supervisor = cast(Any, SimpleNamespace(manifest=manifest, quarantined=(7,)))
-    workflow = cast(Any, SimpleNamespace(state=state, outlook=SimpleNamespace(forecasts=[])))
-    parts = Parts(RECORDER, trainer.journal, cast(Any, None), supervisor, trainer, workflow, cast(Any, None))
-    running = JobAttempt(
-        parts,
-        observer=Observer(),
-        checkpoints="",
-        warnings=["one VM type is left out"],
-        stop=lambda reason: None,
-        clock=scripted.clock,
-    )
+    cast(Any, scripted).quarantined = (7,)
+    outlook = SimpleNamespace(forecasts=[])
+    workflow = cast(Any, SimpleNamespace(state=state, outlook=outlook, trainer=trainer))
+    unused = cast(Any, None)
+    upkeep = Upkeep(trainer, RECORDER, unused, unused, checkpoints="", clock=scripted.clock)
 
-    ending = ended_by(Interrupted("interrupted"), tmp_path)
-    whole, plan_only = (
-        report_of(ending, job_name="tiny", recorder=RECORDER, journals=None, running=running, run=run)
-        for run in (True, False)
+    reported = partial(
+        report_of,
+        ended_by(Interrupted("interrupted"), tmp_path),
+        job_name="tiny",
+        recorder=RECORDER,
+        journals=None,
+        warnings=["one VM type is left out"],
+        workflow=workflow,
+        upkeep=upkeep,
     )
+    whole, plan_only = reported(run=True), reported(run=False)
 
     assert (whole.job.state, whole.exit_code, whole.result.steps) == ("interrupted", 130, 20)
     assert whole.search.profiled == (MEASURED,)
@@ -101,10 +104,9 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     assert report_from_document(json.loads(json.dumps(report_document(whole)))) == whole
     assert plan_only == changed(whole, actual=None)
 
-    running.stop_as_asked("interrupted", save=False)
-    running.save(in_haste=False)
+    upkeep.save(in_haste=False, wanted=False)
     scripted.now_s += 3.0
-    later = report_of(ending, job_name="tiny", recorder=RECORDER, journals=None, running=running, run=True)
+    later = reported(run=True)
     assert later.result.actual is not None
     assert later.result.actual.end_s == pytest.approx(3.0)
     assert later.result.actual.time_s == pytest.approx(whole.result.actual.time_s + 3.0)
@@ -119,7 +121,7 @@ def test_a_job_killed_while_it_saves_can_be_resumed_from_the_checkpoint_of_its_e
 
     def killed_in_the_middle(*_: object, **__: object) -> None:
         scripted.late = [m.CheckpointWritten(3, 0, 0.1, 100)]
-        running._live_on()
+        upkeep.live_on()
         raise SystemExit(130)
 
     scripted.finish, scripted.model_file = killed_in_the_middle, "model.keras"
@@ -131,16 +133,8 @@ def test_a_job_killed_while_it_saves_can_be_resumed_from_the_checkpoint_of_its_e
         Recorder.begin(store, spec, tmp_path / "job.yaml", Observer()) as recorder,
     ):
         unused = cast(Any, SimpleNamespace(tick=lambda: None))
-        parts = Parts(recorder, trainer.journal, unused, scripted, trainer, unused, unused)
-        running = JobAttempt(
-            parts,
-            observer=Observer(),
-            checkpoints="checkpoints",
-            warnings=[],
-            stop=lambda reason: None,
-            clock=scripted.clock,
-        )
+        upkeep = Upkeep(trainer, recorder, unused, unused, checkpoints="checkpoints", clock=scripted.clock)
         with pytest.raises(SystemExit):
-            running.save(in_haste=False)
+            upkeep.save(in_haste=False)
 
         assert recorder.record.checkpoint == "checkpoints"

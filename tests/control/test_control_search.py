@@ -461,11 +461,15 @@ def test_what_a_search_and_a_run_took_add_up(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_while_a_question_stands(tmp_path: Path) -> None:
-    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path)
+    before, moved_on = 10**6, threading.Event()
+    trainer = trainer_of(
+        Scripted(epoch_steps=10**6),
+        tmp_path,
+        progress=lambda: moved_on.set() if trainer.step > before + 10 else None,
+    )
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "test")
-    before, moved_on = trainer.step, threading.Event()
-    trainer.progress = lambda: moved_on.set() if trainer.step > before + 10 else None
+    before = trainer.step
 
     assert ask_while_training(lambda: moved_on.wait(60), trainer, at_end=lambda error: None)
     assert trainer.step > before + 10

@@ -58,8 +58,8 @@ def watched(client: Client) -> Iterator[Counter[int]]:
 
     def watch() -> None:
         while not over.wait(0.01):
-            jobs = [run._running for run in [*client._running.values()] if run._running is not None]
-            seen[sum(sum(job.parts.supervisor.existing.values()) for job in jobs)] += 1
+            jobs = [job for run in [*client._running.values()] if (job := run.supervisor) is not None]
+            seen[sum(sum(job.existing.values()) for job in jobs)] += 1
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -35,8 +35,8 @@ class Begun(Observer):
     def on_event(self, event: Event) -> None:
         if isinstance(event, StepDone):
             (run,) = self.client._running.values()
-            assert run._running is not None
-            worker = psutil.Process(run._running.parts.supervisor.engine.pid("w0"))
+            assert run.supervisor is not None
+            worker = psutil.Process(run.supervisor.engine.pid("w0"))
             server = worker.parent()
             assert server is not None
             if self.stood_by is None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from scavenger.control.jobs.running_job import JobAttempt
+from scavenger.control.jobs.upkeep import Upkeep
+from scavenger.control.jobs.workflow import JobWorkflow
 from scavenger.control.search.outcome import NOTHING_SEARCHED, actual_of, search_outcome
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice
 from scavenger.domain.report import Actual, JobState, ReportedJob, RunReport, TrainingResult
 from scavenger.errors import Interrupted, LimitReachedError, ScavengerError, StoreError
@@ -56,29 +60,29 @@ def report_of(
     job_name: str,
     recorder: Recorder,
     journals: Journals | None,
-    running: JobAttempt | None,
+    warnings: Sequence[str],
+    workflow: JobWorkflow | None,
+    upkeep: Upkeep | None,
     run: bool,
 ) -> RunReport:
     """Build the report of a job whose processes have ended.
 
     Args:
-        running: The job; None if it failed before its parts were built.
+        warnings: About what the job ran on.
+        workflow, upkeep: Those of the job; None if it failed before they were built.
         run: False for `plan`.
     """
     report = RunReport(
         job=ReportedJob(recorder.job_id, job_name, ending.state),
         search=NOTHING_SEARCHED,
         measurements_path=None if journals is None else str(journals.measurements.path),
-        warnings=tuple(recorder.warnings),
+        warnings=(*warnings, *recorder.warnings),
         error=ending.error,
         exit_code=ending.exit_code,
     )
-    return report if running is None else _with_run(report, running, run=run)
-
-
-def _with_run(report: RunReport, running: JobAttempt, *, run: bool) -> RunReport:
-    """Add the results of the run to the report."""
-    trainer, state = running.parts.trainer, running.parts.workflow.state
+    if workflow is None or upkeep is None:
+        return report
+    trainer, state = workflow.trainer, workflow.state
     with contextlib.suppress(OSError):  # the report warns about a full disk
         trainer.journal.end(trainer.elapsed_s)
     decision = state.decision
@@ -94,25 +98,19 @@ def _with_run(report: RunReport, running: JobAttempt, *, run: bool) -> RunReport
         predicted=state.predicted,
         estimate=None if decision is None else decision.estimate,
         result=TrainingResult(
-            actual=_actual(running) if run else None,
+            actual=_actual(trainer, state.chosen, upkeep.ending_at_s) if run else None,
             metric=trainer.goal.outcome(trainer.history.epochs),
             steps=trainer.step,
-            model_path=None if running.model_path is None else str(running.model_path),
-            quarantined=running.parts.supervisor.quarantined,
+            model_path=None if upkeep.model_path is None else str(upkeep.model_path),
+            quarantined=trainer.supervisor.quarantined,
         ),
-        warnings=(*running.warnings, *trainer.warnings, *report.warnings),
-        forecasts=tuple(running.parts.workflow.outlook.forecasts),
+        warnings=(*warnings, *trainer.warnings, *recorder.warnings),
+        forecasts=tuple(workflow.outlook.forecasts),
     )
 
 
-def _actual(running: JobAttempt) -> Actual | None:
-    manifest = running.parts.supervisor.manifest
-    if manifest is None:
+def _actual(trainer: Trainer, chosen: Configuration | None, ending_at_s: float | None) -> Actual | None:
+    if (manifest := trainer.supervisor.manifest) is None:
         return None
-    trainer = running.parts.trainer
-    return actual_of(
-        trainer,
-        manifest.dataset_size,
-        running.parts.workflow.state.chosen,
-        end_s=0.0 if running.ending_at_s is None else trainer.elapsed_s - running.ending_at_s,
-    )
+    end_s = 0.0 if ending_at_s is None else trainer.elapsed_s - ending_at_s
+    return actual_of(trainer, manifest.dataset_size, chosen, end_s=end_s)

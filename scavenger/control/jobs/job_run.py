@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from scavenger.control.jobs.begin import AttemptInputs, RunOptions, begin_job, open_journals
+from scavenger import logs
 from scavenger.control.jobs.end import JobOutcome, ended_by, report_of
 from scavenger.control.jobs.job_trace import traced
 from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.jobs.relocation import forget_record
-from scavenger.control.jobs.resumption import Resumption
-from scavenger.control.jobs.running_job import JobAttempt
-from scavenger.control.jobs.workflow import Confirm
+from scavenger.control.jobs.resumption import Resumption, checkpoint_url
+from scavenger.control.jobs.supervisor import open_supervisor
+from scavenger.control.jobs.upkeep import Upkeep
+from scavenger.control.jobs.workflow import Confirm, JobWorkflow
+from scavenger.control.places.place import Allocation, JobContext
 from scavenger.control.search.model_library import check_models_exist
 from scavenger.control.tracking.base import TrackedRun
 from scavenger.control.tracking.tracking import Tracking, params_of, trackers_of
 from scavenger.control.tracking.trainer_status import told_to_trainer
-from scavenger.control.training.journal import Journals
+from scavenger.control.training.audit import AUDIT_FILE
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.history import EarlierAttempts
+from scavenger.control.training.journal import Journal, Journals
+from scavenger.control.training.limits import CLOSE_S, Limits
+from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder, refuse_second_run
-from scavenger.domain.report import JobState, Observer, RunReport
-from scavenger.errors import CleanupError, Interrupted, ScavengerError
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, RunReport
+from scavenger.errors import CleanupError, Interrupted, LimitReachedError, NotSupportedError, ScavengerError
+from scavenger.policy import learning_rate_scale
 from scavenger.store import Store
 from scavenger.store.record_file import RECORD_FILE
-
-__all__ = ["Confirm", "JobRun"]
+from scavenger.train.names import partial_model
+from scavenger.train.supervisor.face import JobSupervisor
+from scavenger.train.transport.messages.values import RestorePoint
 
 _LOOK_S = 0.2
 """How often a job that waits for its cloud looks whether it is to stop."""
@@ -60,12 +72,15 @@ class JobRun:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared, self._store, self._observer = prepared, store, observer
-        self._submitted = job_id
-        self._options = RunOptions(run, confirm, resumed, audit, clock)
-        self._running: JobAttempt | None = None
+        self._trains, self._confirm, self._resumed = run, confirm, resumed
+        self._audit, self._submitted, self._clock = audit, job_id, clock
         self._tracking: Tracking | None = None
         self._recorder_in_use: Recorder | None = None
+        self._resources: Allocation | None = None
+        self._workflow: JobWorkflow | None = None
+        self._upkeep: Upkeep | None = None
         self._stop_reason: str | None = None
+        self._save_wanted, self._closed = True, False
 
     # ---- calls from other threads --------------------------------------------------------------------------
 
@@ -75,24 +90,25 @@ class JobRun:
         Args:
             save: Whether its model is saved, if it has begun.
         """
+        self._save_wanted = save
         self._stop_reason = reason
-        if self._running is not None:
-            self._running.stop_as_asked(reason, save)
+        if self._workflow is not None:
+            self._workflow.trainer.stop(reason)
 
-    def _stop_training(self, reason: str) -> None:
-        self._stop_reason = reason
-        if self._running is not None:
-            self._running.parts.trainer.stop(reason)
+    @property
+    def supervisor(self) -> JobSupervisor | None:
+        """Supervises the processes of the job; None before they are begun; safe in signal handlers."""
+        return None if self._workflow is None else self._workflow.trainer.supervisor
 
     @property
     def processes(self) -> int:
         """Number of live processes of the job; safe in signal handlers."""
-        return 0 if self._running is None else len(self._running.parts.supervisor.engine.running)
+        return 0 if (supervisor := self.supervisor) is None else len(supervisor.engine.running)
 
     @property
     def vms(self) -> int:
         """Number of VMs being paid for, as of the last check; safe in signal handlers."""
-        return 0 if self._running is None else self._running.parts.resources.vms
+        return 0 if self._resources is None else self._resources.vms
 
     @property
     def job_id(self) -> str:
@@ -101,8 +117,8 @@ class JobRun:
 
     def kill_now(self) -> None:
         """Kill every process of the job and record its end, before this process exits; safe in signal handlers."""
-        if self._running is not None:
-            self._running.parts.supervisor.engine.kill_all()
+        if (supervisor := self.supervisor) is not None:
+            supervisor.engine.kill_all()
         if self._recorder_in_use is not None:
             self._recorder_in_use.record_kill("killed by a second interrupt")
 
@@ -128,15 +144,15 @@ class JobRun:
     def _run(self) -> RunReport:
         self._prepared = self._prepared.settled(self._store)
         place = self._prepared.place
-        if self._prepared.job.trackers is not None and self._options.run:
+        if self._prepared.job.trackers is not None and self._trains:
             self._tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)
             self._observer = self._tracking
         place.check()
-        if place.rents and self._options.resumed is None:
+        if place.rents and self._resumed is None:
             strategy, hardware = self._prepared.job.search.strategy, place.hardware
             check_models_exist(self._store, strategy, place.space, hardware=hardware)
         self._store.reap_dead_jobs()
-        job_file, resumed = self._prepared.job_file, self._options.resumed is not None
+        job_file, resumed = self._prepared.job_file, self._resumed is not None
         refuse_second_run(self._store, job_file, None, resumed=resumed)
         with self._recorder() as recorder:
             self._recorder_in_use = recorder
@@ -146,7 +162,7 @@ class JobRun:
             return self._tracked(self._tracking, recorder)
 
     def _tracked(self, tracking: Tracking, recorder: Recorder) -> RunReport:
-        job, resumed = self._prepared.job, self._options.resumed
+        job, resumed = self._prepared.job, self._resumed
         assert job.trackers is not None
         run = TrackedRun(
             recorder.job_id,
@@ -166,7 +182,7 @@ class JobRun:
             tracking.stop()
 
     def _recorder(self) -> Recorder:
-        prepared, resumed = self._prepared, self._options.resumed
+        prepared, resumed = self._prepared, self._resumed
         if resumed is not None:
             entry = self._store.resume_job(resumed.job_id, spec=resumed.spec, checkpoint=resumed.url)
         elif self._submitted is not None and self._store.has_job(self._submitted):
@@ -181,38 +197,27 @@ class JobRun:
         job = self._prepared.job
         work_dir = (self._prepared.job_file.resolve().parent / job.output / recorder.job_id).resolve()
         journals: Journals | None = None
-        started_at = self._options.clock()
+        warnings: list[str] = []
+        started_at = self._clock()
         try:
-            journals = open_journals(self._prepared, self._options, work_dir)
+            journals = self._journals(work_dir)
             recorder.copy_to(work_dir / RECORD_FILE)
-            if self._options.resumed is not None and self._options.resumed.moved_from is not None:
-                forget_record(self._options.resumed.moved_from)
-            attempt = AttemptInputs(
-                self._prepared,
-                self._options,
-                self._store,
-                self._observer,
-                recorder,
-                journals,
-                work_dir,
-                started_at,
-                self._pause,
-            )
-            ending = JobOutcome(self._driven(attempt))
+            if self._resumed is not None and self._resumed.moved_from is not None:
+                forget_record(self._resumed.moved_from)
+            ending = JobOutcome(self._driven(recorder, journals, work_dir, started_at, warnings))
         except (ScavengerError, Interrupted, OSError) as error:
             ending = ended_by(error, work_dir)
         except BaseException:
             self._end(save=False, in_haste=True)  # no process or VM may be left behind
             raise
         try:
-            self._end(save=self._options.run and ending.state != "planned", in_haste=ending.in_haste)
+            self._end(save=self._trains and ending.state != "planned", in_haste=ending.in_haste)
         except CleanupError as left:
             ending = replace(ending, error=str(left), exit_code=left.exit_code)
-        if self._running is not None and self._running.unsaved and not ending.error:
+        upkeep = self._upkeep
+        if upkeep is not None and upkeep.unsaved and not ending.error:
             # training finished, but the model file is missing; `resume` can write it
-            ending = replace(
-                ending, state="failed", error=self._running.unsaved, exit_code=self._running.unsaved_code
-            )
+            ending = replace(ending, state="failed", error=upkeep.unsaved, exit_code=upkeep.unsaved_code)
         if ending.limit and recorder.record.checkpoint is not None:
             option = "--budget USD" if ending.limit == "budget" else "--deadline TIME"
             how = f"`scavenger resume {recorder.job_id[:8]} {option}` raises it and goes on"
@@ -222,12 +227,33 @@ class JobRun:
             job_name=job.name,
             recorder=recorder,
             journals=journals,
-            running=self._running,
-            run=self._options.run,
+            warnings=warnings,
+            workflow=self._workflow,
+            upkeep=upkeep,
+            run=self._trains,
         )
         if journals is not None:
             report = replace(report, warnings=(*report.warnings, *journals.close()))
         return _finished(recorder, report)
+
+    def _journals(self, work_dir: Path) -> Journals:
+        """Open the job's journals; a resumed job appends to the journals of the earlier attempt.
+
+        Raises:
+            OSError: If a journal cannot be written.
+        """
+        job, step = self._prepared.job, None if self._resumed is None else self._resumed.before.step
+        if self._audit and job.run is not None:
+            raise NotSupportedError(
+                "--audit: a command reads its samples itself, so which were used is not known"
+            )
+
+        def opened(name: str) -> Journal:
+            return Journal(
+                work_dir / name, resumed_step=step, job_id=work_dir.name, job=job.name, seed=job.seed
+            )
+
+        return Journals(opened("measurements.jsonl"), opened(AUDIT_FILE) if self._audit else None)
 
     def _pause(self, seconds: float) -> None:
         """Wait before the job has begun.
@@ -235,31 +261,174 @@ class JobRun:
         Raises:
             Interrupted: If the job is to stop.
         """
-        until = self._options.clock() + seconds
-        while self._stop_reason is None and (left_s := until - self._options.clock()) > 0:
+        until = self._clock() + seconds
+        while self._stop_reason is None and (left_s := until - self._clock()) > 0:
             time.sleep(min(left_s, _LOOK_S))
         if self._stop_reason is not None:
             raise Interrupted(self._stop_reason)
 
-    def _driven(self, attempt: AttemptInputs) -> JobState:
-        self._running = begin_job(attempt, stop=self._stop_training)
+    # ---- its parts -----------------------------------------------------------------------------------------
+
+    def _driven(
+        self, recorder: Recorder, journals: Journals, work_dir: Path, started_at: float, warnings: list[str]
+    ) -> JobState:
+        """Allocate what the job runs on, build its parts, start its processes and run it; returns how it ended.
+
+        Args:
+            warnings: Receives warnings about what it runs on.
+        """
+        count = self._prepared.place.space.workers[0]
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        recorder.on_event(PhaseChanged("starting", f"{workers} on {self._prepared.job.infra}"))
+        resources = self._resources = self._allocated(recorder, warnings)
+        resumed, spec = self._resumed, self._prepared.job.checkpoint
+        checkpoints = (
+            checkpoint_url(spec, self._prepared.folder, work_dir) if resumed is None else resumed.url
+        )
+        logs.set_job(recorder.job_id)
+        supervisor = open_supervisor(
+            self._prepared,
+            resources,
+            work_dir=work_dir,
+            checkpoints=checkpoints,
+            restore=None if resumed is None else RestorePoint(resumed.url, resumed.folder),
+            clock=self._clock,
+        )
+        # left by an attempt that was killed while it saved the model
+        partial_model(work_dir / supervisor.model_file).unlink(missing_ok=True)
+
+        def tick() -> None:
+            upkeep.tick()
+            operations.look()
+
+        trainer = self._trainer(supervisor, resources, recorder, journals, started_at, tick)
+        upkeep = self._upkeep = Upkeep(
+            trainer, recorder, journals, resources, checkpoints=checkpoints, clock=self._clock
+        )
+        workflow = self._workflow = self._searching(trainer, resources, recorder)
+        operations = self._operations(recorder, workflow, work_dir)
         if self._stop_reason is not None:
-            self._running.parts.trainer.stop(self._stop_reason)
-        return self._running.run()
+            trainer.stop(self._stop_reason)
+        trainer.start(resources.space.workers[0])
+        recorder.watch(supervisor)
+        supervisor.on_wait, supervisor.recorded = upkeep.live_on, upkeep.recorded
+        return workflow.run(operations)
+
+    def _allocated(self, recorder: Recorder, warnings: list[str]) -> Allocation:
+        def warn(message: str) -> None:
+            warnings.append(message)
+            recorder.on_event(Noted("warning", message))
+
+        return self._prepared.place.allocate(
+            JobContext(
+                self._store,
+                recorder.record,
+                self._prepared.folder,
+                self._prepared.folder / self._prepared.job.output,
+                inform=lambda message: recorder.on_event(Noted("info", message)),
+                warn=warn,
+                clock=self._clock,
+                pause=self._pause,
+            )
+        )
+
+    def _trainer(
+        self,
+        supervisor: JobSupervisor,
+        resources: Allocation,
+        recorder: Recorder,
+        journals: Journals,
+        started_at: float,
+        on_tick: Callable[[], None],
+    ) -> Trainer:
+        job, space = self._prepared.job, resources.space
+        if self._resumed is not None:
+            before = self._resumed.before
+        else:  # what a job that begins again has cost counts
+            again = recorder.record.attempts > 1
+            before = EarlierAttempts(cost_usd=self._store.spent_usd(recorder.job_id) if again else 0.0)
+        return Trainer(
+            supervisor,
+            goal=Goal(job.goal),
+            offers=space.offers,
+            meter=resources.meter(supervisor),
+            limits=Limits(job.constraints.deadline, job.constraints.budget),
+            journal=journals.measurements,
+            observer=recorder,
+            started_at=started_at,
+            on_tick=on_tick,
+            before=before,
+            progress=lambda: None if self._workflow is None else self._workflow.progress(),
+            terms=resources.terms,
+            aggregator_vms=resources.aggregator_vms,
+            lr_scale=lambda batch, noise: learning_rate_scale(
+                job.elastic.lr_scaling, batch, space.global_batch_sizes[0], noise
+            ),
+            give_up=job.elastic.failures.give_up,
+            audit=journals.audit,
+            clock=self._clock,
+        )
+
+    def _searching(self, trainer: Trainer, resources: Allocation, recorder: Recorder) -> JobWorkflow:
+        return JobWorkflow(
+            trainer,
+            self._prepared.job,
+            resources.space,
+            store=self._store,
+            recorder=recorder,
+            hardware=self._prepared.place.hardware,
+            folder=self._prepared.folder,
+            run=self._trains,
+            confirm=self._confirm,
+            at_end=self._end_at_once,
+            resumed=self._resumed,
+        )
+
+    def _operations(self, recorder: Recorder, workflow: JobWorkflow, work_dir: Path) -> OperationHandler:
+        job = self._prepared.job
+        operations = OperationHandler(
+            self._store,
+            recorder.job_id,
+            keep=recorder.keep,
+            workers=job.elastic_range,
+            batch=workflow.batch_at,
+            stop=lambda reason, save: self.request_stop(reason, save=save),
+            measured=recorder.measured,
+            policy=job.elastic.policy,
+            folder=work_dir,
+        )
+        if not self._trains:
+            operations.refusing = "this is a plan, which ends with the choice; it can only be stopped"
+        return operations
+
+    # ---- its end ------------------------------------------------------------------------------------------------
+
+    def _end_at_once(self, error: BaseException) -> None:
+        """Save the model and end the processes; a failed cleanup is retried and reported at the job's end."""
+        with contextlib.suppress(CleanupError):
+            self._end(save=True, in_haste=isinstance(error, LimitReachedError))
 
     def _end(self, *, save: bool, in_haste: bool) -> None:
-        """Save the model if requested, then end every process and VM.
+        """Save the model if requested, then end every process and VM; may be called again after a failure.
 
         Raises:
             CleanupError: If a process or VM may be left running.
         """
-        if self._running is None:
-            return
+        resources, supervisor = self._resources, self.supervisor
         try:
-            if save:
-                self._running.save(in_haste=in_haste)
+            if save and self._upkeep is not None and not self._closed:
+                self._upkeep.save(in_haste=in_haste, wanted=self._save_wanted)
         finally:
-            self._running.close(in_haste=in_haste)
+            self._closed = True
+            try:
+                if supervisor is not None:
+                    supervisor.close(**({"grace_s": CLOSE_S / 2} if in_haste else {}))
+            finally:
+                if resources is not None:
+                    if count := resources.vms:
+                        vms = "1 VM" if count == 1 else f"{count} VMs"
+                        self._observer.on_event(PhaseChanged("ending", vms))
+                    resources.close()
 
 
 def _finished(recorder: Recorder, report: RunReport) -> RunReport:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from scavenger.control.jobs.job_run import Confirm, JobRun
+from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.relocation import relocated
 from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer

@@ -130,7 +130,9 @@ class JobWorkflow:
         at_end: Callable[[BaseException], None],
         resumed: Resumption | None,
     ) -> None:
-        self._trainer, self._job = trainer, job
+        self.trainer, self._job = trainer, job
+        self._model: JobModel | None = None  # by which the progress is estimated
+        self._expected: tuple[int, float | None] | None = None
         self._store, self._recorder, self._hardware, self._folder = store, recorder, hardware, folder
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
@@ -139,11 +141,17 @@ class JobWorkflow:
 
     def batch_at(self, workers: int) -> int:
         """The global batch size for a number of workers, by the job's batch rule."""
-        elastic, now, state = self._job.elastic, self._trainer.configuration, self.state
+        elastic, now, state = self._job.elastic, self.trainer.configuration, self.state
         assert now is not None
         largest = elastic.batch_max or state.space.global_batch_sizes[-1]
         rule = batch_rule(elastic.batch, batch_max=largest)
         return rule.global_batch_size(workers, state.moved_to or state.chosen or now)
+
+    def progress(self) -> float | None:
+        """The completed share of the way to the target; None if unknown."""
+        if self._model is not None:
+            return progress_of(self.trainer, self._model)
+        return None if self._expected is None else self.outlook.alone(*self._expected)
 
     # ---- the run -------------------------------------------------------------------------------------------
 
@@ -171,12 +179,11 @@ class JobWorkflow:
         self, before: Resumption, chosen: Configuration, known: Known, operations: OperationHandler
     ) -> JobState:
         """Move to the configuration that an earlier attempt chose, and train to the goal."""
-        trainer, model = self._trainer, known.library.same
+        trainer, model = self.trainer, known.library.same
         nothing = SearchPlan("none", "resumed at the configuration chosen before", (), 0)
         now = Spent.by_now(trainer)
         self.state = replace(self.state, search=Search(nothing, now, ended=now), predicted=before.predicted)
-        if model is not None:
-            trainer.progress = lambda: progress_of(trainer, model)
+        self._model = model
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
         self._train(chosen, model, known, operations)
         return self._end_of_training(known)
@@ -185,7 +192,7 @@ class JobWorkflow:
 
     def _read_library(self) -> Known:
         """Wait for the description of the training module, and read stored models of such jobs."""
-        trainer, recorder = self._trainer, self._recorder
+        trainer, recorder = self.trainer, self._recorder
         trainer.until(lambda: trainer.supervisor.manifest is not None)
         manifest = trainer.supervisor.manifest
         assert manifest is not None
@@ -237,7 +244,7 @@ class JobWorkflow:
         nearest = self._ask(library.nearest) if settings_differ else None
         if nearest is not None:
             same, differing = nearest
-            self._trainer.note(
+            self.trainer.note(
                 f"the stored model is from a job that differs from this one only in its {differing}"
             )
         plan = plan_search(
@@ -266,14 +273,14 @@ class JobWorkflow:
 
     def _of_other_vms(self, library: ModelLibrary) -> JobModel | None:
         """The same job's model of another number of aggregator VMs, told of the present one."""
-        manifest = self._trainer.supervisor.manifest
-        if manifest is None or self._trainer.supervisor.migrations is None:
+        manifest = self.trainer.supervisor.manifest
+        if manifest is None or self.trainer.supervisor.migrations is None:
             return None
         size = model_size(manifest, self._job.elastic.aggregators)
         if (found := self._ask(lambda: library.of_other_vms(size))) is None:
             return None
         model, before, now = found
-        self._trainer.note(
+        self.trainer.note(
             f"the stored model is from a run with {before} aggregator VM{'' if before == 1 else 's'}: what {now} "
             "change is predicted, and held against the first steps"
         )
@@ -281,9 +288,9 @@ class JobWorkflow:
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
         """Query the store on another thread while training continues."""
-        answer = self._recorder.ask(question, self._trainer.pump)
+        answer = self._recorder.ask(question, self.trainer.pump)
         while self._left_out:
-            self._trainer.note(self._left_out.pop(0))
+            self.trainer.note(self._left_out.pop(0))
         return answer
 
     def _plan_again(self, known: Known) -> SearchPlan:
@@ -303,13 +310,13 @@ class JobWorkflow:
             The decision, or None if training finished before it; and the configuration that the job moved to, or
             None if the run ends here.
         """
-        trainer = self._trainer
+        trainer = self.trainer
         search = begun = Search(plan, Spent.by_now(trainer))
         self.state = replace(self.state, search=begun, decision=None, predicted=None)
         if prior is None:
             expected = self._expected_samples(known)
             epochs = None if expected is None else expected / known.dataset_size
-            trainer.progress = lambda: self.outlook.alone(known.dataset_size, epochs)
+            self._model, self._expected = None, (known.dataset_size, epochs)
             self.outlook.searching = True
             for search in profile(
                 begun,
@@ -343,12 +350,12 @@ class JobWorkflow:
         self, prior: JobModel, decision: Selection | None, chosen: Configuration, known: Known
     ) -> tuple[Selection | None, Configuration | None]:
         """Compare a stored model with the first steps; where it is off, correct it (`reuse`), or search after all."""
-        wrong = misfit(prior, chosen, self._trainer, steps=self._job.profile.steps)
+        wrong = misfit(prior, chosen, self.trainer, steps=self._job.profile.steps)
         if wrong is None:
             return decision, chosen
         if self._job.search.strategy == "reuse":
             return self._corrected(wrong, prior, known)
-        self._trainer.note(
+        self.trainer.note(
             f"the stored model does not fit this machine: {wrong.off}; the job is profiled instead"
         )
         return self._search_and_move(self._plan_again(known), None, known)
@@ -375,9 +382,9 @@ class JobWorkflow:
 
     def _moved(self, decision: Selection, reason: str) -> Configuration | None:
         """Move to the choice if it is confirmed; returns it, or None if the run ends here."""
-        trainer, chosen = self._trainer, self._confirmed(decision)
+        trainer, chosen = self.trainer, self._confirmed(decision)
         if chosen is not None:
-            trainer.progress = lambda: progress_of(trainer, decision.told)
+            self._model = decision.told
             trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
         return chosen
 
@@ -390,14 +397,14 @@ class JobWorkflow:
         self._recorder.on_event(PhaseChanged("fitting", evidence))
         decision = decide(
             model,
-            self._trainer,
+            self.trainer,
             known.space,
             self._job,
             told=self.outlook.told(model),
             end_s=known.library.ending_s,
         )
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
-        self._trainer.journal.add("curve", self._curve_document(decision))
+        self.trainer.journal.add("curve", self._curve_document(decision))
         self.state = replace(
             self.state,
             search=replace(search, ended=decision.at),
@@ -430,7 +437,7 @@ class JobWorkflow:
             self._recorder.muted = True
             try:
                 agreed = ask_while_training(
-                    lambda: confirm(decision.curve, choice, predicted), self._trainer, at_end=self._at_end
+                    lambda: confirm(decision.curve, choice, predicted), self.trainer, at_end=self._at_end
                 )
             finally:
                 self._recorder.muted = False
@@ -442,7 +449,7 @@ class JobWorkflow:
         self, chosen: Configuration, model: JobModel | None, known: Known, operations: OperationHandler
     ) -> None:
         """Train to the goal on the chosen configuration, carrying out operations and policy decisions."""
-        trainer = self._trainer
+        trainer = self.trainer
         self.state = replace(self.state, chosen=chosen)
         self._recorder.on_event(PhaseChanged("running", f"to {trainer.goal.words} at {chosen}"))
         replanning = self._replanning(model, known)
@@ -453,13 +460,14 @@ class JobWorkflow:
             if model is None:
                 return None
             told = self.outlook.told(model)
-            trainer.progress = lambda: progress_of(trainer, told)
+            self._model = told
             return remaining_samples(trainer, told)
 
         def planned() -> tuple[Configuration | None, str]:
             if replanning is None:
                 return None, ""
             wanted = replanning.look()
+            self._model = replanning.model
             self.state = replace(self.state, moved_to=replanning.reached)
             return wanted, replanning.because
 
@@ -476,7 +484,7 @@ class JobWorkflow:
 
     def _balancing(self) -> Callable[[], None]:
         """Build what moves buckets between aggregators; it does nothing if the job does not want that."""
-        trainer = self._trainer
+        trainer = self.trainer
         migrations = trainer.supervisor.migrations
         if migrations is None or not self._job.elastic.moves_buckets:
             return lambda: None
@@ -499,7 +507,7 @@ class JobWorkflow:
             return self._fit(measured, known, prior=prior, noise=noise)
 
         return Replanning(
-            self._trainer,
+            self.trainer,
             self._job,
             known.space,
             model=model,
@@ -510,7 +518,7 @@ class JobWorkflow:
 
     def _end_without_choice(self, decision: Selection | None, known: Known) -> JobState:
         if decision is None:
-            self._trainer.note(
+            self.trainer.note(
                 "training finished before the search, so no choice was made; search fewer workers, "
                 "or lower profile.steps, for a shorter search"
             )
@@ -522,7 +530,7 @@ class JobWorkflow:
 
     def _end_of_training(self, known: Known) -> JobState:
         """Store the epochs to the target and the fitted model for later jobs."""
-        trainer, search, library = self._trainer, self.state.search, known.library
+        trainer, search, library = self.trainer, self.state.search, known.library
         if trainer.reached and trainer.goal.text:
             samples = trainer.history.samples_by_batch
             epochs, needed = trainer.history.epochs[-1].epoch + 1, self._epochs_needed(tuple(samples), known)
@@ -554,7 +562,7 @@ class JobWorkflow:
         chosen = self.state.chosen
         if chosen is None or any(one.configuration == chosen for one in profiled):
             return profiled
-        own = steps_of(chosen, self._trainer)
+        own = steps_of(chosen, self.trainer)
         return profiled if own is None or own.steps < self._job.profile.steps else (*profiled, own)
 
     def _fit(
@@ -567,7 +575,7 @@ class JobWorkflow:
     ) -> JobModel:
         """Fit the models to everything known so far; see `fit_model`."""
         measured = profile_of(
-            self._trainer,
+            self.trainer,
             measurements,
             dataset_size=known.dataset_size,
             convergence=known.library.convergence,
@@ -602,7 +610,7 @@ class JobWorkflow:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
             return ""  # more measurements may help
-        return why_measure_no_more(search, self.outlook.told(model), self._trainer, known.space, self._job)
+        return why_measure_no_more(search, self.outlook.told(model), self.trainer, known.space, self._job)
 
     def _repeated(self, search: Search, known: Known) -> Search:
         """The search with its first point measured again at its end, which shows how the machine drifts."""
@@ -610,7 +618,7 @@ class JobWorkflow:
             return search  # what profiling may take is for points that can change the choice
         with contextlib.suppress(ConfigurationError):  # without a fit, `_search_and_move` tells why
             told = self.outlook.told(self._fit(search.measurements, known, prior=None))
-            search = repeated(search, told, self._trainer, known.space, self._job)
+            search = repeated(search, told, self.trainer, known.space, self._job)
             self.state = replace(self.state, search=search)
         return search
 

@@ -101,7 +101,6 @@ class Replanning:
         self.model = self._outlook(self._fitted)
         # The new model may assign another share of the way to the same steps.
         self._asked_at = progress_of(trainer, self.model)
-        trainer.progress = lambda: progress_of(trainer, self.model)
         self.planned = self._decide(now)
         return self.planned
 
@@ -109,7 +108,6 @@ class Replanning:
         told = self._outlook(self._fitted)
         if told is not self._fitted and told is not self.model:
             self.model = told
-            self._trainer.progress = lambda: progress_of(self._trainer, self.model)
 
     def _read(self, progress: float) -> None:
         noise, now = self._trainer.history.noise, self._trainer.configuration

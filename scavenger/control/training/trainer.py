@@ -88,14 +88,13 @@ class Trainer(Controller):
         on_tick: Called about once a second, to record a heartbeat.
         before: Time, cost and progress of earlier attempts at the job.
         audit: Journal of which worker computed which samples of each step; None to keep none.
+        progress: Returns the completed share of the way to the target; None if unknown.
+        terms, aggregator_vms: See `terms` and `aggregator_vms`.
         lr_scale: Learning rate factor for a global batch size and the gradient noise.
         give_up: Maximum number of consecutive early failures, see `scavenger.control.training.controller.Losses`.
 
     Attributes:
         warnings: Warnings given to the user so far.
-        progress: Returns the completed share of the way to the target; None if unknown.
-        terms: Returns the costs besides the workers; None if the job rents nothing.
-        aggregator_vms: Returns the rented aggregator VMs; None if there are none, or the model is not known yet.
         earlier_starts: Starts of workers in earlier jobs on this machine.
 
     `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
@@ -116,6 +115,9 @@ class Trainer(Controller):
         on_tick: Callable[[], None],
         before: EarlierAttempts | None = None,
         audit: Journal | None = None,
+        progress: Callable[[], float | None] = lambda: None,
+        terms: Callable[[Trainer], CostTerms | None] = lambda trainer: None,
+        aggregator_vms: Callable[[Trainer], AggregatorVms | None] = lambda trainer: None,
         lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
         give_up: int = GIVE_UP,
         clock: Callable[[], float] = time.monotonic,
@@ -128,13 +130,15 @@ class Trainer(Controller):
             lr_scale=lr_scale,
         )
         self.supervisor, self.limits, self.journal = supervisor, limits, journal
-        self._meter = meter
+        self._meter, self._progress, self._terms, self._aggregator_vms = (
+            meter,
+            progress,
+            terms,
+            aggregator_vms,
+        )
         self._observer, self._on_tick, self._clock = observer, on_tick, clock
         self._started_at, self._audit = started_at, audit
         self.warnings: list[str] = []
-        self.progress: Callable[[], float | None] = lambda: None
-        self.terms: Callable[[], CostTerms | None] = lambda: None
-        self.aggregator_vms: Callable[[], AggregatorVms | None] = lambda: None
         self.earlier_starts = Starts()
         self._first_workers = 0
         self._stop_reason: str | None = None
@@ -189,6 +193,14 @@ class Trainer(Controller):
     def shared_usd_per_hour(self) -> float:
         """Part of the job's rate that does not depend on the number of workers."""
         return self._meter.shared_usd_per_hour()
+
+    def terms(self) -> CostTerms | None:
+        """Costs besides the workers; None if the job rents nothing."""
+        return self._terms(self)
+
+    def aggregator_vms(self) -> AggregatorVms | None:
+        """The rented aggregator VMs; None if there are none, or the model is not known yet."""
+        return self._aggregator_vms(self)
 
     def price_usd_per_hour(self, vm: str) -> float:
         """Price of a VM type that may be used."""
@@ -452,7 +464,7 @@ class Trainer(Controller):
             case Notify(event):
                 self._notify(event)
             case ReportStep(record):
-                self._notify(StepDone(record, self.progress(), self.cost_usd))
+                self._notify(StepDone(record, self._progress(), self.cost_usd))
             case Warn(message):
                 self.note(message)
             case RecordNow():
