@@ -13,13 +13,13 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.figures import Benchmark, Result
+from benchmarks.pools.by_bucket import assign_by_bucket
 from benchmarks.pools.clusters import Manager
 from benchmarks.pools.exact import cheapest, least_loss
-from scavenger.scheduler.assignment import NoRoom, Placement, assign_by_bucket
 from scavenger.scheduler.events import JobArrived, JobLeft
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.packing import moved_buckets, repack
-from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, PoolState, Rules
+from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, NoRoom, Placement, PoolState, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
 _CASES = 1000

@@ -15,13 +15,13 @@ import numpy as np
 from benchmarks import aggregation, philly_jobs
 from benchmarks.figures import Benchmark, Result
 from benchmarks.philly_jobs import NODE, Arrival, Rate
+from benchmarks.pools.by_bucket import assign_by_bucket
 from benchmarks.pools.clusters import Manager
 from benchmarks.pools.nodes import Delays, JobSpeed, run_nodes
 from benchmarks.pools.trace import History, PoolManager, replay
-from scavenger.scheduler.assignment import Placement, assign_by_bucket
 from scavenger.scheduler.events import Action, Event, JobArrived, JobLeft, MoveBucket
 from scavenger.scheduler.packing import moved_buckets, recycle
-from scavenger.scheduler.pool import PoolState, Rules
+from scavenger.scheduler.pool import Placement, PoolState, Rules
 from scavenger.scheduler.scaling import ScalingRules, SharedPool
 
 _AIM = 0.6

@@ -29,7 +29,6 @@ from scavenger.scheduler.events import (
     JobLeft,
     NodeLost,
     PeriodEnded,
-    RunAlone,
     StepTimeMeasured,
 )
 from scavenger.scheduler.pool import JobLoad, PoolState
@@ -130,7 +129,7 @@ class Manager:
         self._keep(name, replace(state, waiting=()))
         for load in state.waiting:
             del self._of_job[load.name]
-            actions += tuple(act for act in self._arrived(load) if not isinstance(act, RunAlone))
+            actions += self._arrived(load)
         return actions
 
     def _growing(self) -> str:

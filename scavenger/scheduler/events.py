@@ -91,11 +91,4 @@ class MoveBucket:
     why: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class RunAlone:
-    """The pool has no place for a job now: it goes on, or stays, with aggregators of its own until `PlaceJob`."""
-
-    job: str
-
-
-Action = StartNode | EndNode | PlaceJob | MoveBucket | RunAlone
+Action = StartNode | EndNode | PlaceJob | MoveBucket

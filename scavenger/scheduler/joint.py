@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scavenger.scheduler.assignment import NoRoom, Placement
 from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
 from scavenger.scheduler.pool import (
     AggregatorNode,
@@ -24,6 +23,8 @@ from scavenger.scheduler.pool import (
     JobOnNode,
     NodeLoad,
     NodeType,
+    NoRoom,
+    Placement,
     PoolState,
     Rules,
 )

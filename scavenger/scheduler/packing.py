@@ -17,9 +17,8 @@ from itertools import product
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from scavenger.scheduler.assignment import NoRoom
 from scavenger.scheduler.joint import assign, reassign
-from scavenger.scheduler.pool import JobLoad, NodeLoad, NodeType, PlacedJob, PoolState
+from scavenger.scheduler.pool import JobLoad, NodeLoad, NodeType, NoRoom, PlacedJob, PoolState
 
 _ORDERS_MAX = 12
 """About as many orders of the jobs are tried by `repack`."""

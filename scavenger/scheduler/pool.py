@@ -409,3 +409,25 @@ class PoolState:
         placed = self.jobs[job]
         nodes = tuple(targets.get(index, name) for index, name in enumerate(placed.nodes))
         return self.with_job(placed.load, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A job has its place.
+
+    Attributes:
+        pool: With the job, and with the nodes that are started for it.
+        nodes: Of each bucket of the job.
+        started: Nodes that have to be started first.
+    """
+
+    pool: PoolState
+    nodes: Assignment
+    started: tuple[AggregatorNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """No node, not even a new one, can hold the job, or a new one is not allowed."""
+
+    reason: str

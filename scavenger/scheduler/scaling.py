@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scavenger.scheduler.assignment import NoRoom
 from scavenger.scheduler.cycles import speed_loss
 from scavenger.scheduler.events import (
     Action,
@@ -42,13 +41,12 @@ from scavenger.scheduler.events import (
     PeriodEnded,
     PlaceJob,
     Reason,
-    RunAlone,
     StartNode,
     StepTimeMeasured,
 )
 from scavenger.scheduler.joint import assign, reassign
 from scavenger.scheduler.packing import moved_buckets, recycle, repack
-from scavenger.scheduler.pool import JobLoad, PoolState
+from scavenger.scheduler.pool import JobLoad, NoRoom, PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +301,10 @@ def _decided(
         for job, bucket, source, target in moved_buckets(before.pool, pool, except_for=placed)
     ]
     new = [job for job in pool.jobs if job not in before.pool.jobs or job in placed]
-    known = {load.name for load in before.waiting}
     actions: list[Action] = [
         *(StartNode(load.node) for name, load in pool.nodes.items() if name not in before.pool.nodes),
         *moves,
         *(PlaceJob(job, pool.jobs[job].nodes) for job in new),
-        *(RunAlone(load.name) for load in after.waiting if load.name not in known),
         *(EndNode(name) for name in before.pool.nodes if name not in pool.nodes),
     ]
     changed = frozenset({move.job for move in moves} | set(new))

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from cloud_jobs import CloudJob, assert_nothing_left, paid_usd
 from rented import Rented
 from test_e2e_loop import _MODULE, SHARD, SHARDS
 from waiting import wait_for
-
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

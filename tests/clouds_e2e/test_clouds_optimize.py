@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, paid_usd
 from conftest import MakeJob
 from rented import Rented, RentedVm
 from waiting import wait_for
 
 from scavenger.control.provisioning.model_size import record_size, recorded_size
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.models.aggregation import OWN_BYTES, ModelSize, held_models
 from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.store import Store

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left
 from command_program import EPOCHS, PROGRAM, RUN, STEPS
 from conftest import MakeJob
@@ -15,7 +16,6 @@ from rented import Rented
 from test_e2e_loop import _MODULE, SHARD, SHARDS
 from waiting import wait_for
 
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.root, pytest.mark.timeout(900)]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from cluster_jobs import PRICES, ClusterJob
 from machines import Machines
 from pod_machines import MachineRunner
 
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, Scripted, trainer_of
 
 from scavenger.control.jobs.resumption import checkpoint_url, find_resumption
 from scavenger.control.search.outcome import actual_of
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import History, Journal, read_history
 from scavenger.control.training.limits import DRAIN_S

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.control.training import journal as journals
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.control.training.journal import Journal, read_history
 from scavenger.control.training.segments import compress_segments, lines_of
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from real_jobs import Job, environment, lines, marked, training
 from waiting import wait_for
 
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.intent import Lease
 from scavenger.domain.submission import Submission, runner_lease
 from scavenger.store import Store

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from real_jobs import Job, ended, lines, marked, training
 from waiting import wait_for
 
@@ -20,7 +21,6 @@ from scavenger.api.logs import log_folder
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.prepared import prepare_job
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
 from scavenger.store import Store
 from scavenger.store.schema import VERSION_TABLE

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from real_jobs import Job, lines, marked, training
 from waiting import wait_for
 
 from scavenger.control.provisioning.model_size import recorded_size
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from real_jobs import Job, ended, lines, marked, training
 from waiting import wait_for
 
 from scavenger import RunningJob
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.progress import PROGRESS
 from scavenger.errors import TransientError
 from scavenger.store import Store

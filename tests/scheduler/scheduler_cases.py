@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from scavenger.scheduler.assignment import NoRoom
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.pool import (
     AggregatorNode,
@@ -13,6 +12,7 @@ from scavenger.scheduler.pool import (
     JobOnNode,
     NodeLoad,
     NodeType,
+    NoRoom,
     PoolState,
     Rules,
 )

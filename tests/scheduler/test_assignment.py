@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import GB, LARGE, SMALL, check_pool, job, job_lists, rules
 
-from scavenger.scheduler.assignment import NoRoom, Placement, assign_by_bucket
+from benchmarks.pools.by_bucket import assign_by_bucket
 from scavenger.scheduler.joint import assign
-from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, PoolState, Rules
+from scavenger.scheduler.pool import BucketLoad, JobLoad, NodeType, NoRoom, Placement, PoolState, Rules
 
 SCHEMES = (assign_by_bucket, assign)
 schemes = pytest.mark.parametrize("scheme", SCHEMES)

@@ -16,7 +16,6 @@ from scavenger.scheduler.events import (
     NodeLost,
     PeriodEnded,
     PlaceJob,
-    RunAlone,
     StartNode,
     StepTimeMeasured,
 )
@@ -77,7 +76,7 @@ def test_the_limit_is_for_all_clusters_and_a_waiting_job_gets_the_place_of_one_t
     pool = manager(nodes_max=2, cluster=1)
     for name in ("a", "b"):
         pool.handle(JobArrived(job(name, 1.0, 0.9)))
-    assert pool.handle(JobArrived(job("c", 1.0, 0.9))) == (RunAlone("c"),)
+    assert pool.handle(JobArrived(job("c", 1.0, 0.9))) == ()
     assert pool.nodes == 2
 
     waiting = next(name for name, state in pool.clusters.items() if state.waiting)

@@ -20,7 +20,6 @@ from scavenger.scheduler.events import (
     NodeLost,
     PeriodEnded,
     PlaceJob,
-    RunAlone,
     StartNode,
     StepTimeMeasured,
 )
@@ -34,7 +33,6 @@ class World:
     def __init__(self) -> None:
         self.nodes: set[str] = set()
         self.places: dict[str, list[str]] = {}
-        self.alone: set[str] = set()
 
     def lose(self, node: str) -> None:
         """A node dies."""
@@ -45,7 +43,6 @@ class World:
     def leave(self, name: str) -> None:
         """A job ends."""
         self.places.pop(name, None)
-        self.alone.discard(name)
 
     def act(self, action: Action) -> None:
         """Carry out an action, which must be possible."""
@@ -57,15 +54,11 @@ class World:
                 assert all(node not in places for places in self.places.values())
                 self.nodes.remove(node)
             case PlaceJob(name, nodes):
-                self.alone.discard(name)
                 self.places[name] = list(nodes)
             case MoveBucket(name, bucket, source, target):
                 assert self.places[name][bucket] == source
                 assert {source, target} <= self.nodes
                 self.places[name][bucket] = target
-            case RunAlone(name):
-                self.alone.add(name)
-                self.places.pop(name, None)
 
 
 def after(state: SharedPool, *events: Event) -> SharedPool:
@@ -135,16 +128,17 @@ def test_actions_lead_to_the_state_and_the_rules_hold_after_every_event(
             case JobArrived(load):
                 asked.add(load.name)
         decided = decide(state, event)
+        state = decided.state
+        for load in state.waiting:  # its aggregators are its own until it is placed
+            world.leave(load.name)
         for action in decided.actions:
             world.act(action)
-        state = decided.state
         assert decided.reason
         assert world.nodes == set(state.pool.nodes)
         assert {name: tuple(places) for name, places in world.places.items()} == {
             name: placed.nodes for name, placed in state.pool.jobs.items()
         }
-        assert world.alone == {load.name for load in state.waiting}
-        assert world.alone | set(world.places) == asked
+        assert {load.name for load in state.waiting} | set(world.places) == asked
         check_pool(state.pool)
         assert nodes_max is None or len(state.pool.nodes) <= nodes_max
         assert sum(not load.tenants for load in state.pool.nodes.values()) <= rules.spare_nodes
@@ -202,7 +196,7 @@ def test_on_arrival_jobs_are_moved_together_before_a_node_is_started() -> None:
 def test_too_small_a_demand_waits_for_the_period() -> None:
     state = pool(starts_min=2)
     first = decide(state, JobArrived(job("a", 1.0, 0.9)))
-    assert first.actions == (RunAlone("a"),)
+    assert first.actions == ()
 
     second = decide(first.state, JobArrived(job("b", 1.0, 0.9)))
     assert [type(action) for action in second.actions] == [StartNode, StartNode, PlaceJob, PlaceJob]
@@ -286,7 +280,9 @@ def test_where_no_node_may_be_started_a_drained_job_runs_alone() -> None:
     state = after(pool(nodes_max=1), JobArrived(job("a", 1.0, 0.9)))
     full = replace(state, pool=replace(state.pool, types=()))
 
-    assert decide(full, DrainNode("node-0")).actions == (RunAlone("a"), EndNode("node-0"))
+    decided = decide(full, DrainNode("node-0"))
+    assert decided.actions == (EndNode("node-0"),)
+    assert [load.name for load in decided.state.waiting] == ["a"]
 
 
 def test_what_a_lost_node_held_is_placed_again() -> None:

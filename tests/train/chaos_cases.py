@@ -24,9 +24,9 @@ from driving import Run, assert_same_weights, plain_keras
 from waiting import wait_for
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+from audits import AUDIT_FILE, verify_audit
 from real_jobs import Job, Outcome, ended, lines, marked, training
 
-from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 from scavenger.train.transport.connections import raise_descriptor_limit
 

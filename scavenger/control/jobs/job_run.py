@@ -22,10 +22,9 @@ from scavenger.control.search.model_library import check_models_exist
 from scavenger.control.tracking.base import TrackedRun
 from scavenger.control.tracking.tracking import Tracking, params_of, trackers_of
 from scavenger.control.tracking.trainer_status import told_to_trainer
-from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import EarlierAttempts
-from scavenger.control.training.journal import Journal, Journals
+from scavenger.control.training.journal import AUDIT_FILE, Journal, Journals
 from scavenger.control.training.limits import CLOSE_S, Limits
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder, refuse_second_run
@@ -53,7 +52,7 @@ class JobRun:
         run: False for `plan`, which ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
         resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
-        audit: Whether to record which worker computed which samples, see `scavenger.control.training.audit`.
+        audit: Whether to record which worker computed which samples, see `AUDIT_FILE`.
         job_id: Id under which the job was submitted; None for a job that was not. A job that is on record under this
             id, and has no checkpoint, starts again from its first step.
     """

@@ -22,6 +22,10 @@ from scavenger.domain.measurement import EpochRecord
 from scavenger.private_files import make_private_folder, private_opener
 
 SCHEMA_VERSION = 1
+AUDIT_FILE = "audit.jsonl"
+"""The audit, which records the samples of each applied step: a journal of kind `step` with step, view, epoch, and
+`pieces`, each a worker with the positions that it computed, from `start` to `stop` (exclusive), in the epoch's order,
+which `scavenger.elastic.order` gives."""
 PENDING_BYTES_MAX = 64 << 20
 """Size limit of waiting lines, some hours of steps; a job that waits longer for disk space ends."""
 SEGMENT_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""Where the buckets of a job go: the scheme of AutoPS.
+"""Where the buckets of a job go by AutoPS, which the scheduler's `assign` is held against.
 
 `assign_by_bucket` is Pseudocode 1 of AutoPS [1]_: bucket by bucket, each to the node that fits best among
 those where no job would lose too much, and to a new node where none is left. Three things are stricter here:
@@ -15,31 +15,16 @@ References:
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from scavenger.scheduler.pool import AggregatorNode, Assignment, JobLoad, JobOnNode, NodeLoad, PoolState
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A job has its place.
-
-    Attributes:
-        pool: With the job, and with the nodes that are started for it.
-        nodes: Of each bucket of the job.
-        started: Nodes that have to be started first.
-    """
-
-    pool: PoolState
-    nodes: Assignment
-    started: tuple[AggregatorNode, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """No node, not even a new one, can hold the job, or a new one is not allowed."""
-
-    reason: str
+from scavenger.scheduler.pool import (
+    AggregatorNode,
+    JobLoad,
+    JobOnNode,
+    NodeLoad,
+    NoRoom,
+    Placement,
+    PoolState,
+)
 
 
 def assign_by_bucket(pool: PoolState, load: JobLoad, *, avoid: Collection[str] = ()) -> Placement | NoRoom:

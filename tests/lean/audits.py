@@ -1,4 +1,4 @@
-"""The audit: a record of which worker computed which samples of each applied step, and its verification."""
+"""Verifies audits, the records of which worker computed which samples of each applied step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from scavenger.control.training.journal import AUDIT_FILE
 from scavenger.control.training.segments import lines_of
 
-AUDIT_FILE = "audit.jsonl"
-"""A journal of kind `step`: step, view, epoch, and `pieces`, each a worker with the positions that it computed,
-from `start` to `stop` (exclusive), in the epoch's order, which `scavenger.elastic.order` gives."""
+__all__ = ["AUDIT_FILE", "verify_audit"]
 
 
 class _Applied(msgspec.Struct, tag_field="kind", tag="step"):
