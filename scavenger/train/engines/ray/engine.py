@@ -27,7 +27,7 @@ from scavenger.train.engines.base import GRACE_S, Engine, Exit, as_line
 from scavenger.train.engines.process import cap_log
 from scavenger.train.engines.ray.host import ProcessActor
 from scavenger.train.engines.vm import messages as m
-from scavenger.train.engines.vm.remote import RemoteEngine, RemoteProcess
+from scavenger.train.engines.vm.remote import RemoteProcess, RemoteProcesses
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 _PLACING_S = 60.0
@@ -61,7 +61,7 @@ class _Process(RemoteProcess):
     killed: bool = False
 
 
-class RayEngine(RemoteEngine[_Process]):
+class RayEngine(RemoteProcesses[_Process]):
     """Runs each role of a job in a process of its own on some host of a Ray cluster.
 
     A process reserves as many CPUs of its host as its configuration has threads, and Ray spreads processes over the

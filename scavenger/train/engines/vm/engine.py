@@ -25,7 +25,7 @@ from scavenger.train.engines.gpus import gpu_for, only
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
-from scavenger.train.engines.vm.remote import RemoteEngine, RemoteProcess
+from scavenger.train.engines.vm.remote import RemoteProcess, RemoteProcesses
 from scavenger.train.engines.vm.values import AgentStatus, Gone, ProcessEvent
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
@@ -117,7 +117,7 @@ class HostSource:
         """Give the hosts up, once nothing runs on them."""
 
 
-class HostEngine(RemoteEngine[_Process]):
+class HostEngine(RemoteProcesses[_Process]):
     """Runs each role of a job in a process of its own, workers and aggregators on hosts of a source.
 
     Args:

@@ -1,4 +1,4 @@
-"""Base of the engines whose processes run on other hosts: keeps the last known state of each process."""
+"""What engines share whose processes run on other hosts: the last known state of each process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RemoteProcess:
 P = TypeVar("P", bound=RemoteProcess)
 
 
-class RemoteEngine(Engine, Generic[P]):
+class RemoteProcesses(Engine, Generic[P]):
     """Keeps the state of all processes; a subclass places them, forwards commands and receives reports.
 
     Args:
