@@ -1,4 +1,4 @@
-"""Runs a command as a job: the face of `scavenger.train.supervisor.face` over `CommandRun`.
+"""Runs a command as a job: takes its requests, and records its checkpoints.
 
 There is neither a coordinator nor an aggregator, and no shared memory: the processes of the command exchange gradients
 by themselves. What a job may ask for between two steps is done by ending the group and starting it again.
@@ -21,15 +21,14 @@ from scavenger.train.command.attempt import CheckpointPlace, Target
 from scavenger.train.command.checkpoints import CommandCheckpoint, CommandCheckpoints, Kept
 from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import CommandProgress
-from scavenger.train.command.run import CommandRun
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import Listing
+from scavenger.train.command.supervisor import CommandSupervisor
 from scavenger.train.engines.base import GRACE_S, Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import partial_model
 from scavenger.train.supervisor.events import Leaving
-from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
@@ -43,12 +42,11 @@ def _remove_carried(work_dir: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class CommandJobSupervisor(WithoutAggregators):
+class CommandJobSupervisor(CommandSupervisor):
     """Supervises the processes of one command job; `open` makes one.
 
     Args:
-        run: The group of processes.
-        hosts: Their hosts.
+        hosts, source, begun, place, kept, timeouts: See `CommandSupervisor`.
         checkpoints: The record of its checkpoints.
         plan: When checkpoints are asked for; None for never.
         work_dir: The job's outputs.
@@ -65,19 +63,23 @@ class CommandJobSupervisor(WithoutAggregators):
 
     def __init__(
         self,
-        run: CommandRun,
+        hosts: Hosts,
         source: CommandSource,
         checkpoints: CommandCheckpoints,
         plan: CheckpointPlan | None,
         work_dir: Path,
         *,
+        begun: CommandProgress,
+        place: CheckpointPlace,
+        kept: Kept | None,
+        timeouts: Timeouts,
         first_batch: int,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(run.hosts.registry)
-        self._run, self._source, self._checkpoints = run, source, checkpoints
-        self._plan, self._work_dir, self._first_batch, self._clock = plan, work_dir, first_batch, clock
-        self._returned_step, self._recorded_step = run.progress.step, run.progress.step
+        super().__init__(hosts, source, begun, place=place, kept=kept, timeouts=timeouts, clock=clock)
+        self._checkpoints, self._plan, self._work_dir = checkpoints, plan, work_dir
+        self._first_batch = first_batch
+        self._returned_step, self._recorded_step = begun.step, begun.step
         self._saved_at_s, self._saved_files_s = clock(), checkpoints.newest_at_s()
 
     @classmethod
@@ -123,10 +125,13 @@ class CommandJobSupervisor(WithoutAggregators):
             if not carried:
                 checkpoints.make_folder()
             _remove_carried(work_dir)  # of an attempt that was killed
-            run = CommandRun(
+            return cls(
                 hosts,
                 replace(source, carry_every_s=checkpoint.every_s or 0.0),
-                CommandProgress(begun.step, begun.epoch, begun.samples),
+                checkpoints,
+                checkpoint,
+                work_dir,
+                begun=CommandProgress(begun.step, begun.epoch, begun.samples),
                 place=CheckpointPlace(
                     checkpoints.folder if checkpoints.is_here else str(work_dir.absolute() / _CARRIED),
                     hosts.engine.reachable(storage) if storage else "",
@@ -134,23 +139,23 @@ class CommandJobSupervisor(WithoutAggregators):
                 ),
                 kept=kept,
                 timeouts=timeouts,
+                first_batch=first_batch,
                 clock=clock,
             )
         except BaseException:
             hosts.close()
             raise
-        return cls(run, source, checkpoints, checkpoint, work_dir, first_batch=first_batch, clock=clock)
 
     # ---- the owner's requests ------------------------------------------------------------------------------
 
     def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
         self.launch(workers, vm, threads=threads)
-        if self._run.samples_per_epoch is None:
-            self._run.target = Target(workers, max(workers, self._first_batch), "start")
+        if self._samples_per_epoch is None:
+            self._target = Target(workers, max(workers, self._first_batch), "start")
 
     def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
         """Start more workers, which run the command when a group needs them. Returns their names."""
-        return tuple(self._run.hosts.launch(vm, threads=threads) for _ in range(workers))
+        return tuple(self._hosts.launch(vm, threads=threads) for _ in range(workers))
 
     def resize(
         self,
@@ -163,13 +168,13 @@ class CommandJobSupervisor(WithoutAggregators):
     ) -> None:
         """Train on K of the ready workers with batch B, once the command has saved, ended and started again."""
         self._registry.ask_to_leave(without)
-        self._run.target = Target(workers, global_batch_size, reason, lr_scale)
+        self._target = Target(workers, global_batch_size, reason, lr_scale)
 
     def release(self, keep: int) -> None:
         if not self.settled:
             return
         alive = self.alive
-        spare = [name for name in reversed(alive) if name not in self._run.members]
+        spare = [name for name in reversed(alive) if name not in self._members]
         for name in spare[: max(0, len(alive) - keep)]:
             self._leave(name)
 
@@ -178,9 +183,9 @@ class CommandJobSupervisor(WithoutAggregators):
     ) -> None:
         """Answer an `EpochReport`; a command that reports by `scavenger_report` waits for the answer."""
         if stop:
-            self._run.stop_after_epoch(epoch)
+            self._stop_after_epoch(epoch)
         else:
-            self._run.ask(epoch=epoch)
+            self._ask(epoch=epoch)
 
     def finish(
         self,
@@ -198,7 +203,7 @@ class CommandJobSupervisor(WithoutAggregators):
             ModelNotSavedError: If the link cannot be made.
         """
         self.keep_state(best=best, within_s=within_s)
-        held = self._run.held
+        held = self._held
         if held is not None and held.files is not None:
             self._fetch(held.files, path)
         if self._checkpoints.empty and not (held is not None and held.path):
@@ -233,60 +238,54 @@ class CommandJobSupervisor(WithoutAggregators):
             raise ModelNotSavedError(f"{self._checkpoints.folder}: {error}") from error
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
-        run, grace_s = self._run, self._source.run.grace
+        grace_s = self._source.run.grace
         deadline = self._clock() + (2 * grace_s if within_s is None else within_s)
-        run.paused = True
-        while run.attempt is not None and self._clock() <= deadline:
-            run.attempt.until_s = min(run.attempt.until_s, deadline)
+        self._paused = True
+        while self._attempt is not None and self._clock() <= deadline:
+            self._attempt.until_s = min(self._attempt.until_s, deadline)
             self._turn()
-        while run.saved is not None and self._clock() <= deadline + GRACE_S:
+        while self._saved is not None and self._clock() <= deadline + GRACE_S:
             self._turn()
 
     def close(self, *, grace_s: float = GRACE_S) -> None:
         try:
-            self._run.hosts.close()
+            self._hosts.close()
         finally:
             _remove_carried(self._work_dir)
 
     # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
-    def settled(self) -> bool:
-        return self._run.settled
-
-    @property
     def memory_bytes(self) -> Mapping[str, int]:
         """The peak memory of each worker so far, with what its command has started."""
-        return self._run.hosts.memory_bytes or self._memory.peaks
+        return self._hosts.memory_bytes or self._memory.peaks
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def _update(self, timeout_s: float) -> None:
-        run = self._run
-        self._events += run.poll(timeout_s)
-        if self.manifest is None and run.samples_per_epoch is not None:
-            self.manifest = self._source.manifest(run.samples_per_epoch)
+        super()._update(timeout_s)
+        if self.manifest is None and self._samples_per_epoch is not None:
+            self.manifest = self._source.manifest(self._samples_per_epoch)
         self._memory.look(self.engine, self._clock())
         self._look_at_checkpoints()
         for name in self._registry.departing:
-            if name not in run.members:
+            if name not in self._members:
                 self._leave(name)
         self._set_roster()
 
     def _leave(self, name: str) -> None:
-        if self._run.hosts.leave(name, "it is not needed"):
+        if self._hosts.leave(name, "it is not needed"):
             self._events.append(Leaving(name))
 
     def _look_at_checkpoints(self) -> None:
         """Ask for a checkpoint when one is due, and record those that the command has told of."""
-        run, plan, now = self._run, self._plan, self._clock()
-        self._look_at_files()
-        if run.saved is not None and run.saved[0].step <= self._returned_step and self.recorded():
-            (saved, took_s), run.saved = run.saved, None
+        plan, now = self._plan, self._clock()
+        if self._saved is not None and self._saved[0].step <= self._returned_step and self.recorded():
+            (saved, took_s), self._saved = self._saved, None
             self._saved_at_s, self._recorded_step = now, saved.step
             try:
                 date = datetime.now(UTC)
-                kept = Kept(saved, run.view, run.hosts.launched, run.samples_per_epoch or 0)
+                kept = Kept(saved, self._view, self._hosts.launched, self._samples_per_epoch or 0)
                 size = self._checkpoints.record(kept, now=date)
                 if saved.files is not None:
                     self._checkpoints.tidy_up(saved.files, self._named)
@@ -295,37 +294,32 @@ class CommandJobSupervisor(WithoutAggregators):
                     self.manifest = self._source.manifest(self.manifest.dataset_size, checkpoint_bytes=size)
             except ScavengerError as error:
                 self._events.append(m.CheckpointFailed(saved.step, str(error)))
-        step = run.progress.step
+        step = self._progress.step
         if plan is None or step <= self._recorded_step:
             return
         soon = bool(plan.every_steps) and step - self._recorded_step >= plan.every_steps
         if soon or now - self._saved_at_s >= (plan.every_s or math.inf):
-            run.save()
+            self._save()
 
     @property
     def _named(self) -> set[str]:
         """Objects that a checkpoint to come may name."""
-        attempt, held = self._run.attempt, self._run.held
+        attempt, held = self._attempt, self._held
         names = set() if attempt is None else attempt.states.objects
         return names | (
             set() if held is None or held.files is None else {f.stored for f in held.files.values()}
         )
 
-    def _look_at_files(self) -> None:
+    def _ended_quietly(self) -> None:
         """A command that does not tell of checkpoints has saved one if it ended as asked, and its files are new."""
-        run = self._run
-        attempt = run.quiet_end
-        if attempt is None:
-            return
-        run.quiet_end = None
         newest_s = self._checkpoints.newest_at_s()
         if newest_s > self._saved_files_s:
             self._saved_files_s = newest_s
-            run.checkpointed("", 0.0)
+            self._checkpointed("", 0.0)
 
     def _set_roster(self) -> None:
         """Tell the registry which of the workers that have arrived train."""
-        run, attempt = self._run, self._run.attempt
+        attempt = self._attempt
         training = set() if attempt is None or attempt.ending else set(attempt.left)
-        states = {name: "training" if name in training else "ready" for name in run.hosts.ready}
+        states = {name: "training" if name in training else "ready" for name in self._hosts.ready}
         self._registry.roster = m.Roster(0, states, self.settled, 0, ())

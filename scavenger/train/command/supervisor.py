@@ -17,6 +17,7 @@ The table shows what follows; an attempt is one start of the group::
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -37,7 +38,8 @@ from scavenger.train.command.whole import WholeStates
 from scavenger.train.engines.base import Exit
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import Timeouts
-from scavenger.train.supervisor.events import Event, Started, Warned
+from scavenger.train.supervisor.events import Started, Warned
+from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 
 _SHORT_S = 3.0
@@ -52,23 +54,14 @@ _NO_MACHINE_S = 20.0
 """How long the group waits for a host that has no machine yet; then it trains with fewer."""
 
 
-class CommandRun:
-    """Runs the group. Its owner decides how many hosts there are; see the module.
+class CommandSupervisor(WithoutAggregators):
+    """Supervises the group; see the module. A subclass takes the requests of a job, and starts and ends hosts.
 
     Args:
         progress: What it has done.
         place: Where its checkpoints are.
         kept: The checkpoint that it begins with; None for a new job.
         clock: Monotonic seconds.
-
-    Attributes:
-        target: What the group is to be; None before anything is wanted.
-        attempt: The group as it runs; None between two attempts.
-        held: The newest checkpoint that the command has told of, or the one that it began with.
-        samples_per_epoch: None until it is known.
-        paused: Whether the group is to end and not to be started again, as after the command has ended by itself.
-        saved: A checkpoint that was told of and is not on record; its owner takes it.
-        quiet_end: An attempt that ended as it was asked to, without having told of a checkpoint; its owner takes it.
     """
 
     def __init__(
@@ -82,16 +75,16 @@ class CommandRun:
         timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
-        self.hosts, self.progress, self._source = hosts, progress, source
+        super().__init__(hosts.registry)
+        self._hosts, self._progress, self._source = hosts, progress, source
         self._place, self._timeouts, self._clock = place, timeouts, clock
-        self.view = 0 if kept is None else kept.view
-        self.held = None if kept is None else kept.checkpoint
-        self.target: Target | None = None
-        self.attempt: Attempt | None = None
-        self.samples_per_epoch = source.run.samples or (None if kept is None else kept.samples_per_epoch)
-        self.paused = False
-        self.saved: tuple[CommandCheckpoint, float] | None = None
-        self.quiet_end: Attempt | None = None
+        self._view = 0 if kept is None else kept.view
+        self._held = None if kept is None else kept.checkpoint  # the newest that the command has told of
+        self._target: Target | None = None
+        self._attempt: Attempt | None = None  # None between two starts of the group
+        self._samples_per_epoch = source.run.samples or (None if kept is None else kept.samples_per_epoch)
+        self._paused = False  # the group is to end, and not to be started again
+        self._saved: tuple[CommandCheckpoint, float] | None = None  # told of, and not on record yet
         self._metric = MetricWatch(
             source.metric, judged=source.judged, epochs=source.epochs, begun=progress.epoch
         )
@@ -99,106 +92,103 @@ class CommandRun:
         self._doubted: set[str] = set()
         self._cause = ""
         self._idle_since_s = clock()
-        self._events: list[Event] = []
 
     @property
-    def members(self) -> tuple[str, ...]:
+    def _members(self) -> tuple[str, ...]:
         """Workers whose processes are in the group."""
-        return () if self.attempt is None else self.attempt.group.members
+        return () if self._attempt is None else self._attempt.group.members
 
     @property
     def settled(self) -> bool:
         """Whether what is wanted is in effect, or as much of it as there are workers for."""
-        attempt = self.attempt
+        attempt = self._attempt
         return (
             attempt is not None
             and not attempt.ending
-            and attempt.target == self.target
-            and self.progress.stepped
+            and attempt.target == self._target
+            and self._progress.stepped
         )
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Handle what has happened; returns the events in order.
+    @abstractmethod
+    def _ended_quietly(self) -> None:
+        """Note the end of an attempt that was asked to end, and has told of no checkpoint."""
 
-        Raises:
-            TrainingError: If the command cannot be run, or has ended before the goal was reached.
-            ConfigurationError: If the samples of an epoch are not known.
-        """
-        self.hosts.wait(timeout_s)
-        for name, message in self.hosts.take():
+    def _update(self, timeout_s: float) -> None:
+        self._hosts.wait(timeout_s)
+        for name, message in self._hosts.take():
             self._take(name, message)
-        for name, cause, refused in self.hosts.ended():
+        for name, cause, refused in self._hosts.ended():
             self._host_ended(name, cause, refused=refused)
-        self.hosts.tidy_up()
-        self._events += self.hosts.engine.preemption_notices()
+        self._hosts.tidy_up()
+        self._events += self._hosts.engine.preemption_notices()
         self._look(self._clock())
-        events, self._events = self._events, []
-        return events
 
-    def ask(self, **changes: object) -> None:
+    def _ask(self, **changes: object) -> None:
         """Change what the program is asked."""
-        if self.attempt is not None:
-            self.attempt.request = msgspec.structs.replace(self.attempt.request, **changes)
-            for name in self.attempt.left:
-                self.hosts.send(name, self.attempt.request)
+        if self._attempt is not None:
+            self._attempt.request = msgspec.structs.replace(self._attempt.request, **changes)
+            for name in self._attempt.left:
+                self._hosts.send(name, self._attempt.request)
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Ask for a checkpoint, if the program can see that and none is awaited."""
-        attempt, progress = self.attempt, self.progress
+        attempt, progress = self._attempt, self._progress
         if attempt is None or attempt.ending or not (attempt.reporting and progress.stepped):
             return
         if attempt.request.save_at <= progress.step:
-            self.ask(save_at=self._soon())
+            self._ask(save_at=self._soon())
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Ask the group to save and end."""
-        attempt, now = self.attempt, self._clock()
+        attempt, now = self._attempt, self._clock()
         if attempt is None or attempt.ending:
             return
         attempt.ending = True
-        grace_s = self._source.run.grace if self.progress.stepped else _SHORT_S
+        grace_s = self._source.run.grace if self._progress.stepped else _SHORT_S
         attempt.until_s = now + grace_s
-        if attempt.reporting and self.progress.stepped:
+        if attempt.reporting and self._progress.stepped:
             soon = self._soon()
-            steps_s = (soon - self.progress.step) * self.progress.step_time_s
+            steps_s = (soon - self._progress.step) * self._progress.step_time_s
             attempt.until_s += min(10 * steps_s, self._timeouts.step_s)
-            self.ask(end_at=soon)
+            self._ask(end_at=soon)
         else:
             self._signal(grace_s, store=True)
 
-    def stop_after_epoch(self, epoch: int) -> None:
+    def _stop_after_epoch(self, epoch: int) -> None:
         """Have the group end that waits at the end of an epoch, or has gone on."""
-        self.paused = True
-        attempt = self.attempt
+        self._paused = True
+        attempt = self._attempt
         if attempt is None or not attempt.reporting:
             if attempt is not None and not attempt.ending and epoch + 1 >= self._source.epochs:
                 # the program knows that this was the last one, and is about to save and end
                 attempt.ending, attempt.until_s = True, self._clock() + self._source.run.grace
-            self.end()
+            self._end()
             return
         end_at = attempt.request.end_at if attempt.ending else self._soon()
         if not attempt.ending:
             attempt.ending, attempt.until_s = True, self._clock() + self._source.run.grace
-        self.ask(epoch=epoch, stop=True, end_at=end_at)  # also while it ends: the program waits for an answer
+        self._ask(
+            epoch=epoch, stop=True, end_at=end_at
+        )  # also while it ends: the program waits for an answer
 
     def _soon(self) -> int:
         """A step that no process has reached when the request for it arrives."""
-        step_s = self.progress.step_time_s
-        return self.progress.step + 2 + (math.ceil(_MARGIN_S / step_s) if step_s > 0 else 100)
+        step_s = self._progress.step_time_s
+        return self._progress.step + 2 + (math.ceil(_MARGIN_S / step_s) if step_s > 0 else 100)
 
     def _signal(self, grace_s: float, *, store: bool = False) -> None:
-        assert self.attempt is not None
-        for name in self.attempt.left:
-            self.hosts.send(name, cm.End(self.attempt.group.view, grace_s, store))
+        assert self._attempt is not None
+        for name in self._attempt.left:
+            self._hosts.send(name, cm.End(self._attempt.group.view, grace_s, store))
 
     # ---- what hosts say ------------------------------------------------------------------------------------
 
     def _take(self, name: str, message: object) -> None:
-        attempt = self.attempt
+        attempt = self._attempt
         match message:
             case m.Failed():
-                raise error_of(message.kind, message.message, process=name, log=self.hosts.engine.log(name))
-            case cm.HostReady() if name in self.hosts.awaited:
+                raise error_of(message.kind, message.message, process=name, log=self._hosts.engine.log(name))
+            case cm.HostReady() if name in self._hosts.awaited:
                 self._arrived(name, message)
             case cm.Records() if attempt is not None and message.attempt == attempt.group.view:
                 attempt.heard_s = self._clock()
@@ -208,8 +198,8 @@ class CommandRun:
                 self._doubted.add(message.group)
                 self._events.append(Warned(message.message))
             case cm.MemoryUsed():
-                self.hosts.memory_bytes[name] = max(
-                    self.hosts.memory_bytes.get(name, 0), message.memory_bytes
+                self._hosts.memory_bytes[name] = max(
+                    self._hosts.memory_bytes.get(name, 0), message.memory_bytes
                 )
             case cm.Carrying() if attempt is not None and message.attempt == attempt.group.view:
                 attempt.heard_s = now = self._clock()
@@ -217,17 +207,17 @@ class CommandRun:
             case cm.Stored() if attempt is not None and message.attempt == attempt.group.view:
                 self._stored(attempt, name, message)
             case cm.AttemptEnded() if attempt is not None and message.attempt == attempt.group.view:
-                self.hosts.next_port(name, message.port)
+                self._hosts.next_port(name, message.port)
                 self._process_ended(attempt, name, message.status, message.cause)
             case _:
                 pass
 
     def _arrived(self, name: str, arrived: cm.HostReady) -> None:
         """Have a host prepare its machine, if it has one of its own, and note it when that is done."""
-        if self._source.run.setup and self.hosts.set_up(name, self._source.setup_words):
+        if self._source.run.setup and self._hosts.set_up(name, self._source.setup_words):
             return
-        self.hosts.arrive(name, arrived)
-        self._events.append(Started(name, self.hosts.age_s(name)))
+        self._hosts.arrive(name, arrived)
+        self._events.append(Started(name, self._hosts.age_s(name)))
 
     def _stored(self, attempt: Attempt, name: str, message: cm.Stored) -> None:
         """A host has stored its folder, or could not."""
@@ -237,17 +227,17 @@ class CommandRun:
             self._lost(name, f"sent what is no folder: {error}")
             return
         if message.problem:
-            self._events.append(m.CheckpointFailed(self.progress.step, f"{name}: {message.problem}"))
+            self._events.append(m.CheckpointFailed(self._progress.step, f"{name}: {message.problem}"))
             return
         self._place.seen(files)
         if whole := attempt.states.stored(name, message.number, files, self._now, last=message.last):
-            self.held, took_s = whole
-            self.saved = self.held, took_s
+            self._held, took_s = whole
+            self._saved = self._held, took_s
 
     @property
     def _now(self) -> CommandCheckpoint:
         """What a command that tells of no checkpoint is at."""
-        progress = self.progress
+        progress = self._progress
         return CommandCheckpoint(progress.step, progress.epoch, progress.samples)
 
     def _record(self, attempt: Attempt, name: str, record: cm.Record) -> None:
@@ -262,32 +252,32 @@ class CommandRun:
         elif record.kind == "checkpoint":
             attempt.saved = True
             self._told_of_checkpoint(attempt, record)
-        events = self.progress.take(record, self._clock())
+        events = self._progress.take(record, self._clock())
         if record.kind == "epoch" and not events and record.epoch is not None:
-            self.ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
+            self._ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
         self._events += events
-        self._events += self._metric.look(events, self.progress, self.samples_per_epoch)
+        self._events += self._metric.look(events, self._progress, self._samples_per_epoch)
 
     def _told_of_checkpoint(self, attempt: Attempt, record: cm.Record) -> None:
         """Note a checkpoint; it counts once it is stored, if its folder is carried."""
-        took_s, path = self.progress.saved_for_s(record), record.path
+        took_s, path = self._progress.saved_for_s(record), record.path
         if not self._place.storage:
-            self.checkpointed(path, took_s)
+            self._checkpointed(path, took_s)
             return
         first = attempt.group.members[0]
-        folder = self._place.folder_of(first, self.hosts.arrived[first].folder)
+        folder = self._place.folder_of(first, self._hosts.arrived[first].folder)
         path = path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
         attempt.states.told(replace(self._now, path=path), took_s)
 
-    def checkpointed(self, path: str, took_s: float) -> None:
+    def _checkpointed(self, path: str, took_s: float) -> None:
         """Note that the command has saved a checkpoint of its newest step."""
-        self.held = replace(self._now, path=path)
-        self.saved = self.held, took_s
+        self._held = replace(self._now, path=path)
+        self._saved = self._held, took_s
 
     def _describe(self, record: cm.Record) -> None:
         if record.samples_per_epoch:
-            self.samples_per_epoch = self.samples_per_epoch or record.samples_per_epoch
-        if not self.samples_per_epoch:
+            self._samples_per_epoch = self._samples_per_epoch or record.samples_per_epoch
+        if not self._samples_per_epoch:
             raise ConfigurationError(
                 "run.samples: how many training samples has an epoch? Write run: {command: ..., samples: N}, or "
                 "scavenger_report(samples_per_epoch=N) in the program",
@@ -309,9 +299,9 @@ class CommandRun:
             cause = Exit(name, status).cause + (f" after {raised}" if raised else "")
             first = next((one for one, status in attempt.ended.items() if status == 0 and one != name), "")
             if first:  # the cause may be there
-                cause += f", and before it {first} with status 0 (see {self.hosts.engine.log(first)})"
-        if status == 127 and not self.progress.stepped:
-            raise TrainingCodeError(f"run: {name} {cause}; see {self.hosts.engine.log(name)}")
+                cause += f", and before it {first} with status 0 (see {self._hosts.engine.log(first)})"
+        if status == 127 and not self._progress.stepped:
+            raise TrainingCodeError(f"run: {name} {cause}; see {self._hosts.engine.log(name)}")
         self._failed(attempt, name, f"the command of {name} {cause}")
         attempt.killed = cause_of_death(status) is Cause.KILLED
         self._lost(name, f"lost its command, which {cause}", by_code=not attempt.killed)
@@ -322,7 +312,7 @@ class CommandRun:
         others, grace_s = ", ".join(attempt.left), self._source.run.grace
         cause = f"ended with status 0 while {others} went on for {grace_s:g} s (run.grace)"
         self._failed(attempt, name, f"the command of {name} {cause}")
-        log = f"; see {self.hosts.engine.log(name)}" if self.progress.stepped else ""
+        log = f"; see {self._hosts.engine.log(name)}" if self._progress.stepped else ""
         self._lost(name, f"lost its command, which {cause}{log}", by_code=True)
 
     def _failed(self, attempt: Attempt, name: str, cause: str) -> None:
@@ -336,16 +326,16 @@ class CommandRun:
         Args:
             by_code: Whether its command is the cause; None if that is likely, as long as it has done no step.
         """
-        ready = self.progress.stepped
-        self.hosts.expel(name, cause)
+        ready = self._progress.stepped
+        self._hosts.expel(name, cause)
         self._events.append(Lost(name, cause, ready=ready, by_code=not ready if by_code is None else by_code))
 
     def _host_ended(self, name: str, cause: str, *, refused: bool) -> None:
         if refused:
             self._events.append(Refused(name, cause))
             return
-        attempt = self.attempt
-        stepped = self.progress.stepped and name in self.members
+        attempt = self._attempt
+        stepped = self._progress.stepped and name in self._members
         self._events.append(Lost(name, cause, crashed=False, ready=stepped))
         if attempt is not None and name in attempt.left:
             attempt.ended[name] = -9
@@ -356,20 +346,20 @@ class CommandRun:
     # ---- what follows --------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        attempt = self.attempt
-        if (passed_s := self.hosts.in_doubt(self.hosts.ready, now)) is not None:
+        attempt = self._attempt
+        if (passed_s := self._hosts.in_doubt(self._hosts.ready, now)) is not None:
             self._idle_since_s += passed_s
             if attempt is not None:  # nothing is given up, and no time passes
                 attempt.heard_s, attempt.until_s = attempt.heard_s + passed_s, attempt.until_s + passed_s
             return
-        for name in self.hosts.starting:
-            if self.hosts.age_s(name) > self._timeouts.start_s:
-                self.hosts.expel(name, "did not start in time")
+        for name in self._hosts.starting:
+            if self._hosts.age_s(name) > self._timeouts.start_s:
+                self._hosts.expel(name, "did not start in time")
                 self._events.append(
                     Lost(name, f"did not start within {self._timeouts.start_s:g} s", ready=False)
                 )
         if attempt is None:
-            if not self.paused:
+            if not self._paused:
                 self._start_when_ready(now)
         elif not attempt.left:
             self._ended(attempt, now)
@@ -382,27 +372,27 @@ class CommandRun:
         elif now > attempt.until_s:
             self._left_waiting(attempt)
         elif not attempt.ending:
-            if self.paused or self._another_is_wanted(attempt):
-                self.end()
+            if self._paused or self._another_is_wanted(attempt):
+                self._end()
             else:
                 self._watch(attempt, now)
 
     def _another_is_wanted(self, attempt: Attempt) -> bool:
         """Whether the group must be started again: while hosts start, it is not, since more may follow."""
-        target = self.target
-        if target is None or self.hosts.starting:
+        target = self._target
+        if target is None or self._hosts.starting:
             return False
         now, then = target, attempt.target
         same = (now.workers, now.global_batch_size) == (then.workers, then.global_batch_size)
         if same:
             attempt.target = target  # only the learning rate differs, or nothing
-        leaving = set(attempt.group.members) - set(self.hosts.ready)
-        more = len(attempt.group.members) < target.workers <= len(self.hosts.ready)
+        leaving = set(attempt.group.members) - set(self._hosts.ready)
+        more = len(attempt.group.members) < target.workers <= len(self._hosts.ready)
         return not same or bool(leaving) or more
 
     def _watch(self, attempt: Attempt, now: float) -> None:
         limit_s = self._timeouts.start_s
-        if self.progress.stepped:
+        if self._progress.stepped:
             limit_s = max(self._timeouts.step_s, self._timeouts.evaluation_s or _SILENT_S)
         if now - attempt.heard_s > limit_s:
             name = attempt.left[0]
@@ -410,60 +400,60 @@ class CommandRun:
             self._lost(name, f"told nothing of its command for {limit_s:g} s")
 
     def _start_when_ready(self, now: float) -> None:
-        target, ready = self.target, self.hosts.ready
+        target, ready = self._target, self._hosts.ready
         if target is None or not ready:
             self._idle_since_s = now
             return
-        if self.hosts.starting:
+        if self._hosts.starting:
             self._idle_since_s = now
-        missing_s = _NO_MACHINE_S if self.hosts.awaited else _MISSING_S
+        missing_s = _NO_MACHINE_S if self._hosts.awaited else _MISSING_S
         if len(ready) < target.workers and now - self._idle_since_s < missing_s:
             return
-        self.view += 1
+        self._view += 1
         members = ready[: min(target.workers, target.global_batch_size)]
         group = AttemptProcesses(
-            self.view, members, target.global_batch_size, target.lr_scale, target.reason, self._cause
+            self._view, members, target.global_batch_size, target.lr_scale, target.reason, self._cause
         )
-        self.progress.begin(group)
-        begun = (self.held.files if self.held is not None else None) or {}
+        self._progress.begin(group)
+        begun = (self._held.files if self._held is not None else None) or {}
         states = WholeStates(members, begun)
-        self.attempt = Attempt(group, target, now, now, cm.AskProgram(self.view), states)
-        addresses = [self.hosts.address(name) for name in members]
+        self._attempt = Attempt(group, target, now, now, cm.AskProgram(self._view), states)
+        addresses = [self._hosts.address(name) for name in members]
         for rank, name in enumerate(members):
-            arrived = self.hosts.arrived[name]
+            arrived = self._hosts.arrived[name]
             order = self._source.order(
                 group,
                 rank,
                 addresses,
                 self._place.folder_of(name, arrived.folder),
-                self.held,
+                self._held,
                 threads=arrived.threads,
                 storage=self._place.storage,
             )
-            self.hosts.send(name, order)
+            self._hosts.send(name, order)
 
     def _ended(self, attempt: Attempt, now: float) -> None:
         """All processes of the group have ended."""
-        self.attempt, self._cause, self._idle_since_s = None, attempt.cause, now
+        self._attempt, self._cause, self._idle_since_s = None, attempt.cause, now
         if self._place.storage:
             self._left_behind(attempt)
-        elif attempt.ending and not attempt.cause and not attempt.saved and self.progress.stepped:
-            self.quiet_end = attempt
-        if attempt.cause and self.progress.stepped and not self.paused:
-            failure = self._restarts.failed(self.progress.step, attempt.cause, killed=attempt.killed)
+        elif attempt.ending and not attempt.cause and not attempt.saved and self._progress.stepped:
+            self._ended_quietly()
+        if attempt.cause and self._progress.stepped and not self._paused:
+            failure = self._restarts.failed(self._progress.step, attempt.cause, killed=attempt.killed)
             if failure is not None:
                 raise failure
         if attempt.ending or any(attempt.ended.values()):
             return
-        self.paused = True
-        if self.progress.epoch < self._source.epochs:
+        self._paused = True
+        if self._progress.epoch < self._source.epochs:
             self._ended_by_itself(attempt)
 
     def _ended_by_itself(self, attempt: Attempt) -> None:
         """The program has ended with status 0, and not every epoch is over as far as it told."""
-        progress, epochs = self.progress, self._source.epochs
+        progress, epochs = self._progress, self._source.epochs
         told = progress.told_epochs or progress.step == 0
-        missing = 0 if told else progress.missing(epochs, self.samples_per_epoch or 1)
+        missing = 0 if told else progress.missing(epochs, self._samples_per_epoch or 1)
         if progress.done and progress.step > 0:
             found = progress.stop()
         elif told or missing:
@@ -471,7 +461,7 @@ class CommandRun:
             where = f"in epoch {progress.epoch + 1} of {epochs}" if told else short
             raise TrainingCodeError(
                 f"run: the command has ended by itself with status 0 {where}, before the goal was reached; see "
-                f"{self.hosts.engine.log(next(iter(attempt.ended)))}, since a shell hides the failure of all but the "
+                f"{self._hosts.engine.log(next(iter(attempt.ended)))}, since a shell hides the failure of all but the "
                 "last program of a pipe. Give it {epochs}, and have it go on from {checkpoint_dir}; a program that "
                 "decides by itself when to end tells of it by report.epoch(..., done=True), or by a line with "
                 "the group done of run.log"
@@ -479,11 +469,11 @@ class CommandRun:
         else:
             found = progress.end(epochs - 1)
         self._events += found
-        self._events += self._metric.look(found, progress, self.samples_per_epoch)
+        self._events += self._metric.look(found, progress, self._samples_per_epoch)
 
     def _left_behind(self, attempt: Attempt) -> None:
         """What the processes of a carried folder have left there is a checkpoint, if none of them failed."""
-        held = (self.held.files if self.held is not None else None) or {}
-        left = None if attempt.cause or not self.progress.stepped else attempt.states.ended(self._now, held)
+        held = (self._held.files if self._held is not None else None) or {}
+        left = None if attempt.cause or not self._progress.stepped else attempt.states.ended(self._now, held)
         if left is not None:
-            self.held, self.saved = left, (left, 0.0)
+            self._held, self._saved = left, (left, 0.0)
