@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header, Request
-from starlette.responses import Response
 
 from scavenger.domain.access import KeyedRequest
 from scavenger.server.access import Changer
-from scavenger.server.context import Context, ContextOf, answer
 
 IdempotencyKey = Annotated[
     str | None,
@@ -25,43 +21,16 @@ IdempotencyKey = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Carries out the change of a request.
-
-    Attributes:
-        request: None if the request has no key, and is carried out each time.
-    """
-
-    context: Context
-    request: KeyedRequest | None
-
-    def answer(self, change: Callable[[], dict[str, Any]], status: int = 202) -> Response:
-        """Carry out a change, and answer with the document that it returns.
-
-        Args:
-            change: Calls methods of the store; all of it is one transaction.
-            status: Of the answer.
-
-        Raises:
-            ScavengerError: That of the change.
-        """
-        store, writer, request = self.context.store, self.context.writer, self.request
-        if request is None:
-            return answer(writer.call(change), status)
-        return answer(writer.call(lambda: store.once(request, change)), status)
-
-
-async def _once(
-    request: Request, context: ContextOf, caller: Changer, idempotency_key: IdempotencyKey = None
-) -> Once:
+async def _keyed(
+    request: Request, caller: Changer, idempotency_key: IdempotencyKey = None
+) -> KeyedRequest | None:
     if idempotency_key is None:
-        return Once(context, None)
+        return None
     url = request.url
     named = "\n".join((request.method, url.path, url.query))
     asked = named.encode() + b"\n" + await request.body()
-    digest = hashlib.sha256(asked).hexdigest()
-    return Once(context, KeyedRequest(caller.user.name, idempotency_key, digest))
+    return KeyedRequest(caller.user.name, idempotency_key, hashlib.sha256(asked).hexdigest())
 
 
-OnceOf = Annotated[Once, Depends(_once)]
+KeyedOf = Annotated[KeyedRequest | None, Depends(_keyed)]
+"""The request under its key; None if it has none, and is carried out each time."""

@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from scavenger.api.calls import Call
 from scavenger.api.values import document
-from scavenger.domain.access import Caller
+from scavenger.domain.access import Caller, KeyedRequest
 from scavenger.server.access import Admin, CallerOf, Changer, Overseer
 from scavenger.server.context import Context, ContextOf, answer
-from scavenger.server.repeating import IdempotencyKey, Once, OnceOf
+from scavenger.server.repeating import IdempotencyKey, KeyedOf
 
 _ROLES: dict[str, Any] = {"anyone": CallerOf, "changer": Changer, "overseer": Overseer, "admin": Admin}
 
@@ -52,7 +52,7 @@ def _endpoint(call: Call[..., Any]) -> Any:
     def endpoint(
         context: Context,
         caller: Caller,
-        once: Once | None = None,
+        keyed: KeyedRequest | None = None,
         idempotency_key: str | None = None,
         **given: Any,
     ) -> Response:
@@ -64,9 +64,10 @@ def _endpoint(call: Call[..., Any]) -> Any:
         def answered() -> dict[str, Any]:
             return document(call.function(at, **given))
 
-        if once is not None:
-            return once.answer(answered, call.route.status)
-        made = context.writer.call(answered) if call.route.writes in ("store", "access") else answered()
+        if keyed is not None:
+            made = context.writer.call(lambda: context.store.once(keyed, answered))
+        else:
+            made = answered() if call.route.writes in ("", "keyed") else context.writer.call(answered)
         if call.route.writes == "access":
             context.callers.forget()
         return answer(made, call.route.status)
@@ -75,7 +76,7 @@ def _endpoint(call: Call[..., Any]) -> Any:
     own = [Parameter("context", kind, annotation=ContextOf)]
     own.append(Parameter("caller", kind, annotation=_ROLES[call.route.role]))
     if call.route.writes == "once":
-        own.append(Parameter("once", kind, annotation=OnceOf))
+        own.append(Parameter("keyed", kind, annotation=KeyedOf))
     elif call.route.writes == "keyed":
         own.append(Parameter("idempotency_key", kind, annotation=IdempotencyKey, default=None))
     asked = dict(call.parameters)
