@@ -46,7 +46,7 @@ def made(make_job: MakeJob, kind: str, vms: int) -> CloudJob:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("vms", "cut_s"), [(1, 25.0), (1, 230.0), (2, 150.0)])
+@pytest.mark.parametrize(("vms", "cut_s"), [(1, 5.0), (1, 25.0), (1, 230.0), (2, 150.0), (3, 60.0)])
 @pytest.mark.parametrize("cloud", ["aws"], indirect=True)
 def test_a_network_that_is_cut_for_less_than_four_minutes_costs_no_worker_no_vm_and_no_step(
     cloud: Rented, make_job: MakeJob, kind: str, vms: int, cut_s: float

@@ -113,13 +113,13 @@ waiting = st.builds(
 
 
 @given(st.lists(waiting, max_size=6, unique_by=lambda vm: vm.id))
-def test_vms_that_wait_end_for_silence_only_while_most_are_heard_or_after_more_than_four_minutes(
+def test_vms_that_wait_end_for_silence_only_while_one_is_heard_or_after_more_than_four_minutes(
     kept: list[KeptVm],
 ) -> None:
     ended, heard = to_end(kept, 600.0), [vm for vm in kept if vm.silent_s < 3.0]
 
     for vm in kept:
-        if vm.silent_s >= 255.0 or (vm.silent_s >= SILENT_S and 2 * len(heard) >= len(kept)):
+        if vm.silent_s >= 255.0 or (vm.silent_s >= SILENT_S and heard):
             assert ended[vm.id] == "it fell silent"
         else:
             assert vm.id not in ended

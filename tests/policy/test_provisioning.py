@@ -325,7 +325,7 @@ class TestEnding:
         (drain,) = only(scene.look(after_s=5), Drain)
         assert drain.ending == "never_joined"
 
-    def test_one_that_falls_silent_is_ended_but_where_most_do_it_is_not_their_fault(self) -> None:
+    def test_one_that_falls_silent_is_ended_but_where_all_do_it_is_not_their_fault(self) -> None:
         scene = Scene(intent("t0", acks=1), intent("t1", acks=1, slot=1))
         scene.look()
         actions = scene.look(after_s=CONFIG.vm.silence_s)

@@ -1,4 +1,4 @@
-"""A VM that falls silent is lost; most of them at once are a network of ours that has broken."""
+"""A VM that falls silent is lost while another is heard; all of them at once are a network of ours that has broken."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ def test_one_vm_that_falls_silent_is_lost_in_time_and_the_network_is_not_to_blam
     assert vms.network == SOUND
 
 
+@pytest.mark.parametrize("names", ["abc", "abcdefgh"])
+def test_all_but_one_that_fall_silent_are_lost_in_time_since_that_one_is_heard(names: str) -> None:
+    vms = Vms(*names)
+    vms.pass_time(20.0, cut=names[1:])
+
+    assert vms.lost == dict.fromkeys(names[1:], LIMITS.lost_s)
+    assert vms.network == SOUND
+
+
 def test_a_vm_that_does_not_come_back_when_the_others_do_is_lost_then() -> None:
     vms = Vms("a", "b", "c")
     vms.pass_time(60.0, cut="abc")
@@ -83,29 +92,28 @@ def test_the_only_vm_is_awaited_as_long_as_all_of_several() -> None:
 
 
 @given(silences, networks)
-def test_what_is_heard_is_never_lost_and_less_than_all_of_a_few_is_no_network(
+def test_what_is_heard_is_never_lost_and_vouches_for_the_network(
     silent_s: dict[str, float], network: Network
 ) -> None:
     after, lost = judge_silence(network, silent_s, LIMITS, 300.0)
     heard = {name for name, seconds in silent_s.items() if seconds < LIMITS.doubt_s}
 
     assert not heard & lost
-    assert not (after.is_broken and 2 * len(heard) >= len(silent_s)), "half of them vouch for the network"
-    if len(silent_s) == 1 and not heard:
+    assert not (after.is_broken and heard), "one of them vouches for the network"
+    if silent_s and not heard:
         assert after.is_broken
         assert lost == {name for name in silent_s if silent_s[name] >= LIMITS.keep_s}
 
 
 @given(silences, networks)
-def test_nothing_is_lost_that_was_heard_lately_nor_most_while_they_may_live(
+def test_nothing_is_lost_that_was_heard_lately_nor_anything_while_nothing_is_heard_that_may_live(
     silent_s: dict[str, float], network: Network
 ) -> None:
     _, lost = judge_silence(network, silent_s, LIMITS, 300.0)
 
     assert all(silent_s[name] >= LIMITS.lost_s for name in lost)
     kept_too_long = {name for name in lost if silent_s[name] >= LIMITS.keep_s}
-    others = lost - kept_too_long
-    assert 2 * len(others) <= len(silent_s)
+    assert lost == kept_too_long or any(seconds < LIMITS.doubt_s for seconds in silent_s.values())
     assert {name for name, seconds in silent_s.items() if seconds >= LIMITS.keep_s} <= lost
 
 

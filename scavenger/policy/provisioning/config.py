@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from scavenger.policy.provisioning.silence import SilenceLimits
+
 LIST_PAGE, LIST_CALLS = 500, 3
 """VMs that one call of a listing shows at least, and the most calls that a listing in each look may take."""
 LIST_THROTTLED_S, THROTTLED_FOR_S = 15.0, 600.0
@@ -117,16 +119,16 @@ class VmLimits:
 
     Attributes:
         register_s: Time within which a VM has to join, else it is ended.
-        silence_s: Time without a message after which a VM counts as lost. Longer than processes on VMs are waited for
-            while the network of the leader is broken (`SilenceLimits.keep_s`), with the time between two records of
-            what was heard: otherwise one VM after the other passes it alone, and is ended while its processes train.
+        silence_s: Time without a record of a message after which a VM counts as lost: as long as processes on VMs are
+            waited for while the leader hears none of them, with the time between two records of what was heard.
+            Otherwise one VM after the other passes it alone, and is ended while its processes train.
         pulse_s: Time without a sign of the process that runs a job after which its VMs are not renewed.
         life_s: Time after its launch or last renewal at which a VM ends itself.
         quarantine_s: How long a VM of this installation that the store does not know is only reported.
     """
 
     register_s: float = 600.0
-    silence_s: float = 270.0
+    silence_s: float = SilenceLimits().keep_s + 15.0
     pulse_s: float = 120.0
     life_s: float = 900.0
     quarantine_s: float = 900.0

@@ -60,7 +60,7 @@ from scavenger.policy.provisioning.actions import (
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
-from scavenger.policy.provisioning.silence import are_most
+from scavenger.policy.provisioning.silence import is_none_heard
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.policy.provisioning.zones import near_first
 
@@ -150,7 +150,7 @@ class Decider:
         }
         self._accounts = {job_id: Account(situation, job_id, config) for job_id in self._specs}
         self._broke = {key for key, one in self._specs.items() if self._accounts[key].is_over(one)}
-        self._many_silent = self._is_silence_ours()
+        self._none_heard = self._is_silence_ours()
 
     def actions(self) -> tuple[Action, ...]:
         """All actions that are due, within the limits of one look."""
@@ -242,7 +242,7 @@ class Decider:
         waited_s = min(waited_s, spec.register_s)
         if not intent.acks and self._memory.age_s("intent", intent.id) >= waited_s:
             return "never_joined", f"it was up for {waited_s:g} s and did not join"
-        if intent.acks and not self._many_silent and self._is_silent(intent):
+        if intent.acks and not self._none_heard and self._is_silent(intent):
             return "silent", f"nothing was heard of it for {self._config.vm.silence_s:g} s"
         return None
 
@@ -250,13 +250,13 @@ class Decider:
         return self._memory.age_s("acks", intent.id) >= self._config.vm.silence_s
 
     def _is_silence_ours(self) -> bool:
-        """Whether most VMs are silent at once, so that the fault is probably in Scavenger's own network.
+        """Whether all VMs are silent at once, so that the fault is probably in Scavenger's own network.
 
         Not of a VM that is alone: what ran there has ended itself by now (`VmLimits.silence_s`).
         """
         joined = [intent for intent in self._situation.intents if intent.state == "UP" and intent.acks]
         silent = [intent.id for intent in joined if self._is_silent(intent)]
-        return len(joined) > 1 and are_most(silent, [intent.id for intent in joined])
+        return len(joined) > 1 and is_none_heard(silent, joined)
 
     def _is_driven(self, job_id: str) -> bool:
         return self._memory.age_s("pulse", job_id) < self._config.vm.pulse_s
@@ -445,11 +445,11 @@ class Decider:
             yield Alarm(
                 "blind", self._owner, "the cloud does not list its VMs: what runs there cannot be seen"
             )
-        if self._many_silent:
+        if self._none_heard:
             yield Alarm(
                 "silence",
                 self._owner,
-                "most VMs fell silent at once; those that cannot be reached end themselves",
+                "all VMs fell silent at once; those that cannot be reached end themselves",
             )
 
     def _has_living(self, job_id: str) -> bool:

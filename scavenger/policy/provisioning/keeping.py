@@ -8,8 +8,8 @@ seen of a VM that waits                             what becomes of it
 a slot that it suits is vacant                      it fills the slot, aggregators' slots first; while it is
                                                     on its way from another trial, the slot waits for it
 the cloud takes it back                             it ends
-it fell silent, and not most of them                it ends
-most fell silent, as by the network of this side    they end once they would have ended themselves
+it fell silent, and another one is heard            it ends
+all fell silent, as by the network of this side     they end once they would have ended themselves
 it did not come within `ARRIVE_S`                   it ends
 it has waited for `idle_s`                          it ends
 a trial begins, alone, that it does not suit        it ends
@@ -25,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scavenger.policy.provisioning.silence import SilenceLimits, are_most
+from scavenger.policy.provisioning.silence import SilenceLimits, is_none_heard
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
 ARRIVE_S = 30.0
 """Time within which a VM has to have joined what keeps it; it takes a second."""
 SILENT_S = 45.0
-"""Silence after which a VM that waits has failed, unless most of them are silent."""
+"""Silence after which a VM that waits has failed, unless all of them are silent."""
 _SILENCE = SilenceLimits()
 LASTS_S = 86_400.0
 """A VM lasts long enough for a trial without a deadline if the cloud lets it live for so long yet."""
@@ -147,7 +147,7 @@ def to_end(kept: Iterable[KeptVm], idle_s: float) -> dict[str, str]:
     vms, found = tuple(kept), dict[str, str]()
     joined = {vm.id: vm.silent_s for vm in vms if vm.joined and not vm.is_ending}
     doubtful = [id for id, seconds in joined.items() if seconds >= _SILENCE.doubt_s]
-    silent_s = _SILENCE.keep_s if are_most(doubtful, joined) else SILENT_S
+    silent_s = _SILENCE.keep_s if is_none_heard(doubtful, joined) else SILENT_S
     for vm in vms:
         if vm.is_ending:
             found[vm.id] = "the cloud takes it back"

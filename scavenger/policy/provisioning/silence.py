@@ -1,19 +1,19 @@
 """Whether silent VMs have failed, or the coordinator's own network has: silences in, a verdict out.
 
-One VM among several that falls silent has failed. Where most fall silent within moments, it is likelier this side that
-hears nothing, and what runs on them goes on without it; so does what runs on the only VM, for which no other one
-vouches. So a broken network is distinguished from failed VMs, and nothing is given up for it. That a VM has ended is
-the cloud's to say:
+While the leader hears a single VM, its own network works, and VMs that are silent have failed, however many they are.
+Where it hears none of them, be that one or a hundred, it is likelier this side that hears nothing, and what runs on
+them goes on without it. So a broken network is distinguished from failed VMs, and nothing is given up for it. That a VM
+has ended is the cloud's to say:
 
 ============================================  ======================  ==========================================
 network, as of the last look                  seen                    verdict
 ============================================  ======================  ==========================================
-sound                                         most silent `doubt_s`   broken from now on
-sound                                         a few silent `lost_s`   those are lost
-broken                                        most still silent       nothing is lost
-broken                                        most are heard          mending from now on
-mending                                       most silent `doubt_s`   broken, since it broke first
-mending for less than `mend_s`                a few still silent      nothing is lost: connections come back one by one
+sound                                         all silent `doubt_s`    broken from now on
+sound                                         some silent `lost_s`    those are lost
+broken                                        all still silent        nothing is lost
+broken                                        one is heard            mending from now on
+mending                                       all silent `doubt_s`    broken, since it broke first
+mending for less than `mend_s`                some still silent       nothing is lost: connections come back one by one
 mending for `mend_s`, or all are heard        -                       sound
 any                                           silent `keep_s`         lost: what ran there has ended itself by then
 ============================================  ======================  ==========================================
@@ -30,10 +30,10 @@ class SilenceLimits:
     """Limits on the silence of VMs.
 
     Attributes:
-        doubt_s: Silence of most VMs after which the network is in doubt.
+        doubt_s: Silence of all VMs after which the network is in doubt.
         lost_s: Silence after which a VM is lost while the network is sound.
         keep_s: Silence after which a VM is lost whatever the network does.
-        mend_s: How long the VMs that are still silent may take, once most are heard again.
+        mend_s: How long the VMs that are still silent may take, once one is heard again.
     """
 
     doubt_s: float = 3.0
@@ -51,8 +51,8 @@ class Network:
     """State of the local network, inferred from the silence of VMs.
 
     Attributes:
-        broken_since_s: When most VMs were last heard, monotonic; None while it is sound.
-        mending_since_s: When most VMs were heard again; None unless it is mending.
+        broken_since_s: When a VM was last heard, monotonic; None while it is sound.
+        mending_since_s: When a VM was heard again; None unless it is mending.
     """
 
     broken_since_s: float | None = None
@@ -65,16 +65,16 @@ class Network:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the network is broken, since most VMs are silent."""
+        """Whether the network is broken, since all VMs are silent."""
         return not self.is_sound and self.mending_since_s is None
 
 
 SOUND = Network()
 
 
-def are_most(silent: Collection[str], all_vms: Collection[str]) -> bool:
-    """Whether so many VMs are silent that the local network may be the cause; also if there is only one VM."""
-    return 2 * len(silent) > len(all_vms)
+def is_none_heard(silent: Collection[str], vms: Collection[str]) -> bool:
+    """Whether all VMs are silent, so that the local network may be the cause; also if there is only one VM."""
+    return bool(vms) and len(silent) == len(vms)
 
 
 def judge_silence(
@@ -92,7 +92,7 @@ def judge_silence(
     """
     doubtful = {vm for vm, seconds in silent_s.items() if seconds >= limits.doubt_s}
     kept_too_long = frozenset(vm for vm, seconds in silent_s.items() if seconds >= limits.keep_s)
-    if are_most(doubtful, silent_s):
+    if is_none_heard(doubtful, silent_s):
         since_s = network.broken_since_s
         if since_s is None:
             since_s = now_s - min(silent_s[vm] for vm in doubtful)

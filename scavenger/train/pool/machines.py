@@ -24,7 +24,7 @@ from scavenger.train.pool.placement import Node
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 LOST_S = 45.0
-"""Silence of a machine after which its node is given up, unless most are silent."""
+"""Silence of a machine after which its node is given up, unless all are silent."""
 _PINNED_MAX = 64
 """Tenants of a machine that are in no plan: each sequences the steps of one job, and needs next to nothing."""
 _MEMORY_PART = 0.9

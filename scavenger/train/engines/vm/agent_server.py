@@ -156,12 +156,12 @@ class AgentServer:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether most VMs are silent, or were until recently, so that the network is the likely cause."""
+        """Whether all VMs are silent, or were until recently, so that the network is the likely cause."""
         return self._silence.in_doubt
 
     @property
     def unheard(self) -> bool:
-        """Whether most VMs with processes are silent, too briefly to tell whether the network is broken."""
+        """Whether all VMs with processes are silent, too briefly to tell whether the network is broken."""
         return self._silence.unheard
 
     # ---- for the fleet -------------------------------------------------------------------------------------

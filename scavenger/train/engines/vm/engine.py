@@ -325,7 +325,7 @@ class HostEngine(RemoteProcesses[_Process]):
 
     @property
     def in_doubt(self) -> bool:
-        """See `Engine.in_doubt`: most VMs are silent, or were until recently."""
+        """See `Engine.in_doubt`: all VMs are silent, or were until recently."""
         return self.agents.in_doubt or self.agents.unheard
 
     @property

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, are_most, judge_silence
+from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, is_none_heard, judge_silence
 from scavenger.train.engines.vm.values import LEADER_SILENT_S, AgentSession
 
 LOST_S = 15.0
-"""Silence after which the processes of a VM count as lost, unless most VMs are silent."""
+"""Silence after which the processes of a VM count as lost, unless all VMs are silent."""
 LATELY_S = 3.0
 """Silence after which a VM gets no new process and `renew` does not wait for it; agents send four times a second."""
 UNHEARD_S = 0.75
-"""Silence of most agents from which on that of processes proves nothing. Agents send four times a second, and a process
+"""Silence of all agents from which on that of processes proves nothing. Agents send four times a second, and a process
 may be silent for twice as long as this while others wait for it. What TCP has lost as the link broke comes up to 0.8 s
 after the link is back, so breaks of less than a second count, too."""
 KEEP_S = LEADER_SILENT_S + LOST_S
@@ -30,7 +30,7 @@ class SilenceWatch:
 
     Attributes:
         limits: How long VMs may be silent.
-        unheard: Whether most VMs with processes are silent, too briefly to tell whether the network is broken.
+        unheard: Whether all VMs with processes are silent, too briefly to tell whether the network is broken.
     """
 
     def __init__(self, lost_s: float, now: float) -> None:
@@ -41,7 +41,7 @@ class SilenceWatch:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether most VMs are silent, or were until recently, so that the network is the likely cause."""
+        """Whether all VMs are silent, or were until recently, so that the network is the likely cause."""
         return not self._network.is_sound
 
     def started(self, now: float) -> None:
@@ -72,7 +72,7 @@ class SilenceWatch:
                 # others have no process, and may have been returned to the cloud
                 silent_s[session.spec.intent] = seconds
         used = {session.spec.intent for session in sessions if session.launches} & silent_s.keys()
-        self.unheard = are_most({vm for vm in used if silent_s[vm] >= UNHEARD_S}, used)
+        self.unheard = is_none_heard({vm for vm in used if silent_s[vm] >= UNHEARD_S}, used)
         before = self._network
         self._network, judged = judge_silence(before, silent_s, self.limits, now)
         alarm = ""
