@@ -38,11 +38,14 @@ class Provider(Protocol):
     Attributes:
         name: `gcp`, `aws`, `local`, ...
         visibility_s: How long a new VM may be missing from `list_owned`.
+        remembers_s: For how long from its launch on `list_owned` shows a VM that was launched, ended or not, once
+            `visibility_s` is over; so one that it does not show then never was. 0: it may show none that has ended.
     """
 
     name: str
     region: str
     visibility_s: float
+    remembers_s: float
 
     def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """Zones where this VM type is available, in the order to try.

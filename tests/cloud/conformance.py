@@ -455,6 +455,15 @@ class ProviderConformance:
 
         assert {seen.instance_id for seen in world.provider.list_owned(OWNER)} == ids
 
+    def test_a_list_shows_vms_that_have_ended_for_as_long_as_the_provider_says(self, world: World) -> None:
+        launched = world.provider.launch(make_request(world))
+        world.advance(LONG_S)
+        world.provider.terminate(launched.instance_id, launched.zone)
+        world.advance(world.provider.remembers_s)
+
+        listed = {seen.instance_id: seen.state for seen in world.provider.list_owned(OWNER)}
+        assert world.provider.remembers_s == 0.0 or listed == {launched.instance_id: "gone"}
+
     def test_a_list_longer_than_a_page_is_whole_and_shows_no_foreign_vm(self, world: World) -> None:
         zones = world.provider.zones(world.vm)
         foreign = world.add_foreign(zones[0])

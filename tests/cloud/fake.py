@@ -82,6 +82,7 @@ class FakeProvider:
     name: str = "fake"
     region: str = "fake-1"
     visibility_s: float = 30.0
+    remembers_s: float = 0.0
     types: tuple[str, ...] = ("small", "large")
     places: tuple[str, ...] = ("fake-1a", "fake-1b")
     boot_s: float = 20.0

@@ -24,7 +24,7 @@ from sqlalchemy import text
 
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.domain.intent import VmSlot
-from scavenger.errors import CloudUnavailableError, ConfigurationError, StoreBusyError
+from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, StoreBusyError
 from scavenger.store import Store
 from scavenger.store.births import Birth
 
@@ -202,7 +202,26 @@ def test_a_quota_is_named_and_not_run_against_again(bench: Bench) -> None:
     assert "quota VMS in fake-1 is used up" in next(
         one.message for one in bench.alarms if one.kind == "quota"
     )
-    assert bench.kinds().count("no_placement") == 1
+    assert bench.kinds().count("no_quota") == 1
+
+
+@pytest.mark.parametrize("bills", ["never", "at most"])
+def test_what_a_launch_without_an_answer_costs_is_nothing_once_the_cloud_says_so(
+    bench: Bench, bills: str
+) -> None:
+    bench.want(slots=(VmSlot(0),), options=bench.spec.options[:1])
+    nobody = [Fault(NO_ANSWER)] * 200
+    quota = Fault(QuotaError("no more", quota="CPUS", region="fake-1"))
+    bench.cloud.script("launch", *([nobody[0], quota] if bills == "never" else nobody))
+    bench.pass_(60)
+    (intent,) = bench.store.intents(bench.job_id)
+    if bills == "never":
+        assert (intent.state, intent.ending, intent.charges.spent_usd) == ("GONE", "quota", 0.0)
+        assert "no_quota" in bench.kinds()
+        assert "quota CPUS in fake-1 is used up" in intent.reason
+    else:
+        assert intent.state == "PLAN"
+        assert intent.charges.spent_usd > 0.0, "it counts with the budget until it is known"
 
 
 def test_throttling_slows_everything_and_breaks_nothing(bench: Bench) -> None:

@@ -95,10 +95,35 @@ def test_a_vm_that_has_ended_costs_what_the_clouds_times_make_of_the_price_that_
 
 
 def test_a_vm_that_runs_is_billed_up_to_now_by_the_clouds_launch() -> None:
-    running = intent(state="UP", ended_at=None, billed_s=10.0, spent_usd=0.0001, ending="")
+    heard = {"last_ack_at": START + 2 * HOUR, "acks": 9}
+    running = intent(state="UP", ended_at=None, billed_s=10.0, spent_usd=0.0001, ending="", **heard)
     (vm,) = paid_for([running], at=START + 2 * HOUR).vms
 
     assert (vm.billed_s, vm.usd, vm.basis, vm.ended) == (7200.0, 0.07, "cloud", False)
+
+
+def test_a_vm_whose_end_the_cloud_does_not_show_is_billed_until_it_has_ended_itself_and_labelled() -> None:
+    silent = intent(state="DELETING", ended_at=None, billed_s=600.0, spent_usd=0.006, last_ack_at=START + HOUR)
+    early, late = (paid_for([silent], at=START + hours * HOUR) for hours in (1, 9))
+
+    assert early.vms[0].basis == "cloud"
+    assert (late.vms[0].basis, late.vms[0].ended) == ("bound", False)
+    assert 3600.0 < late.vms[0].billed_s < 3600.0 + 1000.0
+    assert late == paid_for([silent], at=START + 20 * HOUR), "it does not grow for ever"
+    (words,) = (words for words in late.not_counted if words.startswith("i-1"))
+    assert f"at most ${late.vms[0].usd:.4f}" in words
+    listed = replace(silent, charges=replace(silent.charges, billed_s=7200.0, spent_usd=0.07))
+    assert paid_for([listed], at=START + 9 * HOUR).vms[0].usd == 0.07, "it was listed all the while"
+    leader = intent(1_000_000, state="UP", ended_at=None, spot=False)
+    assert paid_for([leader], at=NOW).vms[0].basis == "cloud", "nobody hears of it"
+
+
+def test_a_launch_that_nobody_answered_is_unknown_with_the_most_that_it_may_have_cost() -> None:
+    open_ = intent(3, instance_id="", launched_at=None, ended_at=None, state="GONE", spent_usd=0.001)
+    paid = paid_for([open_], at=NOW)
+
+    assert paid.vms[0].basis == "bound"
+    assert any("whether it became a VM is not known; at most $0.0010" in words for words in paid.not_counted)
 
 
 def test_where_the_cloud_tells_no_times_what_was_counted_stands_and_is_named() -> None:

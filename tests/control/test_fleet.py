@@ -394,6 +394,17 @@ def test_a_job_that_gets_no_vm_says_why(scene: Scene, deny: bool, error: type[Ex
     assert scene.alive() == []
 
 
+def test_a_quota_that_answers_the_repeat_of_a_launch_is_named_and_ends_the_job_at_once(scene: Scene) -> None:
+    quota = Fault(QuotaError("no more", quota="VCPUS", region="fake-1"))
+    scene.cloud.script("launch", Fault(CloudUnavailableError("no answer")), *[quota] * 9)
+    scene.fleet(scene.job())
+    scene.launch("w0")
+    with pytest.raises(QuotaError, match="quota VCPUS in fake-1 is used up"):
+        scene.until(lambda: False)
+    scene.close()
+    assert [(one.state, one.charges.spent_usd) for one in scene.store.intents()] == [("GONE", 0.0)]
+
+
 def test_what_is_sold_out_is_waited_for(scene: Scene) -> None:
     for zone in scene.cloud.places:
         scene.cloud.stock_out(zone)

@@ -257,7 +257,7 @@ class TestShortage:
     def test_what_may_pass_is_waited_for(self, kind: str) -> None:
         assert self.read(kind, works=False) is None
 
-    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_placement", "loop"])
+    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_quota", "no_placement", "loop"])
     def test_with_no_worker_and_no_vm_to_come_the_job_ends(self, kind: str) -> None:
         assert self.read(kind, works=False) == Shortage(kind, "so it is")
 

@@ -34,7 +34,7 @@ from scavenger.policy.provisioning.actions import (
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, VmLimits
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
-from scavenger.policy.provisioning.money import charges
+from scavenger.policy.provisioning.money import HEARD_LATE_S, charges
 from scavenger.train.engines.vm.silence_watch import KEEP_S
 
 OWNER = "me"
@@ -226,6 +226,14 @@ class TestCreating:
         # the aggregators' zone has none: where the other worker is, and no dearer kind near them
         assert [one.intent.option for one in only(scene.look(), Create)] == [spots[2], spots[2]]
 
+    def test_what_is_wanted_in_vain_is_told_while_launches_without_an_answer_take_all_room(self) -> None:
+        unknown = [intent(f"t{slot}", "DELETING", slot=slot, instance_id="") for slot in (0, 1)]
+        scene = Scene(*unknown, fleets=(replace(WANTED, vms_max=2),))
+        for option in (A, B):
+            scene.memory.barred["quota", option.vm, option.spot] = "quota CPUS in r is used up"
+        assert not only(scene.look(), Create)
+        assert [one.kind for one in only(scene.look(), Alarm) if one.about == "job"] == ["no_quota"]
+
     def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
         both = (A, replace(A, zone="b"))
         scene = Scene(fleets=(replace(WANTED, options=both),))
@@ -305,6 +313,18 @@ class TestEvidence:
         assert scene.look([], after_s=CONFIG.settle_s - 5) == ()
         assert kinds(scene.look([], after_s=5)) == ["MarkGone"]
         assert kinds(scene.look([vm()])) == ["Adopt"]
+
+    @pytest.mark.parametrize(
+        ("remembers_s", "billed_s", "never"), [(600.0, 200.0, True), (600.0, 700.0, False), (0.0, 200.0, False)]
+    )
+    def test_a_launch_that_listings_would_have_shown_since_is_never_paid_for(
+        self, remembers_s: float, billed_s: float, never: bool
+    ) -> None:
+        deleting = intent(state="DELETING", instance_id="", billed_s=billed_s)
+        scene = Scene(deleting, config=replace(CONFIG, remembers_s=remembers_s), fleets=())
+        scene.look([])
+        (gone,) = only(scene.look([], after_s=CONFIG.settle_s), MarkGone)
+        assert gone.never is never
 
     def test_a_plan_that_was_never_asked_for_is_gone_at_once(self) -> None:
         plan = intent(state="PLAN", asked=False)
@@ -538,3 +558,19 @@ def test_limits_that_contradict_each_other_are_refused(wrong: Callable[[], objec
 def test_fleet_specs_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"slot|placement|wanted|budget|runs"):
         changed(WANTED, **wrong)
+
+
+def test_a_vm_that_is_neither_listed_nor_heard_is_charged_until_it_has_ended_itself() -> None:
+    scene = Scene(intent(acks=1))
+    scene.look([vm()])
+    life_s = CONFIG.vm.life_s
+
+    def charged() -> bool:
+        return bool(charges(scene.situation, scene.memory, scene.now_s, AT, life_s))
+
+    scene.look(after_s=life_s)
+    assert charged()
+    scene.look(after_s=2 * HEARD_LATE_S)
+    assert not charged()
+    scene.look([vm()])
+    assert charged(), "it is listed: its timer has failed"

@@ -35,6 +35,7 @@ CHAOS_S = 400.0
 CALM_S = 900.0
 CONFIG = ProvisioningConfig(
     visibility_s=20.0,
+    remembers_s=150.0,  # of the 400 s less what two services' clocks may differ by
     lease_s=45.0,
     look=LookLimits(interval_s=10.0, actions_s=40.0, list_interval_s=20.0, vm_interval_s=20.0, call_s=15.0),
     vm=VmLimits(register_s=90.0, silence_s=60.0, life_s=240.0, quarantine_s=80.0),
@@ -421,6 +422,10 @@ class World:
         tick = self.vms_max * PRICE * CONFIG.look.interval_s / 3600
         if self.spent_usd() > max(1.01 * self.spec.budget_usd, self.spec.budget_usd + tick):
             raise ViolationError(f"spent {self.spent_usd():.4f} of {self.spec.budget_usd:.4f}")
+        for vm in self.cloud.vms.values():
+            intent = self._intent(vm.request.tags.token)
+            if intent is not None and not (vm.stray or intent.charges.billed_s):
+                raise ViolationError(f"{vm.id} was there, and its intent says that it never was")
         if gone := [one for one in self.cloud.foreign if self.cloud.vms[one].ended_s <= self.now]:
             raise ViolationError(f"{gone} was not ours")
 

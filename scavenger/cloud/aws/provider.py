@@ -83,6 +83,8 @@ class AwsProvider:
     name = "aws"
     visibility_s = 300.0
     """EC2 sets no bound; its guide on eventual consistency tells to retry for up to five minutes."""
+    remembers_s = 900.0
+    """Ended VMs stay listed for about an hour; their tags, by which they are listed, may go sooner."""
 
     def __init__(
         self,

@@ -86,6 +86,7 @@ class GcpProvider:
 
     name = "gcp"
     visibility_s = VISIBILITY_S
+    remembers_s = 0.0  # a VM that was deleted is not listed any more
 
     def __init__(
         self,

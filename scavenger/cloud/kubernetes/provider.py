@@ -98,6 +98,7 @@ class KubernetesProvider:
     """
 
     name = "kubernetes"
+    remembers_s = 0.0
     visibility_s = 0.0  # lists are read from the cluster's store, not from a copy of it
 
     def __init__(

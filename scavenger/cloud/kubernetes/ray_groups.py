@@ -92,6 +92,7 @@ class RayGroupProvider:
 
     name = "kuberay"
     visibility_s = 0.0
+    remembers_s = 0.0
 
     def __init__(
         self,

@@ -34,10 +34,11 @@ from scavenger.control.provisioning.booting import BootingProvider
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.control.provisioning.fleet import new_boot_key
 from scavenger.control.provisioning.leader_meter import leader_text
+from scavenger.control.provisioning.ports import provisioning_of
 from scavenger.control.provisioning.vm_group import VmGroup
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import LaunchTemplate, VmPackage, VmRequest, VmSeen
-from scavenger.errors import CloudError, GoneError, TransientError
+from scavenger.errors import CloudError, GoneError, QuotaError, TransientError
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
@@ -48,7 +49,7 @@ API_PORT = 8765
 _LOOK_S, _TRY_S = 1.0, 15.0
 _UPLOAD_S, _SET_UP_S, _FETCH_S = 1800.0, 840.0, 3600.0
 """Longest times; the VM ends itself 900 s after its launch unless the leader has begun."""
-_FINAL = ("no_placement", "unaffordable", "loop", "credentials", "refused")
+_FINAL = ("no_quota", "no_placement", "unaffordable", "loop", "credentials", "refused")
 """What no waiting changes."""
 
 
@@ -149,7 +150,7 @@ class VmSeat(Seat):
                 agents=None,  # the leader itself renews its VM
                 show=self.inform,
                 failing=self.beginning,
-                config=self._config or ProvisioningConfig(self.provider.visibility_s),
+                config=self._config or provisioning_of(self.provider),
                 launching=_Booting(self.provider, store, spec.script),
             )
             group.want(
@@ -180,7 +181,10 @@ class VmSeat(Seat):
             store.heartbeat(group.job_id)
             for kind, message in store.shortages(group.job_id, *here).items():
                 if kind in _FINAL:
-                    raise TransientError(f"the leader's VM cannot be rented: {message}")
+                    words = f"the leader's VM cannot be rented: {message}"
+                    if kind == "no_quota":
+                        raise QuotaError(words, quota=message, region=self.provider.region)
+                    raise TransientError(words)
                 reason = message
             for intent in group.read():
                 if intent.state != "UP":

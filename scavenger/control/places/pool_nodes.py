@@ -26,6 +26,7 @@ from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import boot_document
 from scavenger.control.provisioning.fleet_agents import VmAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
+from scavenger.control.provisioning.ports import provisioning_of
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.vm_group import VmGroup, new_record
 from scavenger.control.settings import settings_of
@@ -96,7 +97,7 @@ class PoolNodes:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store, self._provider, self._spec, self._verifier = store, provider, spec, verifier
-        self._record, self._config = record, config or ProvisioningConfig(provider.visibility_s)
+        self._record, self._config = record, config or provisioning_of(provider)
         self._clock, self._wall, self._sleep = clock, wall, sleep
         self.offered, self.limits = spec.node, spec.limits
         self.package = own_wheel().data if spec.package.wheel else b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +17,13 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import BILLED_MIN_S, NEVER_COUNTED, ledger, pricing_curves
+from scavenger.policy.provisioning.config import VmLimits
+from scavenger.policy.provisioning.money import HEARD_LATE_S
 from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 from scavenger.search.curve import repriced
 from scavenger.store.records import LIVE_STATES, JobRecord
 
-Basis = Literal["cloud", "counted"]
+Basis = Literal["cloud", "counted", "bound"]
 DiskPrices = Mapping[tuple[str, str], float | None]
 """US dollars per GiB and hour by (provider, region); None where it is not known."""
 
@@ -37,7 +39,8 @@ class VmCost:
         usd: Cost without the disk.
         disk_usd: Cost of the disk; None if the price of disks is unknown.
         basis: `cloud`: by the cloud's own timestamps. `counted`: by the local clock, from before the launch until the
-            VM was seen gone, as the cloud did not report both times.
+            VM was seen gone, as the cloud did not report both times. `bound`: the most that it may have cost, as its
+            end, or whether it ever was, is not known.
         ended: Whether the VM is no longer paid for.
         ending: Why it ended.
     """
@@ -142,8 +145,8 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
     """Compute the cost of VMs up to a time.
 
     A VM whose start and end the cloud has reported is billed by these times, at the mean price while it ran. A running
-    VM is billed from its launch to `at` (`ledger`), a spot VM at the mean price so far. For all others, the locally
-    counted cost is used.
+    VM is billed from its launch to `at` (`ledger`), a spot VM at the mean price so far; one that is not heard any more,
+    and whose end was not seen, to when it has ended itself. For all others, the locally counted cost is used.
 
     Args:
         intents: Intents from the store.
@@ -161,21 +164,34 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
             continue
         one = _cost_of(intent, at, prices.get((intent.provider, intent.region)))
         vms.append(one)
-        if one.basis == "counted":
-            name = intent.instance_id or f"the launch of intent {intent.id[:8]}"
-            not_counted.append(f"{name}: the cloud did not report its times; counted by the local clock")
+        if one.basis != "cloud":
+            not_counted.append(_reservation(intent, one))
     if any(vm.disk_usd is None for vm in vms):
         not_counted.append("boot disks whose price is not known")
     return Paid(tuple(vms), (*not_counted, *NEVER_COUNTED))
 
 
+def _reservation(intent: Intent, cost: VmCost) -> str:
+    """What is not known of a VM that the cloud's times do not bill."""
+    if not intent.instance_id:
+        return f"the launch of intent {intent.id[:8]}: whether it became a VM is not known; at most ${cost.usd:.4f}"
+    if cost.basis == "bound":
+        return f"{intent.instance_id}: its end was not seen, and it ends itself; at most ${cost.usd:.4f}"
+    return f"{intent.instance_id}: the cloud did not report its times; counted by the local clock"
+
+
 def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) -> VmCost:
     request, times = intent.request, intent.times
     seconds, usd = intent.charges.billed_s, intent.charges.spent_usd
-    basis: Basis = "counted"
+    basis: Basis = "counted" if intent.instance_id else "bound"
     if times.launched_at is not None and times.ended_at is not None and intent.state == "GONE":
         basis = "cloud"
     elif times.launched_at is not None and intent.state != "GONE":
+        basis = "cloud"
+        heard_at = max(times.launched_at, times.last_ack_at or times.launched_at)
+        ended_by = heard_at + timedelta(seconds=VmLimits().life_s + HEARD_LATE_S)
+        if intent.slot != LEADER_SLOT and ended_by < at:
+            at, basis = ended_by, "bound"
         seen = VmSeen(
             intent.instance_id,
             request.vm,
@@ -191,8 +207,8 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
         price = {(request.vm, request.zone, request.spot): usd_per_hour}
         least_s = BILLED_MIN_S if times.taken_at is None else 0.0
         (billed,) = ledger([seen], price, at=at, billed_min_s=least_s).vms
-        seconds, usd = billed.billed_s, billed.usd
-        basis = "cloud"
+        if basis == "cloud" or seconds < billed.billed_s:  # else it was listed for longer than it was heard
+            seconds, usd = billed.billed_s, billed.usd
     return VmCost(
         instance_id=intent.instance_id,
         vm=request.vm,
@@ -282,7 +298,7 @@ def job_cost(
     led = "leader" in others and others["leader"].basis  # a leader waits for VMs, and may never get one
     items: tuple[CostItem, ...]
     if paid.vms or led:
-        counted = any(vm.basis == "counted" for vm in paid.vms)
+        counted = any(vm.basis != "cloud" for vm in paid.vms)
         how = "VMs by the cloud's own timestamps, at least a minute each"
         how += ", except those named below" if counted else ""
         if any(not vm.ended for vm in paid.vms):

@@ -50,7 +50,8 @@ class BootingProvider(Provider):
 
     def __init__(self, provider: Provider, store: Store) -> None:
         self._provider, self._store = provider, store
-        self.name, self.region, self.visibility_s = provider.name, provider.region, provider.visibility_s
+        self.name, self.region = provider.name, provider.region
+        self.visibility_s, self.remembers_s = provider.visibility_s, provider.remembers_s
 
     def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         return self._provider.zones(vm, settings)

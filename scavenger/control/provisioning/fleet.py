@@ -27,6 +27,7 @@ from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
 from scavenger.control.provisioning.kept_vms import KeptVms, VmTransfer
 from scavenger.control.provisioning.leader_meter import leader_of, steady_clock
+from scavenger.control.provisioning.ports import provisioning_of
 from scavenger.control.provisioning.vm_group import VmGroup, nothing_of
 from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.cost import LedgerEntry
@@ -35,6 +36,7 @@ from scavenger.errors import (
     CleanupError,
     CredentialsError,
     LimitReachedError,
+    QuotaError,
     ScavengerError,
     StoreBusyError,
     StoreReadOnlyError,
@@ -121,7 +123,7 @@ class Fleet:
             inputs,
             clock,
         )
-        self._config = config or ProvisioningConfig(provider.visibility_s)
+        self._config = config or provisioning_of(provider)
         self._spec = inputs.spec
         self.drain_s = inputs.spec.drain_s
         self.meter = VmCostMeter(inputs, clock=clock)
@@ -220,7 +222,7 @@ class Fleet:
 
         Raises:
             LimitReachedError: If the budget is used up except for its reserve.
-            CredentialsError, TransientError: If no VM can be launched and the job has none.
+            CredentialsError, QuotaError, TransientError: If no VM can be launched and the job has none.
         """
         now = self._clock()
         if self._engine is None:
@@ -297,6 +299,8 @@ class Fleet:
                 raise self._boots.error(self._boots.failure)
             case Shortage("sold_out", reason):
                 raise TransientError(f"no VM was to be had for {in_words(self._inputs.wait_max_s)}: {reason}")
+            case Shortage("no_quota", reason):
+                raise QuotaError(reason, quota=reason, region=self._spec.region)
             case Shortage(kind, reason):
                 raise _ERRORS[kind](reason)
             case Refusal(workers, reason):

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, cast
 
+from scavenger.cloud.base import Provider
 from scavenger.domain.intent import Ending, Fence, Intent, Lease, RegionSnapshot
 from scavenger.domain.vm import VmSeen
+from scavenger.policy.provisioning.config import ProvisioningConfig
 
 T = TypeVar("T")
 Call = Callable[[], Any]
@@ -48,6 +50,11 @@ class IntentStore(Protocol):
     def set_quarantine(self, provider: str, region: str, vms: Sequence[VmSeen]) -> None: ...
     def is_clean(self, job_id: str) -> bool: ...
     def intents(self, job_id: str | None = None, *, living: bool = False) -> tuple[Intent, ...]: ...
+
+
+def provisioning_of(provider: Provider) -> ProvisioningConfig:
+    """The default settings of provisioning, for VMs of a provider."""
+    return ProvisioningConfig(provider.visibility_s, remembers_s=provider.remembers_s)
 
 
 def ask(call: Callable[[], T]) -> Steps[T]:

@@ -18,7 +18,7 @@ from threading import Event
 from typing import TypeVar
 
 from scavenger.cloud.base import Provider
-from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform
+from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform, provisioning_of
 from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, RegionSnapshot
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import (
@@ -103,7 +103,7 @@ class Reconciler:
         self._is_dead = is_dead
         self._store, self._provider, self._owner, self._holder = store, provider, owner, holder
         self._renew, self._alarm = renew, alarm
-        self._config = config or ProvisioningConfig(provider.visibility_s)
+        self._config = config or provisioning_of(provider)
         self._clock, self._wall = clock, wall
         self._rng = rng or random.SystemRandom()
         self._memory = Memory()
@@ -378,14 +378,15 @@ class Reconciler:
 
         Args:
             intent: Must be recorded as `asked`.
-            first: Whether no earlier launch of it can have been accepted, so that a refusal proves that it has no VM.
+            first: Whether no earlier launch of it can have been accepted, so that any refusal proves that it has no
+                VM; a stock-out or a quota always does.
         """
         memory, now_s, option, key = self._memory, self._clock(), intent.option, ("launch", intent.id)
         try:
             vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
         except (StockOutError, QuotaError, CredentialsError, ConfigurationError) as error:
             ending, reason = self._refused(option, error)
-            if first:
+            if first or isinstance(error, (StockOutError, QuotaError)):  # there is no VM of this token
                 yield from self._gone(intent, ending, reason, None, never=True)
             else:  # an earlier launch may still yield a VM although this one was refused
                 yield from self._drain(intent, ending, reason)

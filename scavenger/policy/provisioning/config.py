@@ -163,11 +163,13 @@ class ProvisioningConfig:
 
     Attributes:
         visibility_s: How long a new VM may be missing from the provider's listing.
+        remembers_s: For how long listings show every VM since its launch, ended or not; see `Provider`.
         lease_s: Time without a heartbeat after which the lease holder counts as dead.
         alarm_after: Consecutive failures of one action before an alarm.
     """
 
     visibility_s: float
+    remembers_s: float = 0.0
     lease_s: float = 180.0
     alarm_after: int = 5
     look: LookLimits = LookLimits()

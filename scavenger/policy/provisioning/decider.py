@@ -14,7 +14,8 @@ PLAN, UP                  not wanted, replaced, or no money left              Dr
 PLAN                      not answered in `register_s`                        Drain
 UP                        not joined in `register_s`; joined and silent       Drain
 DELETING, VM known        -                                                   Terminate, again and again
-DELETING, VM not known    a listing begun `settle_s` later without it         MarkGone
+DELETING, VM not known    a listing begun `settle_s` later without it         MarkGone; never there, if listings
+                                                                              show all since its launch
 PLAN                      wanted                                              Retry, with the same token
 UP                        wanted, not silent, nor is the job's process        Renew
 ========================  ==================================================  ================================
@@ -220,7 +221,10 @@ class Decider:
         elif self._listing is not None:
             asked_s = self._memory.attended_s - self._memory.age_s("intent", intent.id)
             if self._listing.began_s - asked_s >= self._config.settle_s:
-                yield MarkGone(intent, *ending_of(intent, None))
+                # what is billed counts from the launch on; longer gaps without a process count as `life_s`
+                shown_s = min(self._config.remembers_s, self._config.vm.life_s)
+                never = intent.charges.billed_s < shown_s
+                yield MarkGone(intent, *ending_of(intent, None), never=never)
 
     def _why_not(self, intent: Intent) -> tuple[Ending, str] | None:
         """Why this VM is to end; None if it is to stay."""
@@ -349,7 +353,7 @@ class Decider:
         left_usd = spec.budget_usd - self._accounts[job_id].committed_usd
         room = spec.vms_max - len(living)
         reported: set[tuple[PlacementOption, ...]] = set()
-        for slot in vacant[: max(0, room)]:
+        for number, slot in enumerate(vacant):
             options = spec.options_of(slot)
             near = near_first(options, staying)
             option = next((one for one in near if memory.is_open(one, self._now_s)), None)
@@ -359,7 +363,7 @@ class Decider:
             ):
                 reported.add(options)
                 yield self._no_option(job_id, options)
-            if option is None:
+            if option is None or number >= room:  # what is wanted in vain is told in any case
                 continue
             intent = self._intent(
                 spec, option, slot.number, max(past.generations.get(slot.number, -1) + 1, slot.generation)
@@ -414,8 +418,11 @@ class Decider:
     def _no_option(self, job_id: str, wanted: Sequence[PlacementOption]) -> Alarm:
         barred = [self._memory.bars(option) for option in wanted]
         if all(barred):
+            by_quota = all(self._memory.has_no_quota(option) for option in wanted)
             return Alarm(
-                "no_placement", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
+                "no_quota" if by_quota else "no_placement",
+                job_id,
+                f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}",
             )
         left = [option for option, bar in zip(wanted, barred, strict=True) if not bar]
         return Alarm(

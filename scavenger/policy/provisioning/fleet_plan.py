@@ -54,7 +54,7 @@ from scavenger.policy.provisioning.slots import (
 SILENT_S = 45.0
 """Silence after which a VM is replaced, unless the network is in doubt: its work is already lost."""
 
-_LASTING: tuple[AlarmKind, ...] = ("boot", "unaffordable", "credentials", "no_placement", "loop")
+_LASTING: tuple[AlarmKind, ...] = ("boot", "unaffordable", "credentials", "no_quota", "no_placement", "loop")
 """Shortages that do not end by waiting, in the order in which they are reported as the reason."""
 
 

@@ -7,11 +7,12 @@ of the caller's monotonic clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from scavenger.domain.intent import PlacementOption, RegionSnapshot
+from scavenger.domain.intent import Intent, PlacementOption, RegionSnapshot
 from scavenger.policy.provisioning.actions import Listing
 from scavenger.policy.provisioning.config import Backoff
 
@@ -92,6 +93,12 @@ class Memory:
         one = self._watched.get((kind, name))
         return 0.0 if one is None else self.attended_s - one.since_s
 
+    def unseen_s(self, intent: Intent) -> float:
+        """Attended seconds since an intent's VM was listed or heard last, or the intent changed."""
+        one = self._watched.get(("vm", intent.instance_id))
+        listed_s = math.inf if one is None else self.attended_s - one.seen_s
+        return min(listed_s, self.age_s("intent", intent.id), self.age_s("acks", intent.id))
+
     # ---- waits ---------------------------------------------------------------------------------------------
 
     def wait(self, key: tuple[Hashable, ...], backoff: Backoff, now_s: float, rng: Random) -> None:
@@ -133,6 +140,10 @@ class Memory:
         return self.barred.get(("quota", option.vm, option.spot)) or self.barred.get(
             ("refused", *option.key), ""
         )
+
+    def has_no_quota(self, option: PlacementOption) -> bool:
+        """Whether a quota bars launches with this placement option."""
+        return ("quota", option.vm, option.spot) in self.barred
 
     def freed(self, option: PlacementOption) -> None:
         """Note that a VM has ended, so that a launch that a quota refused may now succeed."""

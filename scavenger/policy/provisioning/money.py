@@ -8,7 +8,11 @@ from datetime import datetime
 from scavenger.domain.intent import FleetSpec, Intent, Past, RegionSnapshot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
+from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.policy.provisioning.spot_prices import metered_usd_per_hour
+
+HEARD_LATE_S = 60.0
+"""By how much a VM may have been heard, and renewed, after the last record of that."""
 
 
 def money(usd: float) -> str:
@@ -57,6 +61,7 @@ def charges(
 
     The time between two looks of one process is taken from the monotonic clock, the time without a process from the
     wall clock. If the latter is implausible, `life_s` is charged: a VM that was not renewed ran at most that long.
+    One that was neither listed nor heard for longer has ended itself: what it may have cost is counted by then.
     The price is the present one where the job names it, and of spot VMs as it was read last.
     """
     prices = {
@@ -68,6 +73,8 @@ def charges(
     for intent in situation.intents:
         before_s = memory.charged_s.get(intent.id)
         if not intent.asked or (intent.state == "PLAN" and intent.id in memory.queued):
+            continue
+        if intent.slot != LEADER_SLOT and memory.unseen_s(intent) > life_s + HEARD_LATE_S:
             continue
         seconds = now_s - before_s if before_s is not None else _unattended_s(intent, wall, life_s)
         price = prices.get((intent.job_id, *intent.option.key), intent.charges.price_usd_per_hour)
