@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.seats import seat_of
 from scavenger.control.leading.spent import book_leader, leader_usd
-from scavenger.control.provisioning.bill import job_cost
+from scavenger.control.provisioning.bill import VmCost, job_cost, with_vms
 from scavenger.domain.cost import Item
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmCharges, VmSlot, VmTimes
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmState, VmTags
@@ -30,6 +30,9 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 DISK_GIB = LaunchTemplate(3600.0).disk_gib
 PRICE, DISK = 3.6, 0.36
 """US dollars per hour: a tenth of a cent a second, and a hundredth of one."""
+VM_THERE = VmCost(
+    "i-1", "c5.large", "us-east-1a", False, "worker", 1800.0, 0.04, None, "cloud", True, "unwanted"
+)
 SECOND_USD = (PRICE + DISK) / 3600.0
 RECORD = LeaderRecord(
     "0a1b2c3d",
@@ -229,7 +232,11 @@ def test_the_bill_of_a_job_that_a_vm_led_names_its_vms_and_says_nothing_of_this_
 ) -> None:
     store, job_id = rented.store, rented.record.job_id
     record = store.job(store.create_job("digits", spec={"infra": "aws/us-east-1"}, job_file="/job.yaml").id)
-    store.recover_job(replace(record, id=job_id, state="succeeded", ended_at=AT, cost_usd=0.75))
+    rented_there = (replace(VM_THERE, instance_id="i-1"), replace(VM_THERE, instance_id="i-2", role="aggregator"))
+    report = with_vms({"state": "succeeded"}, rented_there)
+    store.recover_job(
+        replace(record, id=job_id, state="succeeded", ended_at=AT, cost_usd=0.75, report=report)
+    )
     store.note(job_id, "earlier", 1800.0, 0.75, "1 VM: i-1 (c5.large, us-east-1a)")
     store.note(job_id, "leader", 0.0, 0.25)
 
@@ -242,6 +249,7 @@ def test_the_bill_of_a_job_that_a_vm_led_names_its_vms_and_says_nothing_of_this_
     assert bill.items[0].how == "1 VM: i-1 (c5.large, us-east-1a); 0.5 VM-hours"
     assert bill.actual_usd == store.spent_usd(job_id) == 1.0
     assert "this machine" not in " ".join((bill.how, *bill.not_counted))
+    assert bill.vms == rented_there
 
 
 class Led:
@@ -265,13 +273,14 @@ def test_what_the_job_has_counted_of_its_leader_and_of_its_vms_is_what_the_leade
     rented: Rented,
 ) -> None:
     session = LeaderSession(seat_of(rented.leaders, rented.record, inform=lambda line: None))
-    vm = {"instance_id": "i-1", "vm": "c5.large", "zone": "us-east-1a", "billed_s": 1800.0}
+    vm = asdict(VM_THERE)
     led = {"name": "leader, on demand", "usd": 0.05}
     told = {"items": [{"name": "disks", "usd": 0.1}, led], "vms": [vm]}
 
     assert session._followed(cast(Client, Led(told)), lambda event: None) is not None
     assert session._bill.leader_usd == pytest.approx(0.05)
-    assert (session._bill.vm_s, session._bill.vms) == (1800.0, "1 VM: i-1 (c5.large, us-east-1a)")
+    assert (session._bill.vm_s, str(session._bill)) == (1800.0, "1 VM: i-1 (c5.large, us-east-1a)")
+    assert session._bill.vms == (VM_THERE,)
     for wrong in (
         {},
         {**told, "items": [{**led, "usd": -1.0}]},

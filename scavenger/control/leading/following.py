@@ -13,12 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from scavenger.client import Client
 from scavenger.control.leading.record import LeaderRecord, job_id_of, not_ended
 from scavenger.control.leading.seat import Presence, Seat
 from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.unpacking import unpack_outputs
-from scavenger.control.provisioning.bill import LEADER_ITEM
+from scavenger.control.provisioning.bill import LEADER_ITEM, VmCost, with_vms
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
 from scavenger.presentation.formatting import plural
 from scavenger.private_files import make_private_folder
@@ -57,13 +59,21 @@ class _Bill:
 
     Attributes:
         leader_usd: What the job has counted of the leader's VM.
-        vm_s: Billed time of the VMs that the job rented there, seconds.
-        vms: These, in words.
+        vms: The VMs that the job rented there.
     """
 
     leader_usd: float = 0.0
-    vm_s: float = 0.0
-    vms: str = ""
+    vms: tuple[VmCost, ...] = ()
+
+    @property
+    def vm_s(self) -> float:
+        """Billed time of these VMs, seconds."""
+        return sum(vm.billed_s for vm in self.vms)
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{vm.instance_id} ({vm.vm}, {vm.zone})" for vm in self.vms[:_VMS_MAX])
+        more = f" and {len(self.vms) - _VMS_MAX} others" if len(self.vms) > _VMS_MAX else ""
+        return f"{plural(len(self.vms), 'VM')}: {named}{more}" if self.vms else ""
 
 
 def _bill_of(document: Mapping[str, Any]) -> _Bill:
@@ -75,20 +85,14 @@ def _bill_of(document: Mapping[str, Any]) -> _Bill:
     try:
         cost = document["job"]
         led = [float(item["usd"]) for item in cost["items"] if item["name"] == LEADER_ITEM]
-        vms = [
-            (str(vm["instance_id"]), str(vm["vm"]), str(vm["zone"]), float(vm["billed_s"]))
-            for vm in cost["vms"]
-        ]
-        leader_usd, vm_s = sum(led), sum(seconds for *_, seconds in vms)
-        if not (0.0 <= leader_usd < math.inf and 0.0 <= vm_s < math.inf):
-            raise ValueError(leader_usd)
-    except (KeyError, TypeError, ValueError):
+        bill = _Bill(sum(led), msgspec.convert(cost["vms"], tuple[VmCost, ...]))
+        if not all(0.0 <= one < math.inf for one in (bill.leader_usd, bill.vm_s)):
+            raise ValueError(bill)
+        return bill
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
         raise ConfigurationError(
             f"what the job has cost cannot be read from its leader: {str(document)[:80]}"
         ) from None
-    named = [f"{name} ({vm}, {zone})" for name, vm, zone, _ in vms[:_VMS_MAX]]
-    more = f" and {len(vms) - _VMS_MAX} others" if len(vms) > _VMS_MAX else ""
-    return _Bill(leader_usd, vm_s, f"{plural(len(vms), 'VM')}: {', '.join(named)}{more}" if vms else "")
 
 
 class LeaderSession:
@@ -221,10 +225,11 @@ class LeaderSession:
                 model_path=_here(record.model_path, there, folder),
                 measurements_path=_here(record.measurements_path, there, folder),
                 checkpoint=_here(record.checkpoint, there, folder, stored=self.record.checkpoints),
+                report=with_vms(record.report, self._bill.vms),
             )
         )
         if recovered and record.cost_usd is not None:
-            store.note(record.id, "earlier", self._bill.vm_s, record.cost_usd, self._bill.vms)
+            store.note(record.id, "earlier", self._bill.vm_s, record.cost_usd, str(self._bill))
         code = job["exit_code"]
         return Outcome(
             str(job["state"]),

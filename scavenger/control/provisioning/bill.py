@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from scavenger.domain.cost import CostEstimate, CostItem, Item, LedgerEntry, ResourceRates
@@ -102,7 +103,7 @@ class JobCost:
         estimate: Itemized estimate for the chosen configuration; None if the report has none.
         actual_usd: Actual cost up to now or to the end; None if nothing was recorded.
         items: Items of `actual_usd`.
-        vms: Costs of the VMs; empty if the job used no cloud VMs.
+        vms: Costs of the VMs, also of those that it rented where it was led; empty if the job used no cloud VMs.
         how: Describes how the actual cost was determined.
         not_counted: Costs that are not included or unknown.
         created_at: Begin of the job.
@@ -326,13 +327,23 @@ def job_cost(
         estimate=estimate_from_document(job.report) if job.report else None,
         actual_usd=math.fsum(item.usd for item in items) if items else None,
         items=items,
-        vms=paid.vms,
+        vms=paid.vms or _vms_there(job.report),
         how=how,
         not_counted=tuple(not_counted),
         created_at=job.created_at,
     )
 
 
+def with_vms(report: Mapping[str, Any] | None, vms: tuple[VmCost, ...]) -> dict[str, Any] | None:
+    """The report of a job that was led elsewhere, with the VMs that it rented there."""
+    return None if report is None else {**report, _THERE: msgspec.to_builtins(vms)}
+
+
+def _vms_there(report: Mapping[str, Any] | None) -> tuple[VmCost, ...]:
+    return msgspec.convert((report or {}).get(_THERE, ()), tuple[VmCost, ...])
+
+
+_THERE = "vms"
 _ITEMS: tuple[Item, ...] = ("earlier", "traffic", "leader", "share", "pool")
 """Items in the order of a bill, after workers, VMs and disks."""
 _NOT_COUNTED: Mapping[Item, str] = {
