@@ -90,6 +90,16 @@ class Provider(Protocol):
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
         """
 
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        """Those of these VMs that the cloud's own checks find broken while they count as running: why, by id.
+
+        Empty if the cloud has no such checks.
+
+        Raises:
+            GoneError: If one of them is not there.
+            CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
     def console(self, instance_id: str, zone: str) -> str:
         """Read the end of what a VM has written to its serial console; empty if the cloud has nothing of it yet.
 

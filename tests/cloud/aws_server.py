@@ -137,6 +137,7 @@ class AwsServer(Instances):
             self.late_failures: list[tuple[str, str]] = []
             self.is_nitro = True
             self.consoles: dict[str, str] = {}
+            self.impaired: set[str] = set()
             self.empty_zones: set[str] = set()
             self.vcpus_max: int | None = None
             self.hidden_s = 0.0
@@ -252,6 +253,8 @@ class AwsServer(Instances):
             raise Answer("200 OK", empty)
         if action == "GetConsoleOutput":
             raise self._console_output(form)
+        if action == "DescribeInstanceStatus":
+            raise self._instance_status(form)
         if action == "DescribeSpotPriceHistory":
             raise self._spot_price_history(form)
         if action in ("DescribeInstances", "TerminateInstances"):
@@ -400,6 +403,26 @@ class AwsServer(Instances):
             "200 OK",
             f"<GetConsoleOutputResponse><requestId>0</requestId><instanceId>{instance_id}</instanceId>"
             f"<timestamp>{self.now():%Y-%m-%dT%H:%M:%S.000Z}</timestamp>{output}</GetConsoleOutputResponse>".encode(),
+        )
+
+    def _instance_status(self, form: dict[str, str]) -> Answer:
+        """Of the VMs asked for that run, as by default."""
+        items = ""
+        for instance_id in (value for key, value in form.items() if key.startswith("InstanceId.")):
+            if instance_id not in self._known():
+                words = f"The instance ID '{instance_id}' does not exist"
+                return _error("InvalidInstanceID.NotFound", words)
+            if self._known()[instance_id].state == "running":
+                status = "impaired" if instance_id in self.impaired else "ok"
+                items += (
+                    f"<item><instanceId>{instance_id}</instanceId><instanceState><code>16</code><name>running</name>"
+                    f"</instanceState><systemStatus><status>ok</status></systemStatus><instanceStatus><status>{status}"
+                    f"</status></instanceStatus></item>"
+                )
+        return Answer(
+            "200 OK",
+            f"<DescribeInstanceStatusResponse><instanceStatusSet>{items}</instanceStatusSet>"
+            "</DescribeInstanceStatusResponse>".encode(),
         )
 
     def _room(self, form: dict[str, str], vm: str, zone: str, *, spot: bool) -> int:

@@ -77,6 +77,7 @@ class FakeProvider:
         faults_fired: How many calls met a fault.
         consoles: What VMs have written to their consoles, by instance id.
         prices: Of spot VMs now, by VM type and zone.
+        broken_vms: Running VMs that the cloud's own checks find broken: why, by id.
     """
 
     name: str = "fake"
@@ -93,6 +94,7 @@ class FakeProvider:
     faults_fired: int = 0
     consoles: dict[str, str] = field(default_factory=dict)
     prices: dict[tuple[str, str], float] = field(default_factory=dict)
+    broken_vms: dict[str, str] = field(default_factory=dict)
     vm: str = "small"
     vm_unknown: str = "vast"
     instance_unknown: str = "fake-999999"
@@ -167,6 +169,11 @@ class FakeProvider:
         fault = self._enter("quotas")
         limit = float("inf") if self._limit is None else float(self._limit)
         return self._leave(fault, (Quota("VMS", self.region, limit, float(self._living())),))
+
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        """See `Provider.impaired`: what `broken_vms` says."""
+        fault = self._enter("impaired", " ".join(sorted(instance_ids)))
+        return self._leave(fault, {one: why for one, why in self.broken_vms.items() if one in instance_ids})
 
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
         """See `Provider.spot_prices`: what `prices` says."""

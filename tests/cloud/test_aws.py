@@ -68,6 +68,17 @@ def test_a_vm_is_launched_to_leave_nothing_behind(aws: AwsWorld) -> None:
     assert aws.server.volumes() == []
 
 
+def test_a_vm_whose_status_check_fails_while_it_runs_is_named(aws: AwsWorld) -> None:
+    ids = [aws.provider.launch(make_request(aws, number)).instance_id for number in range(2)]
+    aws.advance(120.0)
+    assert aws.provider.impaired(ids) == {}
+
+    aws.server.impaired.add(ids[1])
+    assert aws.provider.impaired(ids) == {ids[1]: "EC2's instance status check has failed"}
+    with pytest.raises(GoneError):
+        aws.provider.impaired([aws.instance_unknown])
+
+
 def test_a_spot_vm_costs_at_most_what_is_metered(aws: AwsWorld) -> None:
     request = replace(make_request(aws, spot=True), usd_per_hour_max=0.3)
     assert aws.provider.parameters(request)["InstanceMarketOptions"]["SpotOptions"]["MaxPrice"] == "0.300000"

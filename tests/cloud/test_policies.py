@@ -49,6 +49,7 @@ def test_the_aws_policy_has_nothing_that_no_call_needs(aws: AwsWorld, session: S
     rented_by = make_provider(aws.server, session, public_key=PUBLIC_KEY)
     seen = rented_by.launch(make_request(aws, spot=True))
     rented_by.describe(seen.instance_id, seen.zone)
+    rented_by.impaired([seen.instance_id])
     rented_by.quotas()
     for address in ("203.0.113.7/32", "203.0.113.8/32"):
         rented_by.let_in(make_request(aws, logins_from=(address,)))

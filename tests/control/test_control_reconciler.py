@@ -224,6 +224,24 @@ def test_what_a_launch_without_an_answer_costs_is_nothing_once_the_cloud_says_so
         assert intent.charges.spent_usd > 0.0, "it counts with the budget until it is known"
 
 
+def test_the_only_vm_that_hangs_is_replaced_within_two_minutes_if_the_clouds_own_checks_find_it_broken(
+    bench: Bench,
+) -> None:
+    bench.want(slots=(VmSlot(0),))
+    bench.pass_(60)
+    (hung,) = bench.living()
+    bench.silent.add(hung.id)
+    bench.pass_(120)
+    assert [one.id for one in bench.living()] == [hung.id], "it may be the network"
+
+    bench.cloud.broken_vms[hung.instance_id] = "a status check has failed"
+    bench.pass_(60)
+    assert [one.generation for one in bench.living()] == [1]
+    (ended,) = [one for one in bench.store.intents() if one.id == hung.id]
+    assert (ended.state, ended.ending, ended.reason) == ("GONE", "died", "a status check has failed")
+    assert len(bench.calls("impaired")) < 15, "it is asked for what is silent, every 15 s"
+
+
 def test_throttling_slows_everything_and_breaks_nothing(bench: Bench) -> None:
     bench.cloud.throttle(6)
     bench.pass_(300)

@@ -158,6 +158,9 @@ class SimulatedCloud:
             if vm.request.tags.owner == owner and vm.listed_s <= self._now() <= vm.ended_s + FORGET_S
         )
 
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        return {}
+
     def quotas(self) -> tuple[Quota, ...]:
         return ()
 

@@ -27,6 +27,7 @@ _ANSWER_MAX_S = 15.0
 # tags are allowed only as part of what makes things (`policies/aws.json`), so that the trial of a launch shows it
 _DRY_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("describe_instances", {}),
+    ("describe_instance_status", {}),
     ("describe_instance_types", {}),
     ("describe_instance_type_offerings", {}),
     ("describe_images", {"Owners": ["self"]}),

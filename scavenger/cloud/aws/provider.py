@@ -201,6 +201,16 @@ class AwsProvider:
             if seen.tags.slot == LEADER_SLOT and seen.tags.owner
         )
 
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        """See `Provider.impaired`: status checks, which EC2 makes once a minute."""
+        answer = self._read(partial(self._ec2.describe_instance_status, InstanceIds=sorted(instance_ids)))
+        return {
+            status["InstanceId"]: f"EC2's {kind} status check has failed"
+            for status in answer["InstanceStatuses"]
+            for kind, found in (("instance", status["InstanceStatus"]), ("system", status["SystemStatus"]))
+            if found["Status"] == "impaired"
+        }
+
     def console(self, instance_id: str, zone: str) -> str:
         """See `Provider.console`: as it is now on Nitro types, and as of the last change of state on older ones."""
         read = partial(self._ec2.get_console_output, InstanceId=instance_id)

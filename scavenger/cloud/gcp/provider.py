@@ -265,6 +265,10 @@ class GcpProvider:
         """See `AdmittingProvider.let_in`: by firewall rules for a network tag that only these VMs have."""
         self._logins.let_in(request.tags.owner, request.template.settings)
 
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        """See `Provider.impaired`: Compute Engine does not look into VMs."""
+        return {}
+
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
         """See `Provider.spot_prices`: they change once in thirty days at most, and only the catalogue tells them."""
         return {}

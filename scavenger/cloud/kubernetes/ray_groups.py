@@ -221,6 +221,10 @@ class RayGroupProvider:
         """See `Provider.quotas`: the namespace's resource quotas."""
         return self._pods.quotas()
 
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        """See `Provider.impaired`: a node that fails takes its pods with it."""
+        return {}
+
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
         """See `Provider.spot_prices`: pods cost what the settings say."""
         return {}

@@ -100,6 +100,9 @@ class BootingProvider(Provider):
     def quotas(self) -> tuple[Quota, ...]:
         return self._provider.quotas()
 
+    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
+        return self._provider.impaired(instance_ids)
+
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
         return self._provider.spot_prices(vms)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -55,6 +56,9 @@ from scavenger.policy.provisioning.spot_prices import READ_AGAIN_S, SPOT_PRICES,
 
 ALARM_AGAIN_S = 3600.0
 """Interval after which an alarm that still holds is repeated."""
+
+_CHECKS = ("checks",)
+"""Key of the time until the cloud's own checks are read again."""
 
 _LATELY = ("throttled lately",)
 """Key of the time in which listings are fewer, since the cloud has throttled a call."""
@@ -193,6 +197,7 @@ class Reconciler:
         situation = yield from self._charge(situation)
         yield from self._read_prices(situation)
         self._memory.note(situation, listing)
+        yield from self._read_checks(situation)
         actions = decide(
             situation,
             listing,
@@ -276,6 +281,17 @@ class Reconciler:
         for alarm in price_changes(situation.intents, memory.spot_usd, read):
             self._raise_alarm(alarm)
         memory.spot_usd = read
+
+    def _read_checks(self, situation: RegionSnapshot) -> Steps[None]:
+        """Read what the cloud's own checks find of VMs that are silent: whether they have failed, or the network."""
+        memory, now_s = self._memory, self._clock()
+        silent = [intent.instance_id for intent in memory.unheard(situation.intents)]
+        if not silent:
+            memory.impaired = {}
+        elif memory.is_due(_CHECKS, now_s) and memory.is_due(THROTTLE, now_s):
+            memory.hold(_CHECKS, self._config.look.vm_interval_s, now_s)
+            with suppress(CloudError):  # then nothing is known of them
+                memory.impaired = yield from self._cloud("checks", lambda: self._provider.impaired(silent))
 
     def _list(self) -> Steps[Listing | None]:
         memory, now_s = self._memory, self._clock()

@@ -13,6 +13,7 @@ PLAN, never asked for     not wanted                                          Ma
 PLAN, UP                  not wanted, replaced, or no money left              Drain
 PLAN                      not answered in `register_s`                        Drain
 UP                        not joined in `register_s`; joined and silent       Drain
+UP                        silent, and the cloud's own checks of it fail       Drain
 DELETING, VM known        -                                                   Terminate, again and again
 DELETING, VM not known    a listing begun `settle_s` later without it         MarkGone; never there, if listings
                                                                               show all since its launch
@@ -246,6 +247,8 @@ class Decider:
         waited_s = min(waited_s, spec.register_s)
         if not intent.acks and self._memory.age_s("intent", intent.id) >= waited_s:
             return "never_joined", f"it was up for {waited_s:g} s and did not join"
+        if (words := self._memory.impaired.get(intent.instance_id)) and self._memory.unheard([intent]):
+            return "died", words
         if intent.acks and not self._none_heard and self._is_silent(intent):
             return "silent", f"nothing was heard of it for {self._config.vm.silence_s:g} s"
         return None

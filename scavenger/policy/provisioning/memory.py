@@ -8,7 +8,7 @@ of the caller's monotonic clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -18,6 +18,8 @@ from scavenger.policy.provisioning.config import Backoff
 
 FORGET_S = 3600.0
 """Time after which a VM that is missing from all listings is forgotten."""
+CHECKED_S = 30.0
+"""Silence of a VM from which on the cloud's own checks of it count; what is heard is recorded every ten seconds."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Memory:
         denied: Missing permissions: the cloud's message by action.
         charged_s: Monotonic time at which each intent was last charged.
         queued: Intents whose VMs waited in a queue when they were last listed.
+        impaired: VMs that the cloud's own checks found broken when they were asked for last: why, by id.
         spot_usd: US dollars per hour of spot VMs, by VM type and zone, as they were read last.
     """
 
@@ -52,6 +55,7 @@ class Memory:
         self.charged_s: dict[str, float] = {}
         self.queued: frozenset[str] = frozenset()
         self.spot_usd: Mapping[tuple[str, str], float] = {}
+        self.impaired: Mapping[str, str] = {}
         self._last_s: float | None = None
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._waits: dict[tuple[Hashable, ...], _Wait] = {}
@@ -98,6 +102,14 @@ class Memory:
         one = self._watched.get(("vm", intent.instance_id))
         listed_s = math.inf if one is None else self.attended_s - one.seen_s
         return min(listed_s, self.age_s("intent", intent.id), self.age_s("acks", intent.id))
+
+    def unheard(self, intents: Iterable[Intent]) -> tuple[Intent, ...]:
+        """Those whose VMs are silent for so long that the cloud's own checks of them are worth asking for."""
+        return tuple(
+            one
+            for one in intents
+            if one.state == "UP" and one.acks and self.age_s("acks", one.id) >= CHECKED_S
+        )
 
     # ---- waits ---------------------------------------------------------------------------------------------
 
