@@ -157,6 +157,15 @@ def test_each_vm_is_shown_as_it_comes(scene: Scene) -> None:
     assert scene.notes == []
 
 
+def test_a_vm_that_is_shut_out_has_not_joined(scene: Scene) -> None:
+    first = scene.ask(0)
+    scene.agents[first.id] = replace(JOINED, is_ending=True)
+    scene.look()
+
+    assert scene.progress == ["VMs: aggregators asked (5 s), 2 more to follow"]
+    assert scene.boots.one_first
+
+
 def test_the_others_follow_as_soon_as_the_first_one_reaches_this_machine(scene: Scene) -> None:
     first = scene.ask(0)
     scene.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -17,7 +18,11 @@ from typing import Any
 import pytest
 
 from scavenger.errors import ConfigurationError
+from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.job_archive import Archive, unpack
+from scavenger.train.engines.vm.job_folder import JobFolder
+from scavenger.train.engines.vm.process_runner import ProcessRunner
+from scavenger.train.transport.messages.values import ProcessConfiguration
 
 
 @pytest.fixture
@@ -183,3 +188,22 @@ def test_what_this_process_has_open_is_left_out_and_not_even_read(tmp_path: Path
         assert "locked" in said.stdout
     finally:
         database.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOENT])
+def test_a_host_whose_disk_is_full_ends_instead_of_refusing_one_process_after_the_other(
+    tmp_path: Path, number: int
+) -> None:
+    class Failing(JobFolder):
+        def _take(self, chunk: m.Chunk) -> Path | None:
+            raise OSError(number, os.strerror(number))
+
+    sent: list[Any] = []
+    folder = Failing(tmp_path, ProcessRunner(sent.append), sent.append)
+    boot = ProcessConfiguration("worker", "w0", "tcp://nowhere", "", "", "", memory_fd=-1)
+    folder.start(m.Start(1, boot, {}, "sha", ()))
+    full = number == errno.ENOSPC
+    with pytest.raises(OSError, match="No space left") if full else contextlib.nullcontext():
+        folder.receive(m.Chunk(0, 1, b"x"))
+
+    assert os.strerror(number) in sent[-1].reason, "the worker's end has a reason in any case"

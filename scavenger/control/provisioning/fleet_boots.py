@@ -158,7 +158,8 @@ class FleetBoots:
 
     def _seen(self, intent: Intent, agent: AgentSeen | None, evidence: BootEvidence, now: float) -> BootSeen:
         vm = self._vms.setdefault(intent.id, _Vm(now))
-        joined = intent.acks > 0 or (agent is not None and agent.joined)
+        # one that is shut out counts as about to end
+        joined = intent.acks > 0 or (agent is not None and agent.joined and not agent.is_ending)
         if joined and vm.joined_at is None:
             vm.joined_at = now
             self._failures.clear()  # one that has joined proves that others can

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.job_archive import unpack
-from scavenger.train.engines.vm.process_runner import ProcessRunner
+from scavenger.train.engines.vm.process_runner import ProcessRunner, is_disk_error
 
 
 @dataclass(slots=True)
@@ -57,7 +57,11 @@ class JobFolder:
             self.runner.refuse(launch, "")
 
     def receive(self, chunk: m.Chunk) -> None:
-        """Store a chunk of the folder; after the last one, start the waiting processes."""
+        """Store a chunk of the folder; after the last one, start the waiting processes.
+
+        Raises:
+            OSError: The disk does not take it, and nothing else runs here.
+        """
         if not self.is_on_its_way:
             return
         try:
@@ -68,6 +72,8 @@ class JobFolder:
                 self.runner.refuse(order.launch, f"the job's folder could not be copied to its VM: {error}")
             self._waiting.clear()
             self._lines.clear()
+            if is_disk_error(error) and not self.runner.busy:
+                raise  # the next process would end like these
             return
         if folder is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -18,6 +19,12 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 
 _SAMPLE_S = 0.5
 """How often the memory and the work of a process are looked at, seconds."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Whether the disk of this host is full, or fails."""
+    return isinstance(error, OSError) and error.errno in _DISK_ERRORS
 
 
 @dataclass(slots=True)
@@ -87,6 +94,9 @@ class ProcessRunner:
         Args:
             order: The leader's order.
             folder: This host's copy of the folder of the training code; None if the process does not need it.
+
+        Raises:
+            OSError: The disk does not take it, and nothing else runs here.
         """
         config = msgspec.structs.replace(
             order.boot,
@@ -99,6 +109,8 @@ class ProcessRunner:
             engine.launch(config, env=order.env)
         except (OSError, ValueError, RuntimeError) as error:
             self.refuse(order.launch, f"could not be run on its host: {error}")
+            if is_disk_error(error) and not self.busy:
+                raise  # the next one would end like this one
             return
         self._processes[order.launch], self._reason = _Process(config, engine), ""
         self._tails.setdefault(config.name, _Tail(engine.log(config.name)))
