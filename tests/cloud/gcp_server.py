@@ -20,6 +20,7 @@ _PREFIX = "compute."
 IMAGES = {"ubuntu-os-cloud": ("ubuntu-2404-noble-amd64-v20260101", "ubuntu-2404-lts-amd64-v20260201")}
 """Public images, by their projects."""
 _HTTP_TIMEOUT_S = 30.0
+OPERATIONS_KEPT_S = 14 * 86_400.0
 
 
 class _LostError(Exception):
@@ -333,6 +334,7 @@ class ComputeServer:
             self.project.show_operation(each)
             for each in self.project.operations.values()
             if each.zone == parameters["zone"] and self._is_listed(each.created_at)
+            if self.project.clock() - each.created_at < OPERATIONS_KEPT_S
         ]
         found.sort(key=lambda each: each["name"], reverse=True)
         return self._listed(parameters, found)

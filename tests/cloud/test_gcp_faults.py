@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from nested import built
@@ -13,7 +14,7 @@ pytest.importorskip("googleapiclient")
 
 from conformance import LONG_S, OWNER, make_request, token_of
 from gcp_server import ComputeServer
-from gcp_state import PROJECT, REGION, Clock, Machine
+from gcp_state import EPOCH, PROJECT, REGION, Clock, Machine
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
@@ -160,6 +161,28 @@ def test_a_vm_is_known_by_its_number_not_by_a_name_that_was_given_again(world: G
     world.provider.terminate(first.instance_id, first.zone)
 
     assert [each.id for each in world.server.project.alive()] == [again.target_id]
+    assert world.provider.describe(first.instance_id, first.zone).state == "gone"
+
+
+def test_the_end_of_a_deleted_vm_is_told_by_its_operation_as_long_as_the_zone_remembers_it(
+    world: GcpWorld,
+) -> None:
+    first, other = (world.provider.launch(make_request(world, number)) for number in range(2))
+    world.advance(LONG_S)
+    asked_at = EPOCH + timedelta(seconds=world.clock())
+    world.provider.terminate(first.instance_id, first.zone)
+    world.advance(LONG_S)
+    world.provider.terminate(other.instance_id, other.zone)
+    world.advance(LONG_S)
+
+    seen = world.provider.describe(first.instance_id, first.zone)
+    took_s = world.server.project.deleted_after_s
+    assert (seen.state, seen.ended_at) == ("gone", asked_at + timedelta(seconds=took_s))
+    world.server.faults.plan("fail", 9, "zoneOperations.list")
+    with pytest.raises(GoneError):
+        world.provider.describe(first.instance_id, first.zone)
+    world.server.faults.plan("fail", 0)
+    world.advance(30 * DAY_S)
     with pytest.raises(GoneError):
         world.provider.describe(first.instance_id, first.zone)
 

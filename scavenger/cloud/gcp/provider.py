@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -196,8 +196,17 @@ class GcpProvider:
         raise of_operation(operation, doing=doing, region=self.region, location=request.zone)
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
-        """See `Provider.describe`; Compute Engine forgets a VM as soon as it is deleted."""
-        return self._seen(instance_id, zone, self._deadline())
+        """See `Provider.describe`; Compute Engine forgets a VM as soon as it is deleted, and its deletion later."""
+        deadline = self._deadline()
+        try:
+            return self._seen(instance_id, zone, deadline)
+        except GoneError:
+            ended_at = None
+            with suppress(ScavengerError):
+                ended_at = self._deleted_at(instance_id, zone, deadline)
+            if ended_at is None:
+                raise
+            return VmSeen(instance_id, "", zone, False, "gone", ended_at=ended_at)
 
     def terminate(self, instance_id: str, zone: str) -> None:
         """See `Provider.terminate`: the VM's disk goes with it."""
@@ -327,6 +336,29 @@ class GcpProvider:
                 if operation.operation_type == "insert" and operation.target_link.endswith(f"/{name}")
             ]
         return sorted(found, key=lambda operation: time_of(operation.insert_time) or _LONG_AGO)
+
+    def _deleted_at(self, instance_id: str, zone: str, deadline: float) -> datetime | None:
+        """When the deletion of a VM was over, by the cloud's clock; None where the zone remembers none."""
+        with self._told(f"looking for the end of VM {instance_id}", zone):
+            listed = self._zone_operations.list(
+                request=compute_v1.ListZoneOperationsRequest(
+                    project=self.project,
+                    zone=zone,
+                    filter='operationType = "delete"',
+                    order_by="creationTimestamp desc",
+                    max_results=_PAGE,
+                ),
+                **self._limits(deadline),
+            )
+            latest = next(iter(self._pages(listed, deadline)), None)
+            ends = [
+                ended_at
+                for operation in (() if latest is None else latest.items)
+                if operation.operation_type == "delete" and str(operation.target_id) == instance_id
+                if _is_done(operation) and not _has_failed(operation)
+                if (ended_at := time_of(operation.end_time)) is not None
+            ]
+        return min(ends, default=None)
 
     def _followed(
         self, operation: compute_v1.Operation, zone: str, deadline: float
