@@ -103,7 +103,9 @@ def test_a_vm_that_runs_is_billed_up_to_now_by_the_clouds_launch() -> None:
 
 
 def test_a_vm_whose_end_the_cloud_does_not_show_is_billed_until_it_has_ended_itself_and_labelled() -> None:
-    silent = intent(state="DELETING", ended_at=None, billed_s=600.0, spent_usd=0.006, last_ack_at=START + HOUR)
+    silent = intent(
+        state="DELETING", ended_at=None, billed_s=600.0, spent_usd=0.006, last_ack_at=START + HOUR
+    )
     early, late = (paid_for([silent], at=START + hours * HOUR) for hours in (1, 9))
 
     assert early.vms[0].basis == "cloud"

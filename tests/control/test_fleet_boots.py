@@ -162,7 +162,7 @@ def test_a_vm_that_is_shut_out_has_not_joined(scene: Scene) -> None:
     scene.agents[first.id] = replace(JOINED, is_ending=True)
     scene.look()
 
-    assert scene.progress == ["VMs: aggregators asked (5 s), 2 more to follow"]
+    assert scene.progress == ["VMs: aggregators asked (0 s), 2 more to follow"]
     assert scene.boots.one_first
 
 

@@ -232,7 +232,10 @@ def test_the_bill_of_a_job_that_a_vm_led_names_its_vms_and_says_nothing_of_this_
 ) -> None:
     store, job_id = rented.store, rented.record.job_id
     record = store.job(store.create_job("digits", spec={"infra": "aws/us-east-1"}, job_file="/job.yaml").id)
-    rented_there = (replace(VM_THERE, instance_id="i-1"), replace(VM_THERE, instance_id="i-2", role="aggregator"))
+    rented_there = (
+        replace(VM_THERE, instance_id="i-1"),
+        replace(VM_THERE, instance_id="i-2", role="aggregator"),
+    )
     report = with_vms({"state": "succeeded"}, rented_there)
     store.recover_job(
         replace(record, id=job_id, state="succeeded", ended_at=AT, cost_usd=0.75, report=report)

@@ -315,7 +315,8 @@ class TestEvidence:
         assert kinds(scene.look([vm()])) == ["Adopt"]
 
     @pytest.mark.parametrize(
-        ("remembers_s", "billed_s", "never"), [(600.0, 200.0, True), (600.0, 700.0, False), (0.0, 200.0, False)]
+        ("remembers_s", "billed_s", "never"),
+        [(600.0, 200.0, True), (600.0, 700.0, False), (0.0, 200.0, False)],
     )
     def test_a_launch_that_listings_would_have_shown_since_is_never_paid_for(
         self, remembers_s: float, billed_s: float, never: bool

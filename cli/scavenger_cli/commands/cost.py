@@ -118,7 +118,9 @@ def _vms(vms: tuple[VmCost, ...]) -> Iterator[RenderableType]:
         end = vm.ending if vm.ended else "not ended"
         kind = "spot" if vm.spot else "on demand"
         name = clean(vm.instance_id) or "(no answer)"
-        grid.add_row(name, clean(vm.vm), clean(vm.role), kind, duration(vm.billed_s), money(vm.usd), clean(end))
+        grid.add_row(
+            name, clean(vm.vm), clean(vm.role), kind, duration(vm.billed_s), money(vm.usd), clean(end)
+        )
     yield grid
     if len(vms) > VMS_SHOWN:
         yield Text(f"and {len(vms) - VMS_SHOWN} more: -o json has them")

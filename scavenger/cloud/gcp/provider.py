@@ -206,7 +206,7 @@ class GcpProvider:
                 ended_at = self._deleted_at(instance_id, zone, deadline)
             if ended_at is None:
                 raise
-            return VmSeen(instance_id, "", zone, False, "gone", ended_at=ended_at)
+            return VmSeen(instance_id, "", zone, False, "gone", ended_at=ended_at, reason="it was deleted")
 
     def terminate(self, instance_id: str, zone: str) -> None:
         """See `Provider.terminate`: the VM's disk goes with it."""

@@ -129,8 +129,8 @@ class Alarm:
 
     Attributes:
         kind: Of a job: `boot`: its VMs fail alike as they boot, which its fleet finds; `budget`: its VMs are ended
-            now; `unaffordable`, `loop`, `no_placement`, `no_quota`, `credentials`: it gets no more; `sold_out`: for now it gets
-            none. The others are of VMs, placement options and the cloud.
+            now; `unaffordable`, `loop`, `no_placement`, `no_quota`, `credentials`: it gets no more; `sold_out`: for
+            now it gets none. The others are of VMs, placement options and the cloud.
         about: The job's id, VM's id or placement option concerned; distinguishes alarms of one kind.
     """
 
