@@ -72,7 +72,7 @@ class Network:
 SOUND = Network()
 
 
-def is_none_heard(silent: Collection[str], vms: Collection[str]) -> bool:
+def is_none_heard(silent: Collection[object], vms: Collection[object]) -> bool:
     """Whether all VMs are silent, so that the local network may be the cause; also if there is only one VM."""
     return bool(vms) and len(silent) == len(vms)
 
