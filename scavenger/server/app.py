@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from scavenger.api import (
     catalog,
@@ -51,6 +53,12 @@ BODY_BYTES_MAX = 8 << 20
 """Largest accepted body: a batch of indicators of the largest size has some 2 MB."""
 _ENTRY = re.compile(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Fields of a value with their description, in its docstring."""
+_ABOUT: dict[str, Any] = {
+    "title": "Scavenger",
+    "version": __version__,
+    "description": "Decides which machines a training job should run on, and runs it there.",
+    "license_info": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+}
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": problems.Problem, "description": "Refused; see `code` and `fix`"},
     "5XX": {"model": problems.Problem, "description": "The server, its store or a cloud failed"},
@@ -89,11 +97,10 @@ def create_app(
         yield
         context.writer.stop()
 
+    routes, document = _routes()
     app = FastAPI(
-        title="Scavenger",
-        version=__version__,
-        description="Decides which machines a training job should run on, and runs it there.",
-        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        **_ABOUT,
+        routes=[*routes],
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
@@ -114,36 +121,35 @@ def create_app(
     app.add_middleware(Turns)
     app.add_middleware(Shield, context=context)
     problems.register(app)
-    for part in (outputs, streaming):
-        app.include_router(part.router, responses=_REFUSALS)
-    calls = APIRouter(prefix="/v1")
-    of_jobs = (jobs, curves, why, costs, logs, submissions, submitting, operations, operating, indicators)
-    add_routes(calls, *of_jobs, models, catalog, pool, leftovers, users)
-    app.include_router(calls, responses=_REFUSALS)
-    app.include_router(health.router, responses=_REFUSALS)
-    app.include_router(dashboard.router)
-    app.include_router(submission_routes.router)
-    app.include_router(vm_routes.router)
-    app.include_router(session_routes.router)
-    document = _openapi(app)
-
-    @app.get("/openapi.json", include_in_schema=False)
-    def openapi(_: CallerOf) -> Response:
-        return answer(document)
-
     app.openapi = lambda: document  # type: ignore[method-assign]
     return app
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+@cache
+def _routes() -> tuple[tuple[BaseRoute, ...], dict[str, Any]]:
+    """The routes and their OpenAPI document: all applications of a process have the same, which take long to make."""
+    router = APIRouter(redirect_slashes=False, max_body_size=BODY_BYTES_MAX)
+    for part in (outputs, streaming):
+        router.include_router(part.router, responses=_REFUSALS)
+    calls = APIRouter(prefix="/v1")
+    of_jobs = (jobs, curves, why, costs, logs, submissions, submitting, operations, operating, indicators)
+    add_routes(calls, *of_jobs, models, catalog, pool, leftovers, users)
+    router.include_router(calls, responses=_REFUSALS)
+    router.include_router(health.router, responses=_REFUSALS)
+    for pages in (dashboard, submission_routes, vm_routes, session_routes):
+        router.include_router(pages.router)
+    document = _openapi(router.routes)
+
+    @router.get("/openapi.json", include_in_schema=False)
+    def openapi(_: CallerOf) -> Response:
+        return answer(document)
+
+    return tuple(router.routes), document
+
+
+def _openapi(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     """The OpenAPI document, with what FastAPI cannot know: problems have a media type of their own."""
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        routes=app.routes,
-        license_info=app.license_info,
-    )
+    document = get_openapi(**_ABOUT, routes=routes)
     for path, item in document["paths"].items():
         for operation in item.values():
             for status, told in operation["responses"].items():
