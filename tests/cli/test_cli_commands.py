@@ -21,6 +21,7 @@ from scavenger_cli.commands.driving import Invocation, drive
 from scavenger_cli.main import app
 from scavenger_cli.ui import console
 from typer.testing import CliRunner
+from warm_commands import Command
 
 from scavenger.control.job_file.load import load_job
 from scavenger.domain.document import report_document
@@ -72,38 +73,6 @@ def test_help_takes_little_more_than_typer_itself_and_imports_nothing_heavy() ->
 
     of_help = min(spent("-m", "scavenger_cli", "--help") for _ in range(3))
     assert of_help < 4.0 * min(spent("-c", "import typer") for _ in range(3))
-
-
-def test_what_runs_a_job_imports_nothing_that_only_some_jobs_need() -> None:
-    """Each command and each runner of a job begins with it, and processes that train bring their own framework."""
-    code = "import json, sys, scavenger.control.jobs.job_run; print(json.dumps(sorted(sys.modules)))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(json.loads(shown.stdout))
-
-    of_some = {
-        *(
-            "tensorflow",
-            "keras",
-            "torch",
-            "jax",
-            "ray",
-            "sklearn",
-            "matplotlib",
-            "pandas",
-            "plotly",
-            "pyarrow",
-        ),
-        *("kubernetes", "boto3", "botocore", "google", "libcloud", "requests", "fsspec", "opentelemetry"),
-        *("alembic", "psycopg", "fastapi", "uvicorn", "typer", "rich", "kneed", "optuna", "mlflow", "wandb"),
-    }
-    assert not of_some & {name.partition(".")[0] for name in loaded}
-    assert not loaded & {
-        "scavenger.train.command.job_supervisor",
-        "scavenger.train.custom_loop.job_supervisor",
-        "scavenger.train.supervisor.supervisor",
-        "scipy.stats",
-        "scipy.interpolate",
-    }
 
 
 def test_typers_own_runner_sees_every_command() -> None:
@@ -280,24 +249,18 @@ def test_a_job_is_found_by_id_start_of_id_name_or_as_the_latest(scavenger: Run, 
     assert "cost" in texts.pop()
 
 
-@pytest.mark.parametrize("form", ["terminal", "svg", "html", "csv", "json"])
-def test_a_curve_is_the_same_on_stdout_and_in_a_file(
-    scavenger: Run, stored: str, tmp_path: Path, form: str
-) -> None:
-    out_file = tmp_path / f"curve.{form}"
-    text = scavenger("curves", "-f", form)[1]
-
-    assert scavenger("curves", "-f", form, "--out", out_file)[0] == 0
-    assert text
-    assert out_file.read_text() == text
-
-
-@pytest.mark.parametrize(("name", "form"), [("c.svg", "svg"), ("c.HTML", "html"), ("c.txt", "terminal")])
-def test_the_ending_of_the_file_names_the_format(
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("c.svg", "svg"), ("c.HTML", "html"), ("c.txt", "terminal"), ("c.csv", "csv"), ("c.json", "json")],
+)
+def test_a_curve_is_the_same_on_stdout_and_in_a_file_whose_ending_names_the_format(
     scavenger: Run, stored: str, tmp_path: Path, name: str, form: str
 ) -> None:
+    text = scavenger("curves", "-f", form)[1]
+
+    assert text
     assert scavenger("curves", "--out", tmp_path / name)[0] == 0
-    assert (tmp_path / name).read_text() == scavenger("curves", "-f", form)[1]
+    assert (tmp_path / name).read_text() == text
 
 
 @pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.PDF", b"%PDF-")])
@@ -472,7 +435,9 @@ def test_the_doctor_refuses_a_cloud_that_there_is_not_and_has_nothing_more_to_sa
     assert (code, " address: " in out) == (0, False)
 
 
-def test_no_command_imports_a_training_framework(stored: str, store_url: str) -> None:
+def test_what_runs_a_job_imports_what_all_jobs_need_and_no_command_a_training_framework(
+    stored: str, store_url: str
+) -> None:
     """In a process of its own: this one may have imported what other tests need."""
     commands = [
         *([name, "--store", store_url] for name in ("status", "cost", "gc")),
@@ -483,16 +448,44 @@ def test_no_command_imports_a_training_framework(stored: str, store_url: str) ->
     ]
     script = (
         "import json, sys\n"
+        "import scavenger.control.jobs.job_run\n"
+        "loaded = sorted(sys.modules)\n"
         "from scavenger_cli.main import main\n"
         "codes = [main(one) for one in json.loads(sys.argv[1])]\n"
         "assert codes == [0] * len(codes), codes\n"
         "assert not {'tensorflow', 'keras', 'ray'} & set(sys.modules)\n"
+        "print(json.dumps(loaded))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    of_some = {
+        *(
+            "tensorflow",
+            "keras",
+            "torch",
+            "jax",
+            "ray",
+            "sklearn",
+            "matplotlib",
+            "pandas",
+            "plotly",
+            "pyarrow",
+        ),
+        *("kubernetes", "boto3", "botocore", "google", "libcloud", "requests", "fsspec", "opentelemetry"),
+        *("alembic", "psycopg", "fastapi", "uvicorn", "typer", "rich", "kneed", "optuna", "mlflow", "wandb"),
+    }
+    assert not of_some & {name.partition(".")[0] for name in loaded}
+    assert not loaded & {
+        "scavenger.train.command.job_supervisor",
+        "scavenger.train.custom_loop.job_supervisor",
+        "scavenger.train.supervisor.supervisor",
+        "scipy.stats",
+        "scipy.interpolate",
+    }
 
 
 def test_a_reader_who_leaves_early_changes_no_outcome(job_file: Path, tmp_path: Path) -> None:
@@ -501,12 +494,11 @@ def test_a_reader_who_leaves_early_changes_no_outcome(job_file: Path, tmp_path: 
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
         "SCAVENGER_STORE": f"sqlite:///{tmp_path / 'store.db'}",
     }
-    process = subprocess.Popen(
+    process = Command(
         [sys.executable, Path(__file__).with_name("cli_fake.py"), "fail", "optimize", job_file, "-y"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -612,6 +604,6 @@ def test_a_quiet_run_writes_its_report_and_no_progress(scavenger: Run, job_file:
 def test_a_shell_is_offered_commands_and_values(words: str, at: int, offered: str) -> None:
     shell = {"_SCAVENGER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
     command = [sys.executable, "-m", "scavenger_cli"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **shell}, timeout=60)
+    process = Command(command, env={**os.environ, **shell}, stdout=subprocess.PIPE)
 
-    assert offered in done.stdout.split()
+    assert offered in process.communicate(timeout=60)[0].split()

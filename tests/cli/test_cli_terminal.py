@@ -10,13 +10,13 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from warm_commands import Command
 
 from scavenger.control.job_file.load import load_job
 from scavenger.store import Store
@@ -51,13 +51,12 @@ class Terminal:
         (folder / "train.py").write_text("")
         shutil.copy(_migrated_store(), folder / "store.db")
         self._mine, theirs = pty.openpty()
-        self.process = subprocess.Popen(
+        self.process = Command(
             [sys.executable, Path(__file__).with_name("cli_fake.py"), mode, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             cwd=folder,
-            start_new_session=True,
             env={
                 **os.environ,
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",

@@ -114,24 +114,30 @@ class _Forked:
         os.close(self._descriptor)
 
 
-class _Warm:
-    """The tests' side of the warm process, which ends with them."""
+class Warm:
+    """The tests' side of a warm process, which ends with them.
 
-    def __init__(self) -> None:
+    Args:
+        program: What it runs, with the descriptor of the socket where it is asked.
+        without: Variables of this process's environment that it does not have.
+    """
+
+    def __init__(self, program: str, *, without: Sequence[str] = ()) -> None:
         self._folder = tempfile.mkdtemp(prefix="warm-", dir="/tmp")  # short enough for a socket's address
         self.address = f"{self._folder}/s"
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with listening:
             listening.bind(self.address)
             listening.listen(16)
+            inherited = {name: value for name, value in os.environ.items() if name not in without}
             threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno())],
+                [sys.executable, program, str(listening.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(listening.fileno(),),
                 start_new_session=True,
                 env={
-                    **os.environ,
+                    **inherited,
                     **threads,
                     "TF_NUM_INTRAOP_THREADS": "1",
                     "TF_NUM_INTEROP_THREADS": "1",
@@ -150,13 +156,13 @@ class _Warm:
         shutil.rmtree(self._folder)
 
 
-_running: list[_Warm] = []
+_running: list[Warm] = []
 
 
 def warm_address() -> str:
     """Where the warm process is asked; it is begun if there is none."""
     if not _running or _running[0].process.poll() is not None:
-        _running[:] = [_Warm()]
+        _running[:] = [Warm(__file__)]
     return _running[0].address
 
 
@@ -189,6 +195,18 @@ def _serve(listening: socket.socket) -> int:
                 asking.send(str(pid).encode())
 
 
+def show_mark(env: Mapping[str, str]) -> None:
+    """Have the kernel show the mark of a test's processes for this process, which a warm one has forked."""
+    if len(mark := env.get(_MARK, "")) == _MARK_BYTES:
+        fork_server._show(_MARK, mark.encode())
+
+
+def modules_of(folder: str, env: Mapping[str, str]) -> list[str]:
+    """Where a started process finds modules: its folder, what its environment says, what is installed."""
+    installed = [entry for entry in sys.path if entry.startswith((sys.base_prefix, sys.prefix))]
+    return [folder, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *installed]
+
+
 def _become(request: dict[str, object], fds: Sequence[int]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -210,12 +228,8 @@ def _become(request: dict[str, object], fds: Sequence[int]) -> int:
     for fd in (log, *rest):
         os.close(fd)
     fork_server._show_mark(env[VARIABLE])
-    if len(mark := env.get(_MARK, "")) == _MARK_BYTES:
-        fork_server._show(_MARK, mark.encode())
-    if path is None:  # as of a started one: its folder, what its environment says, what is installed
-        installed = [entry for entry in sys.path if entry.startswith((sys.base_prefix, sys.prefix))]
-        path = [folder, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *installed]
-    sys.path[:] = path
+    show_mark(env)
+    sys.path[:] = modules_of(folder, env) if path is None else path
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)

@@ -9,18 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx2
 import pytest
+from waiting import wait_for
+from warm_commands import Command
 
 from scavenger.store import Store
 
 
-def _scavenger(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _scavenger(*arguments: str, env: dict[str, str]) -> str:
     command = [sys.executable, "-m", "scavenger_cli", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    process = Command(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    return out
 
 
 @pytest.mark.slow
@@ -30,12 +34,9 @@ def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) 
     command = [sys.executable, "-m", "scavenger_cli", "serve", "--port", "0"]
     for start in (1, 2):
         with log.open("w") as output:
-            served = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+            served = Command(command, env=env, stdout=output, stderr=output)
             try:
-                until_s = time.monotonic() + 60
-                while "serving the jobs" not in log.read_text() and time.monotonic() < until_s:
-                    assert served.poll() is None, log.read_text()
-                    time.sleep(0.1)
+                wait_for(lambda: "serving the jobs" in log.read_text(), served)
                 text = log.read_text()
                 address = re.findall(r"the API is at (http://127\.0\.0\.1:\d+)", text)[0]
                 links = re.findall(r"open (\S+)", text)
@@ -46,9 +47,9 @@ def test_serve_shows_a_link_once_and_serves_until_it_is_stopped(tmp_path: Path) 
                         assert "<title>" in page.text
                         assert browser.get(f"{address}/v1/info").json()["role"] == "admin"
                 else:
-                    told = json.loads(_scavenger("api", "info", "-o", "json", env=env).stdout)
+                    told = json.loads(_scavenger("api", "info", "-o", "json", env=env))
                     assert [one["address"] for one in told["servers"]] == [address]
-                    made = _scavenger("api", "token", "ann", "--role", "user", env=env).stdout.strip()
+                    made = _scavenger("api", "token", "ann", "--role", "user", env=env).strip()
                     mine = httpx2.get(
                         f"{address}/v1/info", headers={"Authorization": f"Bearer {made}"}, timeout=60
                     )
@@ -66,10 +67,7 @@ def test_ctrl_c_while_it_starts_ends_a_server_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scavenger_cli", "serve", "--port", "0"]
     served = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        until_s = time.monotonic() + 60
-        while not store.exists() and time.monotonic() < until_s:
-            assert served.poll() is None, served.communicate()
-            time.sleep(0.02)
+        wait_for(store.exists, served)
         served.send_signal(signal.SIGINT)  # the store comes first, and then the API is built
         said, _ = served.communicate(timeout=60)
     finally:
@@ -81,13 +79,12 @@ def test_ctrl_c_while_it_starts_ends_a_server_in_order(tmp_path: Path) -> None:
 def test_a_port_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused = subprocess.run(
+        refused = Command(
             [sys.executable, "-m", "scavenger_cli", "serve", "--port", str(port)],
             env={**os.environ, "SCAVENGER_STORE": f"sqlite:///{tmp_path}/jobs.db"},
-            capture_output=True,
-            text=True,
-            timeout=60,
+            stderr=subprocess.PIPE,
         )
+        _, said = refused.communicate(timeout=60)
     assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+    (line,) = said.splitlines()
     assert f"cannot listen at 127.0.0.1:{port}: Address already in use; `--port 0`" in line
