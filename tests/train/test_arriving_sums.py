@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from plain_keras import one_by_one
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train.aggregation import arriving_sums
@@ -113,6 +114,7 @@ class Job:
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
+        vars(self).clear()  # each mapping has a descriptor of its own, which what refers to itself would keep
 
     def _shard(self, fd: int, start: Any, *, in_place: bool = False) -> ModelShard:
         shard = ModelShard(fd, self.layout, self.index, in_place=in_place)
@@ -273,6 +275,7 @@ def jobs() -> Iterator[list[Job]]:
         ("float16", _ADAM, 1, True),
     ],
 )
+@one_by_one()
 def test_no_bit_tells_which_workers_shared_memory_and_what_was_lost(
     dtype: str, optimizer: str, parts: int, in_place: bool, jobs: list[Job]
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from plain_keras import one_by_one
 from test_ranges import ALL, Model, gradients, manifest, model, start
 
 from scavenger.train.aggregation.model_shard import ModelShard
@@ -28,6 +30,8 @@ class Hosts:
     def __init__(self, layout: Layout, fds: tuple[int, int], *, in_place: bool = False) -> None:
         self.layout = layout.moved([0] * len(layout.buckets), 1)
         self.fds = fds
+        for fd in fds:
+            weakref.finalize(self, os.close, fd)
         self.shards = [ModelShard(fd, self.layout, index, in_place=in_place) for index, fd in enumerate(fds)]
         for target, value in zip(self._block(0).tensors(self.layout.state_at(0)), start(), strict=True):
             target[...] = value
@@ -110,6 +114,7 @@ def quiet(moved: Hosts, still: Model, last: int) -> None:
         pytest.param("Adafactor", True, False, marks=pytest.mark.long),
     ],
 )
+@one_by_one()
 def test_weights_are_those_of_buckets_that_stay(name: str, restarted: bool, in_place: bool) -> None:
     layout = Layout.of(manifest(ALL[name]()), 2, bucket_bytes=2000)
     count = len(layout.buckets)
@@ -188,6 +193,7 @@ def test_what_arrived_is_known_after_a_restart_and_forgotten_as_the_job_begins_a
     assert Arrivals(fd, layout, 0).recorded is None
     ModelShard(fd, layout, 1).begin()
     assert again.recorded is None
+    os.close(fd)
 
 
 def test_best_weights_that_arrive_late_do_not_meet_those_of_who_holds_the_bucket() -> None:
@@ -238,3 +244,4 @@ def test_what_was_read_takes_no_memory() -> None:
     assert (held - os.fstat(fd).st_blocks) * 512 > layout.weights_bytes // 2
     np.testing.assert_array_equal(arrivals.weights(0), 1.0)
     np.testing.assert_array_equal(arrivals.weights(1), 0.0)
+    os.close(fd)

@@ -240,7 +240,7 @@ def check(name: str, dtype: str, aggregators: int, steps: Any, rtol: float) -> N
         os.close(fd)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from([*SPARING, *SPARING, *CHANGING_ALL]),
     dtype=st.sampled_from(["float32", "float32", "float64", "float16"]),
@@ -253,7 +253,7 @@ def test_sparse_gradients_train_bit_for_bit_as_dense_ones(
     check(name, dtype, aggregators, steps, rtol=0.0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(name=st.sampled_from(sorted(CLIPPED)), aggregators=st.integers(1, 2), steps=_steps)
 def test_where_norms_clip_them_they_train_as_dense_ones_up_to_rounding(
     name: str, aggregators: int, steps: Any

@@ -123,7 +123,14 @@ def compiled(kind: type[Any], **compile_with: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "eagerly"), [(Gated, False), (Gated, True), (Followed, False), (Grown, False), (Watched, False)]
+    ("kind", "eagerly"),
+    [
+        (Gated, False),
+        pytest.param(Gated, True, marks=pytest.mark.long),
+        (Followed, False),
+        (Grown, False),
+        (Watched, False),
+    ],
 )
 def test_a_step_with_state_ends_where_fit_does(kind: type[Any], eagerly: bool) -> None:
     program = assert_as_fit(lambda: compiled(kind, run_eagerly=eagerly), (X, Y))

@@ -34,7 +34,7 @@ _SHAPES = {
     "dense/bias": (3,),
     "scale": (),
 }
-_STEPS = 50
+_STEPS = 24
 _O, _S = keras.optimizers, keras.optimizers.schedules
 _ADAM = json.dumps(_O.serialize(_O.Adam(0.01)), default=float)
 
