@@ -91,14 +91,24 @@ def sight_of_running(folder: Path, **changes: Any) -> JobSight:
     )
     sight = JobSight(
         job=job,
-        alive=True,
         progress=progress,
         processes=(),
         operations=(),
         events=events,
         intents=(),
         cost=JobCost(
-            job.id, job.name, "running", PREDICTED, None, 0.5, (), (), "counted", (), job.created_at
+            job.id,
+            job.name,
+            "running",
+            PREDICTED,
+            None,
+            0.5,
+            (),
+            (),
+            "counted",
+            (),
+            job.created_at,
+            alive=True,
         ),
         course=RunCourse(steps, epochs, costs, report_document(report)),
         reachable=True,

@@ -18,7 +18,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.server.dashboard.confirming import confirmation_of, operation_of
 from scavenger.server.dashboard.figures import errors_figure, job_figures
 from scavenger.server.dashboard.job_list import job_line, jobs_page
-from scavenger.server.dashboard.job_page import JobPage, job_page
+from scavenger.server.dashboard.job_page import JobSight, job_page, job_tables
 from scavenger.server.dashboard.pages import render
 from scavenger.server.dashboard.plots import Figure, figures_document
 from scavenger.store.records import EventRecord
@@ -56,13 +56,14 @@ class Checker(HTMLParser):
         self.words.append(data.strip())
 
 
-def job_html(page: JobPage, figures: dict[str, Figure]) -> str:
-    return render("job.html", here="", user="ann", page=page, figures=figures)
+def job_html(sight: JobSight, figures: dict[str, Figure]) -> str:
+    page, tables = job_page(sight), job_tables(sight)
+    return render("job.html", here="", user="ann", page=page, tables=tables, figures=figures)
 
 
 def test_a_running_job_shows_state_progress_time_left_and_money_with_units(tmp_path: Path) -> None:
     line = job_page(sight_of_running(tmp_path)).line
-    assert (line.state.words, line.live) == ("running", True)
+    assert (line.state.words, line.state.live) == ("running", True)
     assert line.progress is not None
     assert line.progress.words == "50 % of about 20 min"
     assert line.left is not None
@@ -82,7 +83,8 @@ def test_a_budget_that_runs_out_changes_its_tone(tmp_path: Path) -> None:
 
 
 def test_a_job_without_a_process_is_shown_as_dead_and_has_no_time_left(tmp_path: Path) -> None:
-    page = job_page(replace(sight_of_running(tmp_path), alive=False))
+    sight = sight_of_running(tmp_path)
+    page = job_page(replace(sight, cost=replace(sight.cost, alive=False)))
     assert page.line.state.words == "dead (running when last seen)"
     assert page.line.left is page.line.progress is None
     assert not page.can_operate
@@ -91,8 +93,8 @@ def test_a_job_without_a_process_is_shown_as_dead_and_has_no_time_left(tmp_path:
 def test_errors_of_predictions_are_shown_of_runs_that_reached_their_end_only(tmp_path: Path) -> None:
     for state, off in (("succeeded", "+12.5 %"), ("stopped", "-")):
         job = replace(job_of(tmp_path), state=state, ended_at=NOW, actual=ACTUAL)
-        page = job_page(replace(sight_of_running(tmp_path), job=job))
-        assert (page.compared[0].name, page.compared[0].off_by) == ("Time", off)
+        tables = job_tables(replace(sight_of_running(tmp_path), job=job))
+        assert (tables.compared[0].name, tables.compared[0].off_by) == ("Time", off)
 
 
 def test_every_figure_of_a_running_job_is_drawn_and_described(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_job_of_which_nothing_is_known_says_what_is_missing(tmp_path: Path) ->
     assert "constraints.budget" in figures["burn"].words
     page = job_page(sight)
     assert page.no_journal.startswith("No step yet")
-    Checker(job_html(page, figures))
+    Checker(job_html(sight, figures))
     assert "is not on this machine" in job_page(replace(sight, reachable=False)).no_journal
 
 
@@ -142,7 +144,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "(the bend of the front). Moved to 3 x local-1, batch 32 at step 305: <script>" in page.choice
     lists = jobs_page([page.line], [], more=False, older="", state="", name=HOSTILE, store="s", now=NOW)
     texts = [
-        job_html(page, figures),
+        job_html(sight, figures),
         render("jobs.html", here="/", user=HOSTILE, page=lists, states=("running",), live="/live"),
         render("problem.html", here="", user="", title="No", message=HOSTILE, fix=HOSTILE),
         render("submit.html", here="", user="", problem=HOSTILE, path=HOSTILE, text=HOSTILE, may_write=True),

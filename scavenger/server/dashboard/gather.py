@@ -49,7 +49,6 @@ def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) ->
     """Everything that the page of a job shows; the job comes with its report."""
     return JobSight(
         job=billed(store, job),
-        alive=store.is_alive(job),
         progress=progress_of(store, job),
         processes=store.processes(job.id),
         operations=store.operations(job.id, limit=OPERATIONS_SHOWN),

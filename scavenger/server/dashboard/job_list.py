@@ -13,10 +13,12 @@ from scavenger.domain.submission import Submission
 from scavenger.presentation.formatting import clean, duration, money, quantity
 from scavenger.server.dashboard.words import (
     Fact,
+    JobLink,
     Meter,
     Moment,
     State,
     left_fact,
+    link_of,
     moment,
     percent,
     spent_meter,
@@ -33,7 +35,6 @@ class JobLine:
     """One job in the list.
 
     Attributes:
-        path: Of the job's page.
         progress: How far it is on its way to its expected end; None if that is not known.
         left: Time until the expected end with its interval; None if unknown.
         cost: So far, or in all if it has ended; `-` if none was recorded.
@@ -41,19 +42,14 @@ class JobLine:
         trains_on: Workers and batch size in effect, or chosen.
     """
 
-    id: str
-    short_id: str
-    name: str
-    path: str
+    job: JobLink
     state: State
-    live: bool
     progress: Meter | None
     metric: str
     left: Fact | None
     cost: str
     spent: Meter | None
     trains_on: str
-    owner: str
     began: Moment
     took: str
     error: str
@@ -63,13 +59,9 @@ class JobLine:
 class WaitingLine:
     """A submitted job that is not on record yet: it waits for its turn, or for its runner to begin."""
 
-    id: str
-    short_id: str
-    name: str
-    path: str
+    job: JobLink
     state: State
     reason: str
-    user: str
     job_file: str
     submitted: Moment
 
@@ -132,12 +124,8 @@ def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: dat
         metric = f"{clean(progress.metric)} {quantity(progress.value, 4)}{target}"
     ended = job.ended_at or now
     return JobLine(
-        id=job.id,
-        short_id=job.id[:8],
-        name=clean(job.name),
-        path=f"/jobs/{job.id}",
+        job=link_of(job),
         state=state_of(job, alive=alive),
-        live=not job.ended and alive,
         progress=progress_meter(job, progress, now) if alive else None,
         metric=metric,
         left=left_fact(progress.left_s, progress.left_interval_s)
@@ -146,7 +134,6 @@ def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: dat
         cost="-" if job.cost_usd is None else money(job.cost_usd),
         spent=spent_meter(job.cost_usd, budget_of(job.spec)),
         trains_on=trains_on,
-        owner=clean(job.owner.account),
         began=moment(job.created_at, now),
         took=duration(float(round((ended - job.created_at).total_seconds()))),
         error=clean(job.error),
@@ -156,13 +143,9 @@ def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: dat
 def waiting_line(submission: Submission, now: datetime) -> WaitingLine:
     """A submitted job that is not on record yet."""
     return WaitingLine(
-        id=submission.id,
-        short_id=submission.id[:8],
-        name=clean(submission.job.name),
-        path=f"/jobs/{submission.id}",
+        job=JobLink(submission.id, clean(submission.job.name), clean(submission.job.user)),
         state=State("starting" if submission.state == "running" else submission.state, "idle"),
         reason=clean(submission.reason),
-        user=clean(submission.job.user),
         job_file=clean(submission.job.job_file),
         submitted=moment(submission.submitted_at, now),
     )
@@ -183,7 +166,7 @@ def jobs_page(
     return JobsPage(
         waiting=tuple(waiting),
         lines=tuple(lines),
-        running=sum(line.live for line in lines),
+        running=sum(line.state.live for line in lines),
         older=older if more else "",
         filtered=bool(state or name),
         state=state,

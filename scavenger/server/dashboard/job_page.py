@@ -24,7 +24,7 @@ from scavenger.presentation.formatting import (
 )
 from scavenger.presentation.panel import FINISHED
 from scavenger.server.dashboard.job_list import JobLine, job_line
-from scavenger.server.dashboard.words import Fact, Moment, left_fact, moment
+from scavenger.server.dashboard.words import Fact, JobLink, Moment, State, left_fact, link_of, moment
 from scavenger.store.records import EventRecord, JobRecord, OperationRecord, ProcessRecord
 
 VMS_SHOWN = 100
@@ -37,7 +37,6 @@ class JobSight:
 
     Attributes:
         job: Its record, with its report if it has ended.
-        alive: Whether its process is.
         events: The latest, oldest first, without those that report progress.
         intents: Its VMs.
         cost: Its bill up to now.
@@ -48,7 +47,6 @@ class JobSight:
     """
 
     job: JobRecord
-    alive: bool
     progress: Progress | None
     processes: tuple[ProcessRecord, ...]
     operations: tuple[OperationRecord, ...]
@@ -81,14 +79,12 @@ class VmLine:
     zone: str
     role: str
     kind: str
-    state: str
-    live: bool
+    state: State
     age: str
     price: str
     cost: str
     ending: str
-    job_path: str = ""
-    job_name: str = ""
+    job: JobLink | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +123,11 @@ class OperationLine:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """The page of one job.
+    """The page of one job, besides its tables.
 
     Attributes:
         facts: What it is and how far it is.
         choice: The chosen configuration and why, and where the job moved since; empty before.
-        files: Paths, on the machine that runs the job.
-        compared: Predicted and actual values; empty before the choice.
-        why_off: Causes of the error of the predicted time.
-        items: What was paid or counted, item by item.
-        known: How the cost is known.
         can_operate: Whether it can be scaled and stopped now.
         can_resume: Whether it can be resumed now.
         pending: Number of the operation that it has not started, which can be withdrawn; None if there is none.
@@ -147,7 +138,26 @@ class JobPage:
     line: JobLine
     facts: tuple[Fact, ...]
     choice: str
-    files: tuple[Fact, ...]
+    can_operate: bool
+    can_resume: bool
+    pending: int | None
+    workers: int
+    no_journal: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobTables:
+    """The tables of a job's page.
+
+    Attributes:
+        compared: Predicted and actual values; empty before the choice.
+        why_off: Causes of the error of the predicted time.
+        items: What was paid or counted, item by item.
+        known: How the cost is known.
+        files: Paths, on the machine that runs the job.
+    """
+
+    job: JobLink
     compared: tuple[Compared, ...]
     why_off: str
     items: tuple[Fact, ...]
@@ -156,26 +166,35 @@ class JobPage:
     more_vms: int
     processes: tuple[ProcessLine, ...]
     operations: tuple[OperationLine, ...]
+    files: tuple[Fact, ...]
     events: tuple[EventLine, ...]
-    can_operate: bool
-    can_resume: bool
-    pending: int | None
-    workers: int
-    no_journal: str
-    at: Moment
 
 
 def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
     """The values of a job's page, for a user who may change jobs or not."""
-    job, now = sight.job, sight.at
-    line = job_line(job, sight.progress, alive=sight.alive, now=now)
-    vms = vm_lines(sight.intents, {vm.instance_id: vm for vm in sight.cost.vms if vm.instance_id}, now)
+    job = sight.job
+    line = job_line(job, sight.progress, alive=sight.cost.alive, now=sight.at)
     at = sight.progress.configuration if sight.progress is not None else job.chosen
     return JobPage(
         line=line,
         facts=tuple(fact for fact in facts_of(sight) if fact.value),
         choice=_choice_words(sight),
-        files=tuple(Fact(name, clean(path)) for name, path in _files(job) if path),
+        can_operate=line.state.live and may_change,
+        can_resume=sight.resumable and may_change,
+        pending=next((one.id for one in sight.operations if one.state == "pending"), None)
+        if may_change
+        else None,
+        workers=1 if at is None else at.workers,
+        no_journal=_no_journal(sight),
+    )
+
+
+def job_tables(sight: JobSight) -> JobTables:
+    """The values of the tables of a job's page."""
+    job, now = sight.job, sight.at
+    vms = vm_lines(sight.intents, {vm.instance_id: vm for vm in sight.cost.vms if vm.instance_id}, now)
+    return JobTables(
+        job=link_of(job),
         compared=tuple(_compared(job)),
         why_off=_why_off(job),
         items=tuple(Fact(clean(one.name), money(one.usd), clean(one.how)) for one in sight.cost.items),
@@ -184,18 +203,11 @@ def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
         more_vms=max(0, len(vms) - VMS_SHOWN),
         processes=tuple(_process_line(one) for one in sight.processes if _is_shown(one, job)),
         operations=tuple(_operation_line(one, now) for one in reversed(sight.operations)),
+        files=tuple(Fact(name, clean(path)) for name, path in _files(job) if path),
         events=tuple(
             EventLine(moment(one.at, now), clean(one.kind), one.level, mask(clean(one.message)))
             for one in reversed(sight.events)
         ),
-        can_operate=line.live and may_change,
-        can_resume=sight.resumable and may_change,
-        pending=next((one.id for one in sight.operations if one.state == "pending"), None)
-        if may_change
-        else None,
-        workers=1 if at is None else at.workers,
-        no_journal=_no_journal(sight),
-        at=moment(now, now),
     )
 
 
@@ -312,8 +324,7 @@ def vm_lines(intents: Sequence[Intent], paid: Mapping[str, VmCost], now: datetim
                 zone=clean(intent.request.zone),
                 role="aggregator" if is_for_aggregators(intent.slot) else "worker",
                 kind="spot" if intent.request.spot else "on demand",
-                state=_VM_STATES[intent.state],
-                live=intent.state != "GONE",
+                state=State(_VM_STATES[intent.state], "idle" if intent.state == "GONE" else "live"),
                 age="-" if age_s is None else duration(float(round(max(0.0, age_s)))),
                 price=f"{money(intent.charges.price_usd_per_hour)}/h",
                 cost=money(usd),

@@ -13,7 +13,7 @@ from scavenger.domain.restore import QuarantinedVm, Restore
 from scavenger.presentation.formatting import clean, money, quantity, size, when
 from scavenger.presentation.panel import FINISHED
 from scavenger.server.dashboard.job_page import VmLine, vm_lines
-from scavenger.server.dashboard.words import Moment, moment
+from scavenger.server.dashboard.words import Moment, State, link_of, moment
 from scavenger.store.records import JobRecord, ModelRecord
 
 _ERRORS = ("time_s", "cost_usd", "step_time_s", "epochs")
@@ -66,7 +66,7 @@ class ModelLine:
     Attributes:
         errors: Median absolute error of time, cost, step time and epochs, as text; `-` where no job has ended.
         jobs: Number of finished jobs behind them.
-        note: Whether it was imported, or changed after it was written.
+        note: That it was imported, or changed after it was written; None if neither.
     """
 
     id: str
@@ -78,8 +78,7 @@ class ModelLine:
     evidence: str
     errors: tuple[str, str, str, str]
     jobs: int
-    note: str
-    damaged: bool
+    note: State | None
     fitted: Moment
 
 
@@ -109,11 +108,7 @@ def vms_page(
         quarantined: VMs that the store does not know since.
         decides: Whether who looks may end and keep them.
     """
-    lines = [
-        replace(line, job_path=f"/jobs/{job.id}", job_name=clean(job.name))
-        for job, intents in vms
-        for line in vm_lines(intents, {}, now)
-    ]
+    lines = [replace(line, job=link_of(job)) for job, intents in vms for line in vm_lines(intents, {}, now)]
     rate = math.fsum(one.charges.price_usd_per_hour for _, intents in vms for one in intents)
     return VmsPage(
         tuple(lines),
@@ -172,7 +167,7 @@ def models_page(
     lines = []
     for model in models:
         known = errors.get(str(model.fingerprint), [])
-        note = ("" if model.origin == "local" else model.origin) if model.intact else "changed, not used"
+        note = None if model.origin == "local" else State(model.origin, "idle")
         lines.append(
             ModelLine(
                 id=model.id[:8],
@@ -184,8 +179,7 @@ def models_page(
                 evidence=f"{model.measurements} measured, {model.runs} finished",
                 errors=_medians(known),
                 jobs=len(known),
-                note=note,
-                damaged=not model.intact,
+                note=note if model.intact else State("changed, not used", "bad"),
                 fitted=moment(model.created_at, now),
             )
         )

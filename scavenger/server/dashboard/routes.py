@@ -32,7 +32,7 @@ from scavenger.server.dashboard.confirming import cancellation_of, confirmation_
 from scavenger.server.dashboard.figures import errors_figure, job_figures
 from scavenger.server.dashboard.gather import Journals, lines_of, sight_of
 from scavenger.server.dashboard.job_list import PAGE_SIZE, JobsPage, jobs_page, waiting_line
-from scavenger.server.dashboard.job_page import JobSight, job_page
+from scavenger.server.dashboard.job_page import JobSight, job_page, job_tables
 from scavenger.server.dashboard.other_pages import models_page
 from scavenger.server.dashboard.pages import asset
 from scavenger.server.dashboard.plots import figures_document
@@ -116,7 +116,8 @@ def one_job(context: ContextOf, caller: CallerOf, job: str) -> Response:
         may_withdraw = waiting.state == "queued" and caller.user.changes_jobs
         return page_answer("waiting.html", caller.user.name, waiting=line, may_withdraw=may_withdraw)
     page = job_page(sight, may_change=caller.user.changes_jobs)
-    return page_answer("job.html", caller.user.name, page=page, figures=job_figures(sight))
+    tables, figures = job_tables(sight), job_figures(sight)
+    return page_answer("job.html", caller.user.name, page=page, tables=tables, figures=figures)
 
 
 @router.get("/jobs/{job}/live")
@@ -128,10 +129,10 @@ def job_live(request: Request, context: ContextOf, caller: CallerOf, job: str) -
 
 
 @router.get("/jobs/{job}/tables")
-def job_tables(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
+def live_tables(request: Request, context: ContextOf, caller: CallerOf, job: str) -> Response:
     """The live tables of a job's page."""
     return part_answer(
-        request, "job_tables.html", page=job_page(_sight(context, context.local(caller).find_job(job).id))
+        request, "job_tables.html", tables=job_tables(_sight(context, context.local(caller).find_job(job).id))
     )
 
 

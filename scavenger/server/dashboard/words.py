@@ -31,10 +31,34 @@ _TONES: dict[str, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state in words, with the tone of its colour."""
+    """A state in words, with the tone of its colour.
+
+    Attributes:
+        live: Whether something goes on in it: of a job, that its process does.
+    """
 
     words: str
     tone: Tone
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobLink:
+    """A job, or the submission of one, as lists name it: `name` and `user` are shown, so they are clean."""
+
+    id: str
+    name: str
+    user: str
+
+    @property
+    def short_id(self) -> str:
+        """As commands take it."""
+        return self.id[:8]
+
+    @property
+    def path(self) -> str:
+        """Of its page."""
+        return f"/jobs/{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +99,12 @@ def state_of(job: JobRecord, *, alive: bool) -> State:
     words = job.state.replace("_", " ")
     if not job.ended and not alive:
         return State(f"dead ({words} when last seen)", "bad")
-    return State(words, _TONES[job.state])
+    return State(words, _TONES[job.state], live=not job.ended)
+
+
+def link_of(job: JobRecord) -> JobLink:
+    """A job as lists name it."""
+    return JobLink(job.id, clean(job.name), clean(job.owner.account))
 
 
 def moment(at: datetime, now: datetime) -> Moment:
