@@ -88,7 +88,10 @@ def submitted(
     submission: Submission, job_state: JobState | None = None, cost_usd: float | None = None
 ) -> SubmittedJob:
     """A submission, with what is known of its job."""
-    return gathered(SubmittedJob, submission, submission.job, job_state=job_state, cost_usd=cost_usd)
+    starts = submission.starts.count
+    return gathered(
+        SubmittedJob, submission, submission.job, starts=starts, job_state=job_state, cost_usd=cost_usd
+    )
 
 
 def submitted_jobs(store: Store, found: Sequence[Submission]) -> tuple[SubmittedJob, ...]:

@@ -94,6 +94,23 @@ class NewSubmission:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerStarts:
+    """The starts of a submission's runners.
+
+    Attributes:
+        count: How many there were.
+        fruitless: How many of the last in a row came to no further step, through no fault that passes.
+        faults: How many of them could not begin for a fault that passes.
+        step: The job's last step at the last one; None before its first step.
+    """
+
+    count: int = 0
+    fruitless: int = 0
+    faults: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A submitted job on record.
 
@@ -103,11 +120,7 @@ class Submission:
         job: What was submitted.
         reason: Why it waits, or how it ended, for the user; one line, may be empty.
         cancelling: Whether it is to be stopped: its runner looks for this.
-        starts: Number of runners that were started.
-        fruitless: How many of the last starts in a row came to no further step, through no fault that passes.
-        faults: How many of them could not begin for a fault that passes.
         installation: That whose servers run it; empty if those of its host do.
-        step: The job's last step when its last runner was started; None before its first step.
         started_at: Start of its first runner; None before.
         ended_at: None while `state` is one of `OPEN_SUBMISSIONS`, and only then.
     """
@@ -118,11 +131,8 @@ class Submission:
     state: SubmissionState
     reason: str
     cancelling: bool
-    starts: int
-    fruitless: int
-    faults: int
+    starts: RunnerStarts
     installation: str
-    step: int | None
     submitted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scavenger.domain.intent import Lease
-from scavenger.domain.submission import RunnerSeen, Submission
+from scavenger.domain.submission import RunnerSeen, RunnerStarts, Submission
 
 SILENT_S = 60.0
 """A runner that does not renew its lease for so long is asked, and ended if it does not answer; it renews it every few
@@ -63,23 +63,19 @@ class EndSubmission:
 RunnerDecision = KeepRunner | AskRunner | StartRunner | EndSubmission
 
 
-def rest_s(fruitless: int, faults: int = 0) -> float:
-    """Seconds from one start to the next: none after progress, then 2, 4, 8 ..., at most a minute, or five for faults.
-
-    Args:
-        fruitless: How many of the last starts in a row came to nothing.
-        faults: How many of them failed for a fault that passes.
-    """
+def rest_s(starts: RunnerStarts) -> float:
+    """Seconds from one start to the next: none after progress, then 2, 4, 8 ...; a minute at most, five for faults."""
+    fruitless, faults = starts.fruitless, starts.faults
     after_faults = 0.0 if faults == 0 else min(_FAULT_REST_MAX_S, 2.0 ** min(faults, 10))
     return max(after_faults, 0.0 if fruitless <= 1 else min(REST_MAX_S, 2.0 ** min(fruitless - 1, 10)))
 
 
 def given_up(one: Submission) -> str:
     """Why a submission that waits is not started again; empty if it is."""
-    if one.fruitless >= STARTS_MAX:
+    if one.starts.fruitless >= STARTS_MAX:
         return one.reason or "it could not begin"
-    if one.faults >= FAULTS_MAX:
-        return f"it could not begin in {one.faults} attempts; {one.reason}"
+    if one.starts.faults >= FAULTS_MAX:
+        return f"it could not begin in {one.starts.faults} attempts; {one.reason}"
     return ""
 
 
@@ -141,10 +137,10 @@ def follow_runner(
         return EndSubmission(seen.job_state.replace("_", " "))
     if one.cancelling:
         return EndSubmission(one.reason or "cancelled", cancelled=True)
-    if one.fruitless >= STARTS_MAX:
+    if one.starts.fruitless >= STARTS_MAX:
         return EndSubmission(
-            f"its runner ended unexpectedly {one.fruitless} times in a row without a further step"
+            f"its runner ended unexpectedly {one.starts.fruitless} times in a row without a further step"
         )
-    if since_start_s < rest_s(one.fruitless, one.faults):
+    if since_start_s < rest_s(one.starts):
         return KeepRunner("its runner ended a moment ago")
     return StartRunner()

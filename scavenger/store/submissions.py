@@ -27,6 +27,7 @@ from scavenger.domain.submission import (
     GivenEnvironment,
     NewSubmission,
     RunnerSeen,
+    RunnerStarts,
     ServerRecord,
     Spending,
     Submission,
@@ -52,7 +53,7 @@ is upgraded, would run them as jobs; it takes the submissions of its own host, w
 _OF_SERVERS = tuple(
     name for name in ServerRecord.__dataclass_fields__ if name not in ("birth", "installation")
 )
-_OWN = tuple(name for name in Submission.__dataclass_fields__ if name != "job")
+_OWN = tuple(name for name in Submission.__dataclass_fields__ if name not in ("job", "starts"))
 
 
 class SubmissionsPart(Part):
@@ -408,7 +409,7 @@ def _submission(row: SubmissionRow) -> Submission:
     own = {name: getattr(row, name) for name in _OWN}
     given = {name: getattr(row, name) for name in _FIELDS}
     given["run"] = row.run is not False  # earlier versions, which only ran jobs, have left it open
-    own["faults"] = row.faults or 0  # earlier versions have left it open
+    own["starts"] = RunnerStarts(row.starts, row.fruitless, row.faults or 0, row.step)
     own["installation"] = row.installation or ""
     given["host"] = row.host.removesuffix(_OF_PLANS)
     return Submission(job=NewSubmission(**given), **own)

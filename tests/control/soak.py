@@ -248,7 +248,7 @@ class Soak:
         """Whether a runner's job may have another one: it fails after so many in a row without a further step."""
         with Store.open(self.url) as store:
             submission = store.submission(runner.cmdline()[-2])
-        return submission is not None and submission.fruitless < STARTS_MAX - 1
+        return submission is not None and submission.starts.fruitless < STARTS_MAX - 1
 
     def _drain(self, until_s: float) -> None:
         while time.monotonic() < until_s:
@@ -351,7 +351,7 @@ def soak(
             for process in _runners(Path(made)):
                 process.kill()
         with Store.open(url) as store:
-            starts = [each.starts for each in store.submissions(1_000_000)]
+            starts = [each.starts.count for each in store.submissions(1_000_000)]
         logs = [(Path(made) / f"server-{n}.log").read_text() for n in range(servers)]
     figures: dict[str, object] = {
         "database": database,

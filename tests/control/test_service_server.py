@@ -137,10 +137,10 @@ class TestRounds:
         for faults in range(1, STARTS_MAX + 3):
             assert server.tick()
             waits = now(store, one)
-            assert (waits.state, waits.fruitless, waits.faults) == ("queued", 0, faults)
+            assert (waits.state, waits.starts.fruitless, waits.starts.faults) == ("queued", 0, faults)
             assert waits.reason.startswith("its runner cannot be started: File exists")
             assert server.tick()
-            assert now(store, one).starts == faults  # it rests
+            assert now(store, one).starts.count == faults  # it rests
             clock.at += 300.0
         blocked.unlink()
         blocked.mkdir()
@@ -159,7 +159,7 @@ class TestRounds:
             server.tick()
 
         waits = now(store, one)
-        assert (waits.state, waits.fruitless, waits.faults) == ("queued", 1, 1)
+        assert (waits.state, waits.starts.fruitless, waits.starts.faults) == ("queued", 1, 1)
         assert waits.reason.startswith("its runner cannot be started: Too many open files")
 
     def test_a_job_whose_runner_can_never_be_started_ends_with_the_reason(
@@ -172,7 +172,7 @@ class TestRounds:
             clock.at += 300.0
 
         ended = now(store, one)
-        assert (ended.state, ended.starts) == ("ended", FAULTS_MAX)
+        assert (ended.state, ended.starts.count) == ("ended", FAULTS_MAX)
         assert ended.reason.startswith(
             "it could not begin in 20 attempts; its runner cannot be started: File"
         )
@@ -225,7 +225,7 @@ class TestRounds:
         (folder / "record.json").write_text("{}")
         Server(store, QueueLimits()).tick()
 
-        assert (now(store, one).state, now(store, one).starts) == ("ended", 0)
+        assert (now(store, one).state, now(store, one).starts.count) == ("ended", 0)
         assert now(store, one).reason.endswith(f"scavenger store recover {folder}")
 
     def test_jobs_of_other_machines_and_accounts_are_left_alone(self, store: Store) -> None:
@@ -249,13 +249,13 @@ class TestRounds:
             assert [one.id for one in server.backlog().queued] == [waits.id]
             assert server.tick()
             assert (
-                now(store, begun).starts == 1
+                now(store, begun).starts.count == 1
             )  # its process cannot be told by a name, so its silence decides
             for _ in range(14):
                 clock.at += 5.0
                 server.tick()
             assert process.poll() is None
-            assert now(store, begun).starts == 2
+            assert now(store, begun).starts.count == 2
             _ended(server)
 
     def test_a_cancelled_job_whose_runner_is_dead_ends_as_interrupted(self, store: Store) -> None:

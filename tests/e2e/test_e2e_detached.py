@@ -51,7 +51,7 @@ def test_a_detached_job_outlives_its_terminal_and_its_server(make_job: MakeJob) 
 
     done = _record(job)
     assert (done.state, done.attempts, done.owner.pid) == ("succeeded", 1, runner)
-    assert (_submission(job).state, _submission(job).reason, _submission(job).starts) == (
+    assert (_submission(job).state, _submission(job).reason, _submission(job).starts.count) == (
         "ended",
         "succeeded",
         1,
@@ -93,7 +93,7 @@ def test_a_killed_runner_is_replaced_and_each_sample_counts_once(make_job: MakeJ
     assert kinds.count("resumed") == 2
     lease = _lease(job)
     assert lease is not None
-    assert (lease.holder, lease.token) == ("", 2 * _submission(job).starts)
+    assert (lease.holder, lease.token) == ("", 2 * _submission(job).starts.count)
 
 
 @pytest.mark.long
@@ -256,7 +256,7 @@ def _goes_on(job: Job, runner: int) -> None:
     step = _record(job).step or 0
     _pass(15.0)
     wait_for(lambda: (_record(job).step or 0) > step)
-    assert (_record(job).owner.pid, _record(job).attempts, _submission(job).starts) == (runner, 1, 1)
+    assert (_record(job).owner.pid, _record(job).attempts, _submission(job).starts.count) == (runner, 1, 1)
 
 
 def _begun(job: Job) -> bool:

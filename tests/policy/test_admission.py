@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.domain.submission import Backlog, NewSubmission, RunnerSeen, Spending, Submission
+from scavenger.domain.submission import Backlog, NewSubmission, RunnerSeen, RunnerStarts, Spending, Submission
 from scavenger.policy.admission import QueueLimits, admit
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,11 +23,8 @@ def job(number: int, *, running: bool = False, **fields: object) -> Submission:
         state="running" if running else "queued",
         reason="",
         cancelling=False,
-        starts=int(running),
-        fruitless=int(running),
-        faults=0,
+        starts=RunnerStarts(int(running), int(running)),
         installation="",
-        step=None,
         submitted_at=AT,
         started_at=AT if running else None,
         ended_at=None,

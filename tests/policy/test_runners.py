@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_admission import job
 
 from scavenger.domain.intent import Lease
-from scavenger.domain.submission import RunnerSeen
+from scavenger.domain.submission import RunnerSeen, RunnerStarts
 from scavenger.policy.runners import (
     FAULTS_MAX,
     GAP_S,
@@ -29,6 +29,10 @@ from scavenger.policy.runners import (
 
 ONE = job(1, running=True)
 SEEN = RunnerSeen(ONE, Lease("runner/job-1", "here/1/2.0", 2, 5), "running", False, 7, 0.0)
+
+
+def vain(starts: int) -> RunnerStarts:
+    return RunnerStarts(starts, starts)
 
 
 def follow(
@@ -65,24 +69,25 @@ def test_one_that_is_to_be_stopped_is_not_started_again() -> None:
 
 
 def test_after_starts_in_vain_there_are_pauses_and_then_an_end() -> None:
-    pauses = [rest_s(count) for count in range(1, STARTS_MAX + 1)]
+    pauses = [rest_s(vain(count)) for count in range(1, STARTS_MAX + 1)]
     assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0]
-    twice = replace(SEEN, submission=replace(ONE, fruitless=2))
+    twice = replace(SEEN, submission=replace(ONE, starts=vain(2)))
     assert isinstance(follow(twice, "dead", since_start_s=1.9), KeepRunner)
     assert follow(twice, "dead", since_start_s=2.0) == StartRunner()
-    often = replace(SEEN, submission=replace(ONE, fruitless=STARTS_MAX))
+    often = replace(SEEN, submission=replace(ONE, starts=vain(STARTS_MAX)))
     assert isinstance(follow(often, "dead"), EndSubmission)
 
 
 def test_faults_that_pass_are_waited_for_over_an_hour_and_not_for_ever() -> None:
-    waits = replace(ONE, state="queued", fruitless=0, reason="the disk is full")
-    assert sum(rest_s(0, faults) for faults in range(1, FAULTS_MAX)) > 3600.0
-    assert [rest_s(0, faults) for faults in (1, 2, 3, 500)] == [2.0, 4.0, 8.0, 300.0]
-    assert given_up(replace(waits, faults=FAULTS_MAX - 1)) == ""
+    waits = replace(ONE, state="queued", starts=RunnerStarts(), reason="the disk is full")
+    assert sum(rest_s(RunnerStarts(faults=faults)) for faults in range(1, FAULTS_MAX)) > 3600.0
+    assert [rest_s(RunnerStarts(faults=faults)) for faults in (1, 2, 3, 500)] == [2.0, 4.0, 8.0, 300.0]
+    assert given_up(replace(waits, starts=RunnerStarts(faults=FAULTS_MAX - 1))) == ""
     assert (
-        given_up(replace(waits, faults=FAULTS_MAX)) == "it could not begin in 20 attempts; the disk is full"
+        given_up(replace(waits, starts=RunnerStarts(faults=FAULTS_MAX)))
+        == "it could not begin in 20 attempts; the disk is full"
     )
-    assert given_up(replace(waits, fruitless=STARTS_MAX)) == "the disk is full"
+    assert given_up(replace(waits, starts=vain(STARTS_MAX))) == "the disk is full"
 
 
 @given(
@@ -96,7 +101,7 @@ def test_faults_that_pass_are_waited_for_over_an_hour_and_not_for_ever() -> None
 def test_no_runner_is_started_while_one_may_live(
     holder: str, silent_s: float, since_s: float, fruitless: int, cancelling: bool, ended: bool
 ) -> None:
-    submission = replace(ONE, fruitless=fruitless, cancelling=cancelling)
+    submission = replace(ONE, starts=vain(fruitless), cancelling=cancelling)
     seen = replace(SEEN, submission=submission, ended=ended)
     decision = follow(seen, holder, silent_s=silent_s, since_start_s=since_s)
 
@@ -114,7 +119,7 @@ def test_no_runner_is_started_while_one_may_live(
 
 @pytest.mark.parametrize("fruitless", [20, 500])
 def test_pauses_are_bounded(fruitless: int) -> None:
-    assert rest_s(fruitless) == 60.0
+    assert rest_s(vain(fruitless)) == 60.0
 
 
 class TestSilences:

@@ -21,6 +21,7 @@ from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.submission import (
     GivenEnvironment,
     NewSubmission,
+    RunnerStarts,
     ServerRecord,
     Submission,
     runner_lease,
@@ -102,8 +103,8 @@ class TestSubmitting:
             job = store.submit(new)
 
             assert job.job == new
-            assert (job.state, job.reason, job.cancelling, job.starts) == ("queued", "", False, 0)
-            assert (job.step, job.submitted_at, job.started_at, job.ended_at) == (
+            assert (job.state, job.reason, job.cancelling, job.starts.count) == ("queued", "", False, 0)
+            assert (job.starts.step, job.submitted_at, job.started_at, job.ended_at) == (
                 None,
                 Clock().at,
                 None,
@@ -145,7 +146,7 @@ class TestSubmitting:
         assert store.end_submission(started(store, job), job.id, "done")
 
         again = store.submit_again(job.id, JOB)
-        assert (again.id, again.state, again.starts) == (job.id, "queued", 0)
+        assert (again.id, again.state, again.starts.count) == (job.id, "queued", 0)
         assert started(store, again).token > 2  # its leases go on counting
 
 
@@ -168,7 +169,7 @@ class TestRunners:
 
             ended = store.submission(job.id)
             assert ended is not None
-            assert (ended.state, ended.reason, ended.starts) == ("ended", "succeeded", 1)
+            assert (ended.state, ended.reason, ended.starts.count) == ("ended", "succeeded", 1)
             assert backlog(store).running == ()
 
     def test_of_servers_that_start_a_runner_at_once_one_does(self, url: str) -> None:
@@ -233,13 +234,13 @@ class TestRunners:
             job = store.submit(JOB)
             for expected in (1, 2):
                 started(store, job)
-                assert store.submission(job.id).fruitless == expected  # type: ignore[union-attr]
+                assert store.submission(job.id).starts.fruitless == expected  # type: ignore[union-attr]
             store.create_job("digits", spec={}, job_file="/job.yaml", job_id=job.id)
             store.update_job(job.id, step=7)
             started(store, job)
             found = store.submission(job.id)
             assert found is not None
-            assert (found.starts, found.fruitless, found.step) == (3, 1, 7)
+            assert found.starts == RunnerStarts(3, 1, 0, 7)
 
     def test_a_job_without_checkpoint_may_start_again_under_its_runner(
         self, store: Store, monkeypatch: pytest.MonkeyPatch

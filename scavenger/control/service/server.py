@@ -260,7 +260,7 @@ class Server:
         for one in backlog.queued:
             if reason := given_up(one):
                 self._store.end_submission(None, one.id, reason)
-            if reason or self._since_start_s(one.id) < rest_s(one.fruitless, one.faults):
+            if reason or self._since_start_s(one.id) < rest_s(one.starts):
                 resting.add(one.id)
         admission = admit(backlog, self._limits_now(), resting)
         for one in admission.begin:
@@ -404,7 +404,7 @@ class Server:
 def _began_before(store: Store, one: Submission) -> Path | None:
     """The folder of a job that waits for its first runner, and has begun already, in a lost store; else None."""
     folder = runner_log(one).parents[1]
-    begun = not one.starts and (folder / RECORD_FILE).is_file() and not store.has_job(one.id)
+    begun = not one.starts.count and (folder / RECORD_FILE).is_file() and not store.has_job(one.id)
     return folder if begun else None
 
 

@@ -89,7 +89,7 @@ def _jobs_page(context: Context, user: str | None, state: str, name: str, cursor
         waiting = [
             waiting_line(one, now)
             for one in store.submissions(PAGE_SIZE, states=("queued", "running"), user=user)
-            if one.id not in on_record and (one.state == "queued" or one.starts <= 1)
+            if one.id not in on_record and (one.state == "queued" or one.starts.count <= 1)
         ]
     return jobs_page(
         lines_of(store, shown, now),
