@@ -62,29 +62,26 @@ class RunAhead:
     """A run from now on.
 
     Attributes:
-        whole_s: T, seconds.
+        whole: T s.
         meanwhile_s: T', seconds; infinite where nothing is trained while workers start.
         usd_per_s, start_usd_per_s: Cost of a second of training at the chosen configuration, and of its start.
         behind: p, at least 0.
         share_max: m, more than `behind`.
-        epochs_log_sd, step_log_sd: Standard deviations of ln f and of ln s.
-        first: Start of the first workers from their launch; None if some are ready.
-        waited_s: Time since that launch.
+        epochs_log_sd: Standard deviation of ln f.
+        first: Start of the first workers from their launch, and the seconds since then; None if some are ready.
         missing: Start of the missing workers from now on; None if none is missing.
         end: The time after the training.
         stall: Pause of training by the change to the chosen configuration; None if it is known of none.
     """
 
-    whole_s: float
+    whole: Lasting
     meanwhile_s: float
     usd_per_s: float
     start_usd_per_s: float
     behind: float
     share_max: float
     epochs_log_sd: float
-    step_log_sd: float
-    first: Lasting | None
-    waited_s: float
+    first: tuple[Lasting, float] | None
     missing: Lasting | None
     end: Lasting
     stall: Lasting | None = None
@@ -115,8 +112,8 @@ class RunAhead:
         """f, start, share left after it, whole time and cost at quantiles of what is unknown, shape `(n, 5 or 6)`."""
         of_epochs, of_steps, of_first, of_missing, of_end = quantiles.T[:5]
         share = np.minimum(self._shares(of_epochs), self.share_max)
-        slow = np.exp(self.step_log_sd * ndtri(of_steps))
-        ready_s = np.zeros(len(share)) if self.first is None else _rest(self.first, self.waited_s, of_first)
+        slow = np.exp(self.whole.log_sd * ndtri(of_steps))
+        ready_s = np.zeros(len(share)) if self.first is None else _rest(*self.first, of_first)
         start_s = (
             ready_s if self.missing is None else np.maximum(ready_s, _rest(self.missing, 0.0, of_missing))
         )
@@ -128,7 +125,7 @@ class RunAhead:
             over, ready_s + np.where(over, left, 0.0) * _finite(self.meanwhile_s) * slow, start_s + pause_s
         )
         remaining = np.where(over, 0.0, left - trained)
-        training_s = remaining * self.whole_s * slow
+        training_s = remaining * self.whole.median_s * slow
         end_s = _rest(self.end, 0.0, of_end)
         usd = started_s * self.start_usd_per_s + (training_s + end_s) * self.usd_per_s
         return share, started_s, remaining, started_s + training_s + end_s, usd

@@ -114,15 +114,15 @@ def log_sds(ahead: RunAhead | None, time_s: float) -> tuple[float, ...]:
     certain = replace(
         ahead,
         epochs_log_sd=0.0,
-        step_log_sd=0.0,
-        first=_sure(ahead.first),
+        whole=replace(ahead.whole, log_sd=0.0),
+        first=None if ahead.first is None else (replace(ahead.first[0], log_sd=1e-9), ahead.first[1]),
         missing=_sure(ahead.missing),
         end=sure,
     )
     spent_s = time_s - ahead.predict().time_s
     each: tuple[dict[str, Any], ...] = (
         {"epochs_log_sd": ahead.epochs_log_sd},
-        {"step_log_sd": ahead.step_log_sd},
+        {"whole": ahead.whole},
         {"first": ahead.first, "missing": ahead.missing},
         {"end": ahead.end},
     )

@@ -12,16 +12,14 @@ from scavenger.models.starts import Lasting, Starts, first_start, further_start
 
 END = Lasting(2.0, 1e-9)
 RUN = RunAhead(
-    whole_s=100.0,
+    whole=Lasting(100.0, 1e-9),
     meanwhile_s=200.0,
     usd_per_s=0.02,
     start_usd_per_s=0.02,
     behind=0.0,
     share_max=math.inf,
     epochs_log_sd=0.2,
-    step_log_sd=1e-9,
     first=None,
-    waited_s=0.0,
     missing=None,
     end=END,
 )
@@ -81,9 +79,7 @@ def test_a_run_may_end_before_the_missing_worker_is_ready_whatever_is_left() -> 
 
 
 def test_the_first_worker_is_awaited_for_what_is_left_of_its_start() -> None:
-    fresh, waited = (
-        replace(RUN, first=Lasting(10.0, 0.5), waited_s=waited_s).predict() for waited_s in (0.0, 30.0)
-    )
+    fresh, waited = (replace(RUN, first=(Lasting(10.0, 0.5), waited_s)).predict() for waited_s in (0.0, 30.0))
 
     assert fresh.start_s == pytest.approx(10.0)
     assert 0.0 < waited.start_s < 20.0

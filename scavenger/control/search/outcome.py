@@ -77,7 +77,6 @@ def run_ahead(
     point, there = choice.point, choice.configuration
     training_s, usd_per_s = point.time_s - point.setup_s, point.cost_usd / point.time_s
     workers_usd_per_s = trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
-    first = trainer.first_start
     present = sum(trainer.supervisor.vm_of(name) == there.vm for name in trainer.supervisor.alive)
     missing = trainer.further_start if there.workers > present else None
     meanwhile_s, start_usd_per_s = _time_meanwhile_s(trainer, curve, there, present), workers_usd_per_s
@@ -87,16 +86,14 @@ def run_ahead(
     log_sd = math.log((point.time_interval_s[1] - point.setup_s) / training_s) / INTERVAL_Z
     behind = _behind(trainer, model)
     return RunAhead(
-        whole_s=training_s,
+        whole=Lasting(training_s, math.sqrt(max(0.0, log_sd**2 - float(epochs_log_sd[0]) ** 2))),
         meanwhile_s=meanwhile_s,
         usd_per_s=usd_per_s,
         start_usd_per_s=start_usd_per_s,
         behind=behind,
         share_max=behind + _epochs_allowed(trainer, model) / float(epochs[0]),
         epochs_log_sd=min(float(epochs_log_sd[0]), LOG_SD_MAX),
-        step_log_sd=math.sqrt(max(0.0, log_sd**2 - float(epochs_log_sd[0]) ** 2)),
-        first=None if first is None else first[0],
-        waited_s=0.0 if first is None else first[1],
+        first=trainer.first_start,
         missing=missing,
         end=Lasting(end_s, ENDING_LOG_SD),
         stall=None if trainer.configuration in (None, there) else trainer.stall,
