@@ -491,7 +491,7 @@ class AgentServer:
             case m.FileEnd():
                 self._files.end(session.spec.intent, message.number)
             case m.Preemption():
-                session.preemption, session.preempted_at = message, now
+                session.preemption = message, now
                 for launch in session.launches:
                     self._events.record(session, launch, message)
             case m.Renewed():
@@ -526,10 +526,7 @@ class AgentServer:
         """Exclude a VM: its processes are lost, it gets no answers, and it counts as about to end."""
         self._alarms.add(f"VM {session.spec.intent} ({session.link.address}) is shut out: {why}")
         session.ending, session.shut_out = "", True
-        session.preemption, session.preempted_at = (
-            m.Preemption(0.0, f"its VM was shut out: {why}"),
-            self._clock(),
-        )
+        session.preemption = m.Preemption(0.0, f"its VM was shut out: {why}"), self._clock()
         self._lose(session, f"was lost: its VM ({session.link.address}) was shut out: {why}")
         self._admission.revoke(session.spec.intent)
         session.link.route, session.link.channel, session.link.candidate = b"", Channel(), None

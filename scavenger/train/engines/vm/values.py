@@ -163,7 +163,7 @@ class AgentSession:
     """The leader's session with the agent of one VM.
 
     Attributes:
-        preemption, preempted_at: The preemption notice of its VM, and when it was received.
+        preemption: The preemption notice of its VM, and when it was received; None if there is none.
         ending: Why the agent ends; empty if it does not.
         shut_out: Whether it broke the protocol, so that the leader ignores it.
         moved: Whether it was told to join another leader.
@@ -174,8 +174,7 @@ class AgentSession:
 
     spec: AgentSpec
     link: AgentLink = field(default_factory=AgentLink)
-    preemption: m.Preemption | None = None
-    preempted_at: float = 0.0
+    preemption: tuple[m.Preemption, float] | None = None
     ending: str = ""
     shut_out: bool = False
     moved: bool = False
@@ -189,9 +188,9 @@ class AgentSession:
         """Return the public state at a time."""
         preemption = None
         if self.preemption is not None:
-            in_s = self.preemption.in_s
-            left_s = None if in_s is None else max(0.0, in_s - (now - self.preempted_at))
-            preemption = PreemptionNotice(self.spec.intent, left_s, self.preemption.reason)
+            notice, at = self.preemption
+            left_s = None if notice.in_s is None else max(0.0, notice.in_s - (now - at))
+            preemption = PreemptionNotice(self.spec.intent, left_s, notice.reason)
         return AgentStatus(
             self.spec,
             self.link.address,
