@@ -44,7 +44,7 @@ from scavenger.errors import (
 from scavenger.policy.provisioning import slots
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
-from scavenger.policy.provisioning.slots import aggregator_slot
+from scavenger.policy.provisioning.slots import AGGREGATORS, aggregator_slot
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -163,8 +163,7 @@ class Scene:
                 attempt=attempt,
             ),
             package=VmPackage(requirement=package),
-            options={"small": cheap + small},
-            aggregators=small,
+            options={AGGREGATORS: small, "small": cheap + small},
             offers=(offer,),
             threads={"small": 2},
             aggregators_on=aggregators_on,

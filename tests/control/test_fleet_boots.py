@@ -27,6 +27,7 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetInputs
+from scavenger.policy.provisioning.slots import AGGREGATORS
 
 ENDPOINT = "tcp://203.0.113.7:7000"
 DOCUMENT = boot_document(ENDPOINT, "k" * 40, "fake", VmPackage(requirement="scavenger-ml"))
@@ -45,8 +46,7 @@ INPUTS = FleetInputs(
         user_data=DOCUMENT,
     ),
     package=VmPackage(requirement="scavenger-ml"),
-    options={"small": (PlacementOption("small", "fake-1a", False, 0.36),)},
-    aggregators=(PlacementOption("small", "fake-1a", False, 0.36),),
+    options=dict.fromkeys(("small", AGGREGATORS), (PlacementOption("small", "fake-1a", False, 0.36),)),
     offers=(Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32),),
     threads={"small": 2},
 )

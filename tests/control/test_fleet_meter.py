@@ -84,7 +84,6 @@ def meter(before_usd: float = 0.0) -> VmCostMeter:
         ),
         package="scavenger-ml",
         options={},
-        aggregators=(),
         offers=(OFFER,),
         threads={},
         before_usd=before_usd,

@@ -50,8 +50,7 @@ def offer(vm: str, workers: int) -> Offer:
 INPUTS = FleetInputs(
     spec=WANTED,
     package=VmPackage(requirement="p"),
-    options={"small": (HERE,), "big": (BIG,)},
-    aggregators=(HERE,),
+    options={AGGREGATORS: (HERE,), "small": (HERE,), "big": (BIG,)},
     offers=(offer("small", 1), offer("big", 2)),
     threads={"small": 2, "big": 2},
 )

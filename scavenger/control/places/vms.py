@@ -50,7 +50,7 @@ from scavenger.domain.vm import LaunchTemplate, VmPackage
 from scavenger.errors import ConfigurationError, NotSupportedError, QuotaError
 from scavenger.policy.leaders import LeaderPlan, choose_leader
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
-from scavenger.policy.provisioning.slots import evenly
+from scavenger.policy.provisioning.slots import AGGREGATORS, evenly
 from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -392,8 +392,10 @@ class RentedVms(Place):
                 disk_usd_per_hour=costs.disk_usd_per_hour,
             ),
             package=self.package(context.folder),
-            options={offer.vm: self._options(offer, zones[offer.vm]) for offer in offers},
-            aggregators=self._options(aggregator, zones[aggregator.vm]),
+            options={
+                AGGREGATORS: self._options(aggregator, zones[aggregator.vm]),
+                **{offer.vm: self._options(offer, zones[offer.vm]) for offer in offers},
+            },
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator, *offers)},
             aggregators_on=evenly(costs.aggregators, costs.aggregator_vms) if costs.aggregator_vms else (),

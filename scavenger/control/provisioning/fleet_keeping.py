@@ -39,9 +39,7 @@ class FleetKeeping:
         template = inputs.spec.template
         # a template's user data is the job's own, and how long a VM may run is compared by itself
         self._made_of = (replace(template, user_data="", run_max_s=1.0), inputs.package)
-        self._places = frozenset(
-            option.key for options in (inputs.aggregators, *inputs.options.values()) for option in options
-        )
+        self._places = frozenset(option.key for options in inputs.options.values() for option in options)
 
     def exchange(
         self,

@@ -65,8 +65,8 @@ class FleetInputs:
     Attributes:
         spec: The job, its region, its limits and the launch parameters of its VMs; without slots.
         package: What a VM installs.
-        options: Placement options of the workers' VMs by VM type, in the order to try.
-        aggregators: Placement options of the aggregator VMs.
+        options: Placement options of the workers' VMs by VM type, and of the aggregators' (`AGGREGATORS`), in the order
+            to try.
         offers: Offers of the workers' VM types.
         threads: Processors of each VM type, including the aggregators'.
         aggregators_on: Number of aggregators on each aggregator VM, see `evenly`.
@@ -80,7 +80,6 @@ class FleetInputs:
     spec: FleetSpec
     package: VmPackage
     options: Mapping[str, tuple[PlacementOption, ...]]
-    aggregators: tuple[PlacementOption, ...]
     offers: tuple[Offer, ...]
     threads: Mapping[str, int]
     aggregators_on: tuple[int, ...] = (1,)
@@ -110,10 +109,6 @@ class FleetInputs:
         if index is None:
             return self.room[vm]
         return self.aggregators_on[index] if index < len(self.aggregators_on) else 0
-
-    def options_of(self, vm: str) -> tuple[PlacementOption, ...]:
-        """Placement options of a VM type."""
-        return self.aggregators if vm == AGGREGATORS else self.options[vm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +245,12 @@ def given_up(inputs: FleetInputs, plan: FleetPlan, intents: Iterable[Intent]) ->
 
 
 def _all_slots(inputs: FleetInputs, plan: FleetPlan) -> tuple[VmSlot, ...]:
-    workers = tuple(VmSlot(slot.number, options=inputs.options_of(slot.vm)) for slot in plan.slots)
+    workers = tuple(VmSlot(slot.number, options=inputs.options[slot.vm]) for slot in plan.slots)
     if not plan.aggregators:
         return workers
     aggregators = (
-        VmSlot(slot, plan.generations.get(slot, 0), inputs.aggregators) for slot in inputs.aggregator_slots
+        VmSlot(slot, plan.generations.get(slot, 0), inputs.options[AGGREGATORS])
+        for slot in inputs.aggregator_slots
     )
     return (*aggregators, *workers)
 

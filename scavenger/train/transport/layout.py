@@ -113,7 +113,6 @@ class Layout:
 
     Attributes:
         manifest: The model's tensors, metrics and optimizer.
-        aggregators: How many aggregators share the model.
         offsets: Offset of each tensor within a state section, bytes.
         segments: All segments, in the order of the line.
         buckets: The ranges of the line that are its buckets, bytes.
@@ -123,12 +122,10 @@ class Layout:
         weights_bytes: Size of all tensors in a state section.
         metric_offsets: Offset of each metric variable (float64) within the metric sums, bytes.
         metric_bytes: Size of the metric sums.
-        workers_max: How many workers a job may have at a time.
         map_number: The number of the map of buckets to aggregators, which only grows.
     """
 
     manifest: Manifest
-    aggregators: int
     offsets: tuple[int, ...]
     segments: tuple[Segment, ...]
     buckets: Ranges
@@ -138,7 +135,6 @@ class Layout:
     weights_bytes: int
     metric_offsets: tuple[int, ...]
     metric_bytes: int
-    workers_max: int
     map_number: int = 0
 
     @classmethod
@@ -188,10 +184,8 @@ class Layout:
         metric_sizes = [aligned(math.prod(shape) * 8) for shape in manifest.metrics]
         weights_bytes = aligned(max(begins[-1], 1), SECTION_ALIGNMENT)
         metric_bytes = aligned(max(sum(metric_sizes), 1), SECTION_ALIGNMENT)
-        room = _SLOTS_BYTES_MAX // (SLOTS_PER_WORKER * (weights_bytes + metric_bytes))
         return cls(
             manifest=manifest,
-            aggregators=aggregators,
             offsets=tuple(offsets[i] for i in range(len(tensors))),
             segments=segments,
             buckets=buckets,
@@ -201,7 +195,6 @@ class Layout:
             weights_bytes=weights_bytes,
             metric_offsets=tuple(itertools.accumulate(metric_sizes, initial=0))[:-1],
             metric_bytes=metric_bytes,
-            workers_max=max(1, min(_WORKERS_MAX, room)),
         )
 
     def moved(self, holders: Sequence[int], map_number: int) -> Layout:
@@ -257,6 +250,16 @@ class Layout:
         segment = self.segments[number]
         size = segment.bytes if count is None else rows_bytes(segment.spec, count)
         return segment.offset, segment.offset + aligned(size)
+
+    @property
+    def aggregators(self) -> int:
+        """Number of aggregators that share the model."""
+        return len(self.parts)
+
+    @property
+    def workers_max(self) -> int:
+        """Number of workers that a job may have at a time."""
+        return max(1, min(_WORKERS_MAX, _SLOTS_BYTES_MAX // (SLOTS_PER_WORKER * self.state_bytes)))
 
     @property
     def slots(self) -> int:
