@@ -29,6 +29,7 @@ from scavenger.train.command.progress import AttemptProcesses, CommandProgress
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.watch import MetricWatch, Restarts
+from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
 
@@ -76,8 +77,9 @@ def test_the_local_batches_of_all_processes_add_up_to_the_global_batch(batch: in
     assert [word[2:] for word in words] == [(str(batch), str(rank), "0.5") for rank in range(workers)]
 
 
-def _source(command: str, **changes: Any) -> CommandSource:
-    return CommandSource(RunSpec(command=command), Path("."), "job", 0, 1, 3, "val_accuracy", **changes)
+def _source(command: str, params: dict[str, Any] | None = None, **changes: Any) -> CommandSource:
+    job = JobSource("", Path("."), 0, 1, "job", params=params or {})
+    return CommandSource(RunSpec(command=command), job, 3, "val_accuracy", **changes)
 
 
 def test_the_program_goes_on_from_the_step_and_epoch_of_its_checkpoint_with_the_users_own_environment() -> (
@@ -580,7 +582,7 @@ def test_the_reason_of_a_program_for_ending_training_is_in_the_report_of_its_epo
 def test_another_code_of_a_module_that_the_command_does_not_name_is_another_command(tmp_path: Path) -> None:
     def architecture() -> str:
         run = RunSpec(command="python -m pkg.train")
-        return CommandSource(run, tmp_path, "job", 0, 1, 3, "val_accuracy").manifest(100).architecture
+        return CommandSource(run, JobSource("", tmp_path, 0, 1), 3, "val_accuracy").manifest(100).architecture
 
     package = tmp_path / "pkg"
     package.mkdir()
@@ -602,6 +604,7 @@ def test_another_code_of_a_module_that_the_command_does_not_name_is_another_comm
 def test_a_manifest_says_what_of_a_command_was_compared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "model.py").write_text("")
-    told = CommandSource(RunSpec(command="python train.py"), tmp_path, "job", 0, 1, 3).manifest(100).compared
+    source = CommandSource(RunSpec(command="python train.py"), JobSource("", tmp_path, 0, 1), 3)
+    told = source.manifest(100).compared
 
     assert told == "compared were the command, its params and 2 files of its folder, and not its data"

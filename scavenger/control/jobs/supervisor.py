@@ -39,36 +39,8 @@ def open_supervisor(
     timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
-    # each supervisor is large, and a job needs one of them
-    if job.run is not None:
-        from scavenger.train.command.job_supervisor import CommandJobSupervisor
-        from scavenger.train.command.source import CommandSource
-
-        return CommandJobSupervisor.open(
-            CommandSource(
-                job.run,
-                prepared.folder,
-                job_id,
-                job.seed,
-                space.offers[0].cpus,
-                job.goal.max_epochs,
-                job.goal.metric or "",
-                job.goal.target is not None,
-                job.elastic.failures.give_up,
-                job.params,
-                plain(job.env),
-                secrets,
-            ),
-            work_dir=work_dir,
-            timeouts=timeouts,
-            checkpoint=checkpoint,
-            first_batch=space.global_batch_sizes[0],
-            restore=restore,
-            engine=resources.engine,
-            clock=clock,
-        )
     source = JobSource(
-        str(job.train),
+        "" if job.train is None else str(job.train),
         prepared.folder,
         job.seed,
         space.offers[0].cpus,
@@ -79,6 +51,28 @@ def open_supervisor(
         env=plain(job.env),
         secrets=secrets,
     )
+    # each supervisor is large, and a job needs one of them
+    if job.run is not None:
+        from scavenger.train.command.job_supervisor import CommandJobSupervisor
+        from scavenger.train.command.source import CommandSource
+
+        return CommandJobSupervisor.open(
+            CommandSource(
+                job.run,
+                source,
+                job.goal.max_epochs,
+                job.goal.metric or "",
+                job.goal.target is not None,
+                job.elastic.failures.give_up,
+            ),
+            work_dir=work_dir,
+            timeouts=timeouts,
+            checkpoint=checkpoint,
+            first_batch=space.global_batch_sizes[0],
+            restore=restore,
+            engine=resources.engine,
+            clock=clock,
+        )
     if prepared.kind is Kind.LOOP:
         from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
 

@@ -26,7 +26,7 @@ from scavenger.train.command.stored_folder import Listing
 from scavenger.train.command.supervisor import CommandSupervisor
 from scavenger.train.engines.base import GRACE_S, Engine
 from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.job_source import Timeouts
 from scavenger.train.names import partial_model
 from scavenger.train.supervisor.events import Leaving
 from scavenger.train.transport import messages as m
@@ -105,15 +105,7 @@ class CommandJobSupervisor(CommandSupervisor):
         kept = None if restore is None else checkpoints.latest()
         begun = CommandCheckpoint(0, 0, 0) if kept is None else kept.checkpoint
         hosts = Hosts.open(
-            JobSource(
-                "",
-                source.folder,
-                source.seed,
-                source.threads,
-                source.job_id,
-                env=source.env,
-                secrets=source.secrets,
-            ),
+            source.job,
             log_dir=work_dir / "logs",
             first=0 if kept is None else kept.launched,
             engine=engine or ProcessEngine,
@@ -215,7 +207,7 @@ class CommandJobSupervisor(CommandSupervisor):
         if held is not None and held.files is not None:
             target = str(Path(self._checkpoints.folder) / held.path)
         if not os.path.isabs(target) and "://" not in target:
-            target = str(self._source.folder / target)
+            target = str(self._source.job.job_dir / target)
         if Path(target).is_relative_to(path.parent.resolve()):  # so that the outputs can be taken elsewhere
             target = os.path.relpath(target, path.parent.resolve())
         part = partial_model(path)

@@ -6,8 +6,6 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from scavenger.domain.command import RunSpec, fill
 from scavenger.train.command import messages as cm
@@ -15,6 +13,7 @@ from scavenger.train.command.checkpoints import CommandCheckpoint
 from scavenger.train.command.progress import AttemptProcesses
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.custom_loop.reports import LOSS
+from scavenger.train.job_source import JobSource
 from scavenger.train.training_folder import digest_of, programs
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
@@ -28,30 +27,21 @@ class CommandSource:
 
     Attributes:
         run: As the job file has it.
-        folder: The job file's folder, in which the command runs.
+        job: Of the processes of its hosts; it runs in the job's folder, and params are placeholders, too.
         epochs: `goal.max_epochs`.
         metric: `goal.metric`; empty if there is none.
         judged: Whether the goal has a target, which is judged by the metric.
         give_up: `elastic.failures.give_up`.
-        params: The job's params, which are placeholders, too.
-        env: The job's environment variables.
-        secrets: Further ones, whose values are shown nowhere.
-        environ: The environment of the user's command, besides.
+        environ: The environment of the user's command, besides that of the job.
         carry_every_s: How often the folder of a command that does not report is stored, where it is carried.
     """
 
     run: RunSpec
-    folder: Path
-    job_id: str
-    seed: int
-    threads: int
+    job: JobSource
     epochs: int
     metric: str = ""
     judged: bool = False
     give_up: int = 5
-    params: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     environ: Mapping[str, str] = field(default_factory=lambda: own_environment())
     carry_every_s: float = 0.0
 
@@ -84,21 +74,21 @@ class CommandSource:
             "rank": rank,
             "checkpoint_dir": checkpoint_dir,
             "epochs": self.epochs,
-            "seed": self.seed,
-            "threads": threads or self.threads,
+            "seed": self.job.seed,
+            "threads": threads or self.job.threads,
             "lr_scale": f"{group.lr_scale:g}",
             "master": "{}:{}".format(*addresses[0]),
         }
-        own = {name: value for name, value in {**self.environ, **self.env}.items() if name in _OWN}
+        own = {name: value for name, value in {**self.environ, **self.job.env}.items() if name in _OWN}
         env = {
-            **rendezvous(addresses, rank, f"{self.job_id[:8] or 'job'}-{group.view}"),
+            **rendezvous(addresses, rank, f"{self.job.job_id[:8] or 'job'}-{group.view}"),
             **{f"SCAVENGER_{name.upper()}": str(value) for name, value in values.items()},
             "SCAVENGER_STEP": str(0 if held is None else held.step),
             "SCAVENGER_EPOCH": str(0 if held is None else held.epoch),
             **own,
         }
         without = tuple(name for name in _OWN if name not in own)
-        words = fill(self.run.command, {**self.params, **values})
+        words = fill(self.run.command, {**self.job.params, **values})
         files = dict(held.files or {}) if held is not None and storage else {}
         return cm.StartProgram(
             group.view,
@@ -116,7 +106,7 @@ class CommandSource:
     @property
     def setup_words(self) -> tuple[str, ...]:
         """The command that prepares a machine, and its arguments."""
-        return fill(self.run.setup or "", self.params)
+        return fill(self.run.setup or "", self.job.params)
 
     def manifest(self, samples: int, *, checkpoint_bytes: int = 0) -> Manifest:
         """Describe the command as a model is described; stored models are of the same command and the same files.
@@ -124,11 +114,12 @@ class CommandSource:
         These are the files that it names, and all Python files of its folder, from which it may import.
         """
         digest = hashlib.sha256(
-            repr((self.run.command, sorted(self.params.items()), sorted(self.env.items()))).encode()
+            repr((self.run.command, sorted(self.job.params.items()), sorted(self.job.env.items()))).encode()
         )
-        named = [path for word in self.run.command.split() if (path := self.folder / word).is_file()]
-        files = dict.fromkeys((*named, *programs(self.folder)))
-        digest.update(digest_of(files, self.folder))
+        folder = self.job.job_dir
+        named = [path for word in self.run.command.split() if (path := folder / word).is_file()]
+        files = dict.fromkeys((*named, *programs(folder)))
+        digest.update(digest_of(files, folder))
         return Manifest(
             tensors=(TensorSpec("checkpoint", (checkpoint_bytes,), "uint8", "first"),),
             metrics=(),
