@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 Document = dict[str, Any]
 T = TypeVar("T")
 
-_INLINE = ("actual", "metric", "steps", "model_path", "quarantined")
+_INLINE = ("actual", "metric", "steps", "model_path", "quarantined", "forecasts")
 """Fields of the training's result, which the document has at its top."""
 _ORDER = (
     *("predicted", "actual", "metric", "steps", "model_path", "measurements_path", "warnings"),

@@ -313,6 +313,7 @@ class TrainingResult:
         model_path: The saved `.keras` model; None for `plan` and where training ended before it had weights.
         quarantined: Indices of samples that were left out because workers died of them. The result is complete
             only if there are none.
+        forecasts: Forecasts of the epochs while the job trained, at widening intervals.
     """
 
     actual: Actual | None = None
@@ -320,6 +321,7 @@ class TrainingResult:
     steps: int = 0
     model_path: str | None = None
     quarantined: tuple[int, ...] = ()
+    forecasts: tuple[EpochsForecast, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +334,6 @@ class RunReport:
         warnings: Problems that did not end the run, and what is unknown.
         error: One line; empty unless the job failed.
         exit_code: Exit code of the command (see `scavenger.errors`).
-        forecasts: Forecasts of the epochs while the job trained, at widening intervals.
     """
 
     job: ReportedJob
@@ -346,4 +347,3 @@ class RunReport:
     warnings: tuple[str, ...] = field(default=())
     error: str = ""
     exit_code: int = 0
-    forecasts: tuple[EpochsForecast, ...] = ()

@@ -131,6 +131,7 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
             steps=draw(sizes),
             model_path=draw(st.none() | WORDS),
             quarantined=tuple(draw(st.lists(sizes, max_size=3))),
+            forecasts=tuple(draw(st.lists(forecasts, max_size=2))),
         ),
         measurements_path=draw(st.none() | WORDS),
         warnings=tuple(draw(st.lists(WORDS, max_size=2))),
@@ -145,7 +146,6 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
                 st.lists(WORDS, max_size=2).map(tuple),
             )
         ),
-        forecasts=tuple(draw(st.lists(forecasts, max_size=2))),
     )
 
 

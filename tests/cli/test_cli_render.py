@@ -285,7 +285,9 @@ def test_the_course_of_the_forecast_epochs_is_shown() -> None:
         EpochsForecast(after, epochs, (0.7 * epochs, 1.4 * epochs), 80.0, 0.006, 0.05, 0.9)
         for after, epochs in ((3, 40.0), (6, 26.3))
     )
-    text = printed(*render.report_text(replace(make_report(), forecasts=forecasts), verbose=True))
+    report = make_report()
+    report = replace(report, result=replace(report.result, forecasts=forecasts))
+    text = printed(*render.report_text(report, verbose=True))
 
     assert "40 (28-56) after 3, 26.3 (18-37) after 6" in " ".join(text.split())
 

@@ -340,11 +340,11 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
 
 def _forecasts(report: RunReport) -> Iterator[RenderableType]:
     """The course of the epochs that were forecast while the job trained."""
-    if not report.forecasts:
+    if not report.result.forecasts:
         return
     shown = (
         f"{quantity(one.epochs)} ({one.epochs_interval[0]:.0f}-{one.epochs_interval[1]:.0f}) after {one.after_epochs}"
-        for one in report.forecasts
+        for one in report.result.forecasts
     )
     yield Text(f"epochs forecast from the metric's course (90 %): {', '.join(shown)}")
 

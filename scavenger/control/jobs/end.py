@@ -103,9 +103,9 @@ def report_of(
             steps=trainer.step,
             model_path=None if upkeep.model_path is None else str(upkeep.model_path),
             quarantined=trainer.supervisor.quarantined,
+            forecasts=tuple(workflow.outlook.forecasts),
         ),
         warnings=(*warnings, *trainer.warnings, *recorder.warnings),
-        forecasts=tuple(workflow.outlook.forecasts),
     )
 
 
