@@ -126,7 +126,7 @@ class Incoming:
             ScavengerError: If the process reports what ends the job.
         """
         worker = self._to.registry.worker(peer)
-        if worker is not None and not worker.announced:
+        if worker is not None and peer not in self._to.registry.announced:
             self._announce(peer)  # its first message may come before its engine reports its host
         if peer == self._aggregators[0] and self._from_sequencer(message):
             return False

@@ -21,8 +21,6 @@ class Entry:
     Attributes:
         launched_s: When it was launched, monotonic seconds.
         vm: The type of VM that a worker was launched on.
-        token: A coordinator's token.
-        announced: Whether the coordinator was notified of it, which is done once it has a host.
         was_ready: Whether the worker has been ready to train.
         asked_to_leave: Whether a requested change of view removes the worker.
         leaving_s: When the coordinator released it, monotonic seconds.
@@ -35,9 +33,7 @@ class Entry:
     role: Role
     launched_s: float
     vm: str = ""
-    token: int = 0
     status: Status = Status.STARTING
-    announced: bool = False
     was_ready: bool = False
     asked_to_leave: bool = False
     leaving_s: float = 0.0
@@ -61,6 +57,7 @@ class ProcessRegistry:
         engine: The engine that runs the processes.
         coordinator: The name of the newest coordinator; empty before the first.
         roster: The states of the workers that the coordinator last sent.
+        announced: Names of the workers that it was notified of, which is done once they have a host.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
@@ -68,12 +65,14 @@ class ProcessRegistry:
         self._entries: dict[str, Entry] = {}
         self.coordinator = ""
         self.roster = m.Roster(0, {}, False, 0, ())
+        self.announced: set[str] = set()
 
     # ---- changes -------------------------------------------------------------------------------------------
 
-    def launched(self, name: str, role: Role, *, vm: str = "", token: int = 0) -> None:
+    def launched(self, name: str, role: Role, *, vm: str = "") -> None:
         """Record that a process was launched, for the first time or again."""
-        self._entries[name] = Entry(name, role, self._clock(), vm=vm, token=token)
+        self._entries[name] = Entry(name, role, self._clock(), vm=vm)
+        self.announced.discard(name)
         if role is Role.COORDINATOR:
             self.coordinator = name
 
@@ -161,7 +160,7 @@ class ProcessRegistry:
     @property
     def unannounced(self) -> tuple[str, ...]:
         """Living workers that the coordinator was not notified of, in the order of their launch."""
-        return tuple(e.name for e in self.workers if not e.announced and e.ended_s is None)
+        return tuple(e.name for e in self.workers if e.name not in self.announced and e.ended_s is None)
 
     def in_states(self, *states: str) -> tuple[str, ...]:
         """Return the names of living workers in any of the states `starting`, `ready` and `training`."""

@@ -109,7 +109,7 @@ class Recoveries:
         """Start a coordinator with the newest token."""
         name = coordinator_name(self.token)
         self._processes.launch("coordinator", name, token=self.token)
-        self._registry.launched(name, Role.COORDINATOR, token=self.token)
+        self._registry.launched(name, Role.COORDINATOR)
         self._liveness.heard(name, self._clock() + self._start_s)
 
     def start_aggregator(self, name: str) -> None:
@@ -197,7 +197,7 @@ class Recoveries:
         self._slots.ended(name)
         ended_by_us = status in (Status.LEAVING, Status.EXPELLED)
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=ended_by_us)
-        if worker.announced and not ended.refused:
+        if name in self._registry.announced and not ended.refused:
             hosts = len({self._processes.engine.host(entry.name) for entry in self._registry.workers})
             self._send(
                 m.ProcessEnded(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts))
@@ -217,13 +217,13 @@ class Recoveries:
     def _server_ended(self, entry: Entry, status: Status, cause: str, ended: Exit) -> None:
         """Handle the end of an aggregator or a coordinator, or a coordinator that counts as lost."""
         coordinator = entry.role is Role.COORDINATOR
-        if status is Status.FAILED or (coordinator and entry.token != self._machine.token):
+        if status is Status.FAILED or (coordinator and entry.name != coordinator_name(self.token)):
             return
         now = self._clock()
         self._receive_last_messages(ended)
         self._carry_out(
             self._machine.handle(
-                r.CoordinatorEnded(entry.token, cause, now)
+                r.CoordinatorEnded(self.token, cause, now)
                 if coordinator
                 else r.AggregatorEnded(entry.name, cause, now)
             )

@@ -345,13 +345,13 @@ class Supervisor(JobSupervisor):
                 self._announce(name)
 
     def _announce(self, worker: str) -> None:
-        self._registry[worker].announced = True
+        self._registry.announced.add(worker)
         self._send(m.Launched(worker))
 
     def _brief(self) -> m.Brief:
         return m.Brief(
             token=self._recoveries.token,
-            workers=tuple(name for name in self.alive if self._registry[name].announced),
+            workers=tuple(name for name in self.alive if name in self._registry.announced),
             aggregators=self._aggregators,
             start_s=self._timeouts.start_s,
             step_s=self._timeouts.step_s,
