@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.job_model import EvaluationLaw, JobModel, MemoryLaw, VmModel
+from scavenger.models.evaluation import EvaluationLaw
+from scavenger.models.job_model import JobModel, VmModel
+from scavenger.models.memory import MemoryLaw
 from scavenger.models.parallel import ParallelModel
 from scavenger.models.statistical import (
     CRITICAL_BATCH_LOG_SD,

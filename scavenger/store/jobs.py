@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
 
-from sqlalchemy import Row, Select, and_, delete, false, or_, select
+from sqlalchemy import Select, and_, delete, false, or_, select
 from sqlalchemy.orm import Session, undefer
 
-from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.document import without_nonfinite
-from scavenger.domain.report import Actual, JobState, Predicted
+from scavenger.domain.report import JobState
 from scavenger.domain.submission import not_begun
 from scavenger.errors import ConfigurationError, NotFoundError, StoreError, TransientError
 from scavenger.store.base import (
     KEY_PREFIX_MIN,
     Part,
-    fingerprint_of,
-    fingerprint_row,
     job_row,
     open_submissions,
 )
-from scavenger.store.ledger import note, note_counted
+from scavenger.store.job_rows import COPIED, LISTED, as_stored, job_from, job_of, live_row, write_progress
+from scavenger.store.ledger import note
 from scavenger.store.operations import end_open_operation
-from scavenger.store.owner import is_alive, owner_of
+from scavenger.store.owner import is_alive
 from scavenger.store.progress import close_processes, forget_processes
 from scavenger.store.records import (
     LIVE_STATES,
@@ -48,10 +44,6 @@ _NOT_RESUMED: dict[str, str] = {
     "target_missed": "it trained all of its goal.max_epochs; `scavenger resume {id} --max-epochs N` trains on",
 }
 """Why a job that has ended cannot be resumed, by its state."""
-
-_CONVERTED = {"owner", "spec", "report", "fingerprint", "chosen", "predicted", "actual"}
-_COPIED = tuple(set(JobRecord.__dataclass_fields__) - _CONVERTED)
-"""Fields of a record that are stored as they are."""
 
 
 def _epochs(spec: Mapping[str, Any]) -> int:
@@ -104,7 +96,7 @@ class JobsPart(Part):
         )
         with self._database.writing() as session:
             session.add(row)
-            return _as_stored(session, row)
+            return as_stored(session, row)
 
     def recover_job(self, record: JobRecord) -> bool:
         """Record a job again that was lost with another store, exactly as given; see `record_file.read_record`.
@@ -114,7 +106,7 @@ class JobsPart(Part):
         """
         owner = record.owner
         row = JobRow(
-            **{name: getattr(record, name) for name in _COPIED},
+            **{name: getattr(record, name) for name in COPIED},
             spec=without_nonfinite(record.spec),
             report=without_nonfinite(record.report),
             owner_pid=owner.pid,
@@ -133,7 +125,7 @@ class JobsPart(Part):
                 return False
             session.add(row)
             session.flush()
-            _set(session, row, cast(JobProgress, fields), record.heartbeat_at)
+            write_progress(session, row, cast(JobProgress, fields), record.heartbeat_at)
             if record.cost_usd is not None:
                 note(session, record.id, "earlier", LedgerEntry(0.0, record.cost_usd), record.heartbeat_at)
             return True
@@ -149,7 +141,7 @@ class JobsPart(Part):
         if unknown := set(fields) - set(JobUpdate.__annotations__):
             raise TypeError(f"update_job() got unexpected fields: {', '.join(sorted(unknown))}")
         with self._database.writing() as session:
-            _set(session, _live_row(session, job_id), fields, self._clock())
+            write_progress(session, live_row(session, job_id), fields, self._clock())
             row = job_row(session, job_id)
             if row.state not in LIVE_STATES:
                 raise StoreError(f"job {job_id} cannot be updated to {row.state}, a state that ends it")
@@ -191,13 +183,13 @@ class JobsPart(Part):
         if state in LIVE_STATES:
             raise StoreError(f"job {job_id} cannot end as {state}, which is the state of a live job")
         with self._database.writing() as session:
-            row, now = _live_row(session, job_id), self._clock()
-            _set(session, row, fields, now)
+            row, now = live_row(session, job_id), self._clock()
+            write_progress(session, row, fields, now)
             row.state, row.error, row.exit_code, row.ended_at = state, error, exit_code, now
             row.report = without_nonfinite(report)
             end_open_operation(session, job_id, state, error, row.ended_at)
             close_processes(session, job_id, "gone", at=row.ended_at)
-            return _as_stored(session, row)
+            return as_stored(session, row)
 
     def check_resumable(
         self, job: JobRecord, *, again: bool = False, spec: Mapping[str, Any] | None = None
@@ -254,7 +246,7 @@ class JobsPart(Part):
         owner, now = self.me(), self._clock()
         with self._database.writing() as session:
             row = job_row(session, job_id)
-            self.check_resumable(_job(row, with_report=False), again=again, spec=spec)
+            self.check_resumable(job_from(row, with_report=False), again=again, spec=spec)
             if spec is not None:
                 row.spec = without_nonfinite(spec)
             if checkpoint is not None:
@@ -268,7 +260,7 @@ class JobsPart(Part):
             row.owner_installation = owner.installation
             row.heartbeat_at = now
             row.attempts += 1
-            return _as_stored(session, row)
+            return as_stored(session, row)
 
     def states_of(self, job_ids: Collection[str]) -> dict[str, tuple[JobState, float | None]]:
         """State and cost so far of those of these jobs that are on record, by id."""
@@ -311,7 +303,7 @@ class JobsPart(Part):
                 row = found[0] if found else None
             if row is None:
                 raise NotFoundError(self._no_job(session, key, user))
-            return _job(row, with_report=True)
+            return job_from(row, with_report=True)
 
     def _no_job(self, session: Session, key: str, user: str | None) -> str:
         begins = SubmissionRow.id.startswith(key, autoescape=True) if len(key) >= KEY_PREFIX_MIN else false()
@@ -378,7 +370,7 @@ class JobsPart(Part):
         with self._database.writing() as session:
             for job_id in ids:
                 row = job_row(session, job_id)
-                _check_deletable(session, _job(row, with_report=False))
+                _check_deletable(session, job_from(row, with_report=False))
                 session.execute(delete(SubmissionRow).where(SubmissionRow.id == job_id))
                 session.delete(row)
 
@@ -423,13 +415,13 @@ class JobsPart(Part):
 
     def _listed(self, query: Select[Any]) -> tuple[JobRecord, ...]:
         with self._database.reading() as session:
-            rows = session.execute(query.with_only_columns(*_LISTED, maintain_column_froms=True)).all()
+            rows = session.execute(query.with_only_columns(*LISTED, maintain_column_froms=True)).all()
             digests = {row.fingerprint_id for row in rows if row.fingerprint_id is not None}
             known: dict[str | None, FingerprintRow] = {}
             if digests:
                 found = session.scalars(select(FingerprintRow).where(FingerprintRow.id.in_(digests)))
                 known = {one.id: one for one in found}
-            return tuple(_job_of(row, known.get(row.fingerprint_id), None) for row in rows)
+            return tuple(job_of(row, known.get(row.fingerprint_id), None) for row in rows)
 
 
 def _of_user(query: Select[Any], user: str | None) -> Select[Any]:
@@ -457,91 +449,3 @@ def _check_deletable(session: Session, job: JobRecord) -> None:
 
 def _absolute(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(path)
-
-
-def _as_stored(session: Session, row: JobRow) -> JobRecord:
-    session.flush()
-    session.refresh(row)  # the database may hold text in another form than it was given
-    return _job(row, with_report=True)
-
-
-def _live_row(session: Session, job_id: str) -> JobRow:
-    row = job_row(session, job_id)
-    if row.state not in LIVE_STATES:
-        raise StoreError(f"job {job_id} has already ended as {row.state}")
-    return row
-
-
-def _set(session: Session, row: JobRow, fields: JobProgress, at: datetime) -> None:
-    changes: dict[str, Any] = dict(fields)
-    if (fingerprint := changes.pop("fingerprint", None)) is not None:
-        row.fingerprint = fingerprint_row(session, fingerprint)
-    if (chosen := changes.pop("chosen", None)) is not None:
-        row.chosen_vm, row.chosen_workers = chosen.vm, chosen.workers
-        row.chosen_global_batch_size = chosen.global_batch_size
-    for name in ("predicted", "actual"):
-        if (value := changes.pop(name, None)) is not None:
-            setattr(row, name, without_nonfinite(asdict(value)))
-    for name, value in changes.items():
-        setattr(row, name, value)
-    if (cost_usd := changes.get("cost_usd")) is not None:
-        note_counted(session, row, cost_usd, at)
-
-
-_LISTED = tuple(getattr(JobRow, one.key) for one in JobRow.__mapper__.column_attrs if one.key != "report")
-"""Columns of lists, as rows of the table: objects would take about twice as long."""
-
-
-def _job(row: JobRow, *, with_report: bool) -> JobRecord:
-    return _job_of(row, row.fingerprint, row.report if with_report else None)
-
-
-def _job_of(
-    row: JobRow | Row[Any], fingerprint: FingerprintRow | None, report: dict[str, Any] | None
-) -> JobRecord:
-    chosen = None
-    if (
-        row.chosen_vm is not None
-        and row.chosen_workers is not None
-        and row.chosen_global_batch_size is not None
-    ):
-        chosen = Configuration(row.chosen_vm, row.chosen_workers, row.chosen_global_batch_size)
-    return JobRecord(
-        id=row.id,
-        name=row.name,
-        state=cast(JobState, row.state),
-        phase=row.phase,
-        detail=row.detail,
-        spec=row.spec,
-        job_file=row.job_file,
-        owner=owner_of(row),
-        heartbeat_at=row.heartbeat_at,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        step=row.step,
-        cost_usd=row.cost_usd,
-        fingerprint=fingerprint_of(fingerprint) if fingerprint else None,
-        chosen=chosen,
-        predicted=Predicted(**_numbers(row.predicted)) if row.predicted else None,
-        actual=Actual(**_numbers(row.actual)) if row.actual else None,
-        report=report,
-        error=row.error,
-        exit_code=row.exit_code,
-        model_path=row.model_path,
-        measurements_path=row.measurements_path,
-        checkpoint=row.checkpoint,
-        attempts=row.attempts,
-    )
-
-
-def _numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Predicted` or `Actual`: pairs as tuples, and NaN for values that were not finite."""
-
-    def number(value: float | None) -> float:
-        return math.nan if value is None else value
-
-    return {
-        name: tuple(map(number, value)) if isinstance(value, list) else number(value)
-        for name, value in document.items()
-    }

@@ -119,7 +119,7 @@ def test_json_names_the_files_and_the_next_command(scavenger: Run, tmp_path: Pat
 def test_the_module_that_init_writes_is_a_job(
     scavenger: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scavenger.train.worker.worker import load_program
+    from scavenger.train.worker.loading import load_program
 
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert scavenger("init", tmp_path, "--train", "written_by_init:build")[0] == 0

@@ -19,7 +19,7 @@ from scavenger.domain.report import EpochsForecast
 from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.job_model import JobModel
 from scavenger.train.transport.messages.requests import RunCallbacks
-from scavenger.train.worker.worker import load_program
+from scavenger.train.worker.loading import load_program
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,8 @@ from synthetic import CLOUD, POINTS, SHARED, SPACE, measured, profile, step_part
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.models.average import average
-from scavenger.models.job_model import JobModel, MemoryLaw
+from scavenger.models.job_model import JobModel
+from scavenger.models.memory import MemoryLaw
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.run_scatter import RERUN_LOG_SD, RUN_LOG_SD, run_log_sd
 

@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 from waiting import eventually
 
-from scavenger.train.worker.worker import load_program
+from scavenger.train.worker.loading import load_program
 
 B = 64
 DATASET = 1437

@@ -23,8 +23,8 @@ from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.events import Leaving, Lost, Recovered, RolledBack, Started
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
+from scavenger.train.worker.loading import load_program
 from scavenger.train.worker.program import Program
-from scavenger.train.worker.worker import load_program
 
 JOBS = Path(__file__).with_name("jobs")
 SEED = 5

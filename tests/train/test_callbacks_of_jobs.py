@@ -28,7 +28,7 @@ from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
-from scavenger.train.worker.worker import load_program
+from scavenger.train.worker.loading import load_program
 
 pytestmark = pytest.mark.slow
 

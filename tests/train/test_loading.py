@@ -11,7 +11,7 @@ import pytest
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.train.failure import DataError, describe_failure
-from scavenger.train.worker.worker import load_program
+from scavenger.train.worker.loading import load_program
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from driving import Run, assert_same_weights, replayed
 
 from scavenger.sdk import KerasJob
+from scavenger.train.worker.loading import seed_worker
 from scavenger.train.worker.program import Program
-from scavenger.train.worker.worker import seed_worker
 
 pytestmark = pytest.mark.slow
 

@@ -176,7 +176,7 @@ def _cpus(vm: str) -> float:
 
 def _measured_memory(report: RunReport) -> tuple[float, float]:
     """Memory of a worker and of each sample, GiB, by the law fitted to the job's own measurements."""
-    from scavenger.models.job_model import fit_memory
+    from scavenger.models.memory import fit_memory
 
     law = fit_memory(report.search.profiled)
     if law is None:

@@ -24,7 +24,8 @@ from scavenger.domain.ranges import size_ranges
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import BATCH_MAX, PlacementRow, RunRow
 from scavenger.models.backtest_steps import notes_on_rows, step_times_of
-from scavenger.models.job_model import EvaluationLaw, JobModel, VmModel
+from scavenger.models.evaluation import EvaluationLaw
+from scavenger.models.job_model import JobModel, VmModel
 from scavenger.models.parallel import fit_parallel
 from scavenger.models.statistical import fit_statistical
 from scavenger.search.plan import evenly

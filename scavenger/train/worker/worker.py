@@ -6,26 +6,20 @@ A worker holds no state that it cannot fetch again, so it may join, leave or die
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
 import logging
 import math
-import os
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.view import Piece, WorkerView, step_range
-from scavenger.errors import NotSupportedError, TrainingCodeError
-from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
 from scavenger.train.failure import describe_disk_failure
 from scavenger.train.transport import messages as m
@@ -38,13 +32,12 @@ from scavenger.train.transport.replication import (
 )
 from scavenger.train.transport.shared_memory import OptimizerMemory
 from scavenger.train.transport.sockets import Dealer, Keys
-from scavenger.train.user_module import enter
 from scavenger.train.worker.connections import AggregatorConnections
 from scavenger.train.worker.gradients import Gradient
+from scavenger.train.worker.loading import load_program, seed_worker
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
 from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.parts import InParts
-from scavenger.train.worker.program import Program
 from scavenger.train.worker.results import Results
 from scavenger.train.worker.samples import Samples
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
@@ -55,83 +48,6 @@ NOISE_EVERY = 8
 """Of so many steps of a single worker, one is computed a second time for the gradient noise, where that is needed."""
 
 log = logging.getLogger(__name__)
-
-
-def load_program(
-    train: str,
-    job_dir: str,
-    seed: int,
-    *,
-    data: str = "",
-    params: Mapping[str, Any] | None = None,
-    schedule_batch: int = 0,
-) -> Program:
-    """Build the job that `module:object` names, after seeding every random generator that Keras controls.
-
-    Args:
-        train: A `KerasJob`, or a function that returns one; with `data`, a function that returns a compiled model.
-        job_dir: The folder of the modules.
-        seed: The job's seed.
-        data: A function that returns the arguments of `KerasJob` besides the model; empty if `train` returns all.
-        params: Arguments of the function that `train` names.
-        schedule_batch: See `Manifest.schedule_batch`.
-
-    Raises:
-        TrainingCodeError: If a module has no such object, or the object is not a job.
-        NotSupportedError: If the module asks for another backend of Keras.
-    """
-    enter(job_dir, train.partition(":")[0])
-    keras.utils.set_random_seed(seed % (1 << 32))
-    module = importlib.import_module(train.partition(":")[0])
-    if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
-        raise NotSupportedError(
-            f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
-            "with TensorFlow: leave it out, or run the script as it is with run: (docs/command-jobs.md)"
-        )
-    job = _named(train)
-    if params and (not callable(job) or isinstance(job, KerasJob)):
-        raise TrainingCodeError(
-            f"{train} is no function, so it takes no params; make it a function, or leave them out"
-        )
-    if callable(job) and not isinstance(job, KerasJob):
-        job = job(**(params or {}))
-    if data and not isinstance(job, KerasJob):
-        others = _named(data)()
-        if not isinstance(others, Mapping):
-            raise TrainingCodeError(
-                f"{data} must return the arguments of KerasJob besides the model, as {{'train': (x, y)}}, not "
-                f"{type(others).__name__}"
-            )
-        job = KerasJob(job, **others)
-    if not isinstance(job, KerasJob):
-        raise TrainingCodeError(
-            f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
-        )
-    return Program(job, job_dir, schedule_batch=schedule_batch)
-
-
-def _named(place: str) -> Any:
-    """The object that `module:object` names.
-
-    Raises:
-        TrainingCodeError: If the module has no such object.
-    """
-    module_name, _, attribute = place.partition(":")
-    module = importlib.import_module(module_name)
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        raise TrainingCodeError(f"{module.__file__} has no object {attribute!r}") from None
-
-
-def seed_worker(seed: int, name: str) -> None:
-    """Seed NumPy, Python and TensorFlow's own random operations differently for each worker.
-
-    `load_program` gives all workers the same seeds; from this call on, each worker draws other numbers. The
-    generators of Keras layers are not affected.
-    """
-    digest = hashlib.blake2b(name.encode(), digest_size=4, key=(seed % (1 << 64)).to_bytes(8, "little"))
-    keras.utils.set_random_seed(int.from_bytes(digest.digest(), "little"))
 
 
 class _QuitRequested(Exception):  # noqa: N818 - it is no error
