@@ -67,8 +67,6 @@ from scavenger.elastic.steps import (
     Applied,
     Apply,
     Contribution,
-    Death,
-    Despair,
     EpochDecision,
     Event,
     Expect,
@@ -80,51 +78,14 @@ from scavenger.elastic.steps import (
     Lead,
     PieceEvaluated,
     Proceed,
-    QuarantineSamples,
     Refuse,
     ReportMetrics,
     Sum,
     Summed,
     Tick,
 )
-from scavenger.elastic.view import (
-    Member,
-    Piece,
-    Position,
-    Share,
-    StepPlan,
-    View,
-    plan_step,
-    split,
-)
-
-__all__ = [
-    "Announce",
-    "Applied",
-    "Apply",
-    "Barrier",
-    "BarrierPhase",
-    "Contribution",
-    "Death",
-    "Despair",
-    "EpochDecision",
-    "Event",
-    "Expect",
-    "Formed",
-    "Halt",
-    "Inform",
-    "Installed",
-    "Instruction",
-    "Lead",
-    "PieceEvaluated",
-    "Proceed",
-    "QuarantineSamples",
-    "Refuse",
-    "ReportMetrics",
-    "Sum",
-    "Summed",
-    "Tick",
-]
+from scavenger.elastic.view import Piece, Position, Share, StepPlan, View, plan_step, split
+from scavenger.elastic.views import Views
 
 
 class BarrierPhase(Enum):
@@ -182,24 +143,26 @@ class Barrier:
         self.phase = BarrierPhase.IDLE
         self.step = step
         self.position = position or Position()
-        self.view: View | None = None
         self.number = number
         self.token = 0
-        self._pending: Announce | None = None
         self._plan: StepPlan | None = None
         self._pieces = Pieces(self.map.participants)
         self._unapplied: set[int] = set()
-        self._lost: set[str] = set()
+        self._views = Views()
         self._inquiry = Inquiry(suspects, dataset_size)
         self._asks_first, self._asks_each = asks_first, asks_each
         self._sums, self.in_place = sums, in_place
-        self._deaths: dict[str, Death] = {}
         self._summariser: str | None = None
 
     @property
     def suspicious(self) -> bool:
         """Whether workers have died of samples that are not identified yet."""
         return self._inquiry.open
+
+    @property
+    def view(self) -> View | None:
+        """The view in effect; None before the first."""
+        return self._views.current
 
     @property
     def map(self) -> BucketMap:
@@ -263,22 +226,20 @@ class Barrier:
             # a repeated announcement; the answer is repeated too
             return [Installed(self.view)] if self.view else []
         self.number = event.number
-        # another coordinator may not know that one of its members was lost: it is alive, and may be waited for
-        self._lost.difference_update(member.worker for member in event.members)
-        self._lost.update(event.lost)
-        self._deaths |= {death.worker: death for death in event.deaths}
-        self._pending = event
+        self._views.announce(event)
         if self.phase is BarrierPhase.IDLE:
             if self.position.consumed == 0 and self.step > 0:
                 return self._evaluate_again()
             if self.step > 0:
                 return self._ask_again() if self._asks_each else self._begin_step()
             return self._ask_first() if self._asks_first else self._begin_step()
-        if self.phase is BarrierPhase.APPLY and not self.in_place and self._pieces.loses(self._is_gone):
+        if self.phase is BarrierPhase.APPLY and not self.in_place and self._pieces.loses(self._views.is_gone):
             self.phase = BarrierPhase.STEP
         if self.phase in (BarrierPhase.STEP, BarrierPhase.EVALUATE):
             return self._reassign()
-        if self.phase is BarrierPhase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
+        if self.phase is BarrierPhase.SUMMARISE and self._summariser not in {
+            m.worker for m in self._views.able()
+        }:
             return self._summarise()
         return []
 
@@ -348,12 +309,12 @@ class Barrier:
         return self._summarise() if self._pieces.complete else []
 
     def _summed(self, event: Summed) -> list[Instruction]:
-        if (
-            self.phase is not BarrierPhase.SUMMARISE
-            or event.worker != self._summariser
-            or event.step != self.step
-            or self.view is None
-            or event.view != self.view.number
+        told = (self.phase, event.worker, event.step, event.view)
+        if self.view is None or told != (
+            BarrierPhase.SUMMARISE,
+            self._summariser,
+            self.step,
+            self.view.number,
         ):
             return [Refuse(event.worker, f"metrics of step {event.step} are not awaited")]
         return self._ask()
@@ -409,7 +370,7 @@ class Barrier:
     def _begin_evaluation(self) -> list[Instruction]:
         assert self.view is not None
         self.phase = BarrierPhase.EVALUATE
-        able = self._able()
+        able = self._views.able()
         self._pieces.cut(split(0, self.validation_size, max(1, len(able))), able)
         if self._pieces.complete:
             # even without validation data, one worker has to turn the sums into metrics
@@ -441,30 +402,12 @@ class Barrier:
 
     def _install(self) -> list[Instruction]:
         """Put a pending view into effect, and notify the workers that it leaves out."""
-        if self._pending is None:
+        if self._views.pending is None:
             return []
-        before, announced, self._pending = self.view, self._pending, None
-        self.view = View(
-            number=announced.number,
-            first_step=self.step + 1,
-            global_batch_size=announced.global_batch_size,
-            members=announced.members,
-            position=self.position,
-            lr_scale=announced.lr_scale,
-            reason=announced.reason,
-        )
-        self._pieces.new_view(self.view.number)
-        self.migration.new_view(self.view.number)
-        members = {member.worker for member in self.view.members}
-        left = [] if before is None else [m for m in before.members if m.worker not in members]
-        lost = self._lost
-        # workers that are no members are no longer waited for
-        self._lost = lost & members
-        self._deaths = {worker: death for worker, death in self._deaths.items() if worker in members}
-        return [
-            Installed(self.view),
-            *(Proceed(m.worker, "idle", self.step, self.view) for m in left if m.worker not in lost),
-        ]
+        view, left = self._views.install(self._views.pending, self.step, self.position)
+        self._pieces.new_view(view.number)
+        self.migration.new_view(view.number)
+        return [Installed(view), *(Proceed(worker, "idle", self.step, view) for worker in left)]
 
     def _order(self) -> list[Instruction]:
         """Order the pieces that are due: in a suspicious step, a worker's next one only when it has no other."""
@@ -490,12 +433,12 @@ class Barrier:
         assert self.view is not None
         found: list[Instruction] = []
         before = self._pieces.number
-        orphaned = self._pieces.withdraw(self._is_gone)
+        orphaned = self._pieces.withdraw(self._views.is_gone)
         for worker, outstanding in orphaned.items():
-            death = self._deaths.pop(worker, None)
+            death = self._views.death_of(worker)
             if death is not None and self.phase is BarrierPhase.STEP:  # no weights depend on evaluations
                 found += self._inquiry.into(self.view, self.step + 1, death, outstanding)
-        able = self._able()
+        able = self._views.able()
         if not self._pieces.orphans or not able:
             return found + self._order()
         parts = self._parted(self._pieces.adopt())
@@ -511,14 +454,6 @@ class Barrier:
         # a list that has not changed is told by repetition
         return found + (self._expect() if self._pieces.number != before else []) + self._order()
 
-    def _is_gone(self, worker: str) -> bool:
-        """Whether a worker is lost, or may be: it was given pieces as a member of a view that never took effect."""
-        members = (
-            *(self.view.members if self.view else ()),
-            *(self._pending.members if self._pending else ()),
-        )
-        return worker in self._lost or all(member.worker != worker for member in members)
-
     def _expect(self) -> list[Instruction]:
         """Tell the aggregators the list of pieces; an incomplete one is not told, nor one under an unconfirmed map."""
         waits = self._pieces.orphans or self.migration.releasing
@@ -526,12 +461,9 @@ class Barrier:
             return []
         assert self.view is not None
         plan = plan_step(self.view, self.step + 1, self.dataset_size)
-        pieces, unformed = self._sorted_pieces(), self._pieces.unformed
+        pieces, unformed = self._pieces.by_samples, self._pieces.unformed
         held = tuple((index, self._pieces.held_by(index)) for index in unformed)
         return [Expect(plan, self.view, pieces, held, self._pieces.number, self.map)]
-
-    def _sorted_pieces(self) -> tuple[Piece, ...]:
-        return tuple(sorted(self._pieces.all, key=lambda piece: piece.share.start))
 
     def _parted(self, shares: list[Share]) -> list[tuple[Share, bool]]:
         """The parts of some shares that are to be computed, and whether each has to be computed alone."""
@@ -540,29 +472,21 @@ class Barrier:
         assert self.view is not None
         return self._inquiry.apart(self.view, self.step + 1, shares)
 
-    def _able(self) -> tuple[Member, ...]:
-        """Members that are alive; if there are none, those of the next view."""
-        assert self.view is not None
-        living = tuple(m for m in self.view.members if m.worker not in self._lost)
-        if living or self._pending is None:
-            return living
-        return tuple(m for m in self._pending.members if m.worker not in self._lost)
-
     def _apply(self) -> Apply:
         assert self.view is not None
         assert self._plan is not None
-        pieces, number = self._sorted_pieces(), self._pieces.number
+        pieces, number = self._pieces.by_samples, self._pieces.number
         return Apply(self._plan, self.view, pieces, self.map.participants, number, self.map)
 
     def _summarise(self) -> list[Instruction]:
         assert self.view is not None
         assert self._plan is not None
         self.phase = BarrierPhase.SUMMARISE
-        able = self._able()
+        able = self._views.able()
         self._summariser = able[0].worker if able else None
         if self._summariser is None:
             return []
-        return [Sum(self._plan, self.view, self._sorted_pieces(), self._summariser)]
+        return [Sum(self._plan, self.view, self._pieces.by_samples, self._summariser)]
 
     def _refusal(self, event: Contribution | PieceEvaluated, phase: BarrierPhase, step: int) -> Refuse | None:
         if self.view is None or self.phase is not phase:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from scavenger.elastic.barrier import Announce, Death
+from scavenger.elastic.steps import Announce, Death
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, View
 
 _GONE_KEPT = 100

@@ -43,6 +43,11 @@ class Pieces:
         return tuple(self._all.values())
 
     @property
+    def by_samples(self) -> tuple[Piece, ...]:
+        """All pieces in the order of their samples."""
+        return tuple(sorted(self._all.values(), key=lambda piece: piece.share.start))
+
+    @property
     def open(self) -> tuple[Piece, ...]:
         """The pieces that some aggregator does not have, in the order of their numbers."""
         return tuple(self._open.values())

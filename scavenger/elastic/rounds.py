@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scavenger.elastic.barrier import Announce
 from scavenger.elastic.leases import (
     ApplyParts,
     BeginEpoch,
@@ -65,6 +64,7 @@ from scavenger.elastic.round_events import (
     WorkerGone,
     WorkerLaunched,
 )
+from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import split
 
 

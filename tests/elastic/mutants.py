@@ -9,9 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scavenger.elastic.barrier import Announce, Barrier, BarrierPhase, Contribution, Instruction
+from scavenger.elastic.barrier import Barrier, BarrierPhase
 from scavenger.elastic.membership import Membership, WorkerState, worker_slot
 from scavenger.elastic.migration import Copied, Migration, MigrationEvent, MigrationInstruction, Taken
+from scavenger.elastic.steps import Announce, Contribution, Instruction
 from scavenger.elastic.view import View
 
 # ---- the sequencer's state machine -------------------------------------------------------------------------
@@ -40,7 +41,7 @@ class DoneAndAgain(Barrier):
 
     def _reassign(self) -> list[Instruction]:
         complete = set(self._pieces.all) - set(self._pieces.open)
-        again = sorted((piece.number, piece.share) for piece in complete if piece.worker in self._lost)
+        again = sorted((piece.number, piece.share) for piece in complete if piece.worker in self._views.lost)
         self._pieces._orphans += [share for _, share in again]
         return super()._reassign()
 
@@ -78,14 +79,14 @@ class StandInsStay(Barrier):
     """Waits for those who were given pieces as members of a view that never came."""
 
     def _reassign(self) -> list[Instruction]:
-        pending = self._pending
+        pending = self._views.pending
         assert pending is not None
         members = {member.worker: member for member in pending.members}
         for piece in self._pieces.open:
             members.setdefault(piece.worker, replace(pending.members[0], worker=piece.worker))
-        self._pending = replace(pending, members=tuple(members.values()))
+        self._views.pending = replace(pending, members=tuple(members.values()))
         instructions = super()._reassign()
-        self._pending = pending
+        self._views.pending = pending
         return instructions
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from scavenger.elastic import barrier as b
+from scavenger.elastic import steps as st
 from scavenger.elastic import sum_events
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
@@ -182,12 +182,12 @@ class Worker(Process):
         self.newest = (0, 0)
         self.mirror: dict[int, tuple[tuple[int, int], dict[int, int]]] = {}
         """Of each remote aggregator, the step and the map of what was pulled last, and the weights by bucket."""
-        self._done: dict[tuple[str, int, int], b.Contribution | b.PieceEvaluated] = {}
+        self._done: dict[tuple[str, int, int], st.Contribution | st.PieceEvaluated] = {}
         self._own: dict[int, Written] = {}
         """What is in the slots, by piece."""
         self._in_slot: dict[int, int] = {}
 
-    def order(self, order: b.Proceed, sequencer: Process, buckets: BucketMap) -> None:
+    def order(self, order: st.Proceed, sequencer: Process, buckets: BucketMap) -> None:
         """An order arrives."""
         if self.deaf_to(sequencer):
             return
@@ -203,11 +203,11 @@ class Worker(Process):
     def summarise(self, view: int, step: int) -> None:
         def work() -> Takes:
             yield self.world.duration()
-            self._say(b.Summed(self.name, view, step))
+            self._say(st.Summed(self.name, view, step))
 
         self.deliver(work)
 
-    def _train(self, order: b.Proceed, buckets: BucketMap) -> Takes:
+    def _train(self, order: st.Proceed, buckets: BucketMap) -> Takes:
         step = order.step + 1
         self._done = {key: said for key, said in self._done.items() if key[1] >= step - 1}
         epoch = plan_step(order.view, step, self.world.dataset_size).epoch
@@ -216,9 +216,9 @@ class Worker(Process):
             if said is None:
                 if not (yield from self._compute(step, epoch, buckets, piece)):
                     return
-                said = b.Contribution(self.name, order.view.number, step, piece.number)
+                said = st.Contribution(self.name, order.view.number, step, piece.number)
                 self._done["train", step, piece.number] = said
-            assert isinstance(said, b.Contribution)
+            assert isinstance(said, st.Contribution)
             self._push(said)
 
     def _compute(
@@ -266,7 +266,7 @@ class Worker(Process):
         self.point()
         return True
 
-    def _push(self, said: b.Contribution) -> None:
+    def _push(self, said: st.Contribution) -> None:
         """Offer a gradient to all aggregators: those that do not share this memory ask for it."""
         world = self.world
         for a in range(world.parts):
@@ -295,14 +295,14 @@ class Worker(Process):
 
         self.deliver(work)
 
-    def _evaluate(self, order: b.Proceed) -> Takes:
+    def _evaluate(self, order: st.Proceed) -> Takes:
         for piece in order.pieces:
             key = "evaluate", order.step, piece.number
             if key not in self._done:
                 yield self.world.duration()
-                self._done[key] = b.PieceEvaluated(self.name, order.view.number, order.step, piece.number)
+                self._done[key] = st.PieceEvaluated(self.name, order.view.number, order.step, piece.number)
                 self.point()
             self._say(self._done[key])
 
-    def _say(self, event: b.Event) -> None:
+    def _say(self, event: st.Event) -> None:
         self.world.send(self, self.world.aggregators[0], lambda t: t.hear(event))

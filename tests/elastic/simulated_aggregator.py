@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from simulated import MODULUS, REPEAT_S, Order, Process, Takes, ViolationError, Worker, Written
 from simulated_migration import Copying, numbered
 
-from scavenger.elastic import barrier as b
+from scavenger.elastic import steps as st
 from scavenger.elastic import sum_events
 from scavenger.elastic import sums as s
+from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.migration import AdoptMap, BucketMap, Copy, MigrationEnded, Take, Taken
 from scavenger.elastic.view import Piece
 
@@ -47,9 +48,9 @@ class Aggregator(Process):
         self._kept: dict[tuple[int, int], Written] = {}
         self._hold()
         self._waiting: Order | None = None
-        self.barrier: b.Barrier | None = None
+        self.barrier: Barrier | None = None
         self._order: Order | None = None
-        self._instruction: b.Apply | None = None
+        self._instruction: st.Apply | None = None
         self._applied: set[int] = set()
         self.moved_at = self.asked_at = 0.0
 
@@ -60,7 +61,7 @@ class Aggregator(Process):
 
     # ---- the part ------------------------------------------------------------------------------------------
 
-    def offered(self, said: b.Contribution, own: bool) -> None:
+    def offered(self, said: st.Contribution, own: bool) -> None:
         """A worker has computed a piece."""
         self.deliver(lambda: self._form(sum_events.PieceOffered(said.worker, said.piece, own)))
 
@@ -72,7 +73,7 @@ class Aggregator(Process):
         """A worker has sent what it was asked for."""
         self.deliver(lambda: self._form(answer))
 
-    def expect(self, instruction: b.Expect, held: tuple[int, ...], sequencer: Process) -> None:
+    def expect(self, instruction: st.Expect, held: tuple[int, ...], sequencer: Process) -> None:
         """From the sequencer."""
         if self.deaf_to(sequencer):
             return
@@ -158,7 +159,7 @@ class Aggregator(Process):
             order, self._waiting = self._waiting, None
             if key_of(order) == expected:
                 return self._apply_and_tell(order)
-        event = b.Formed(expected.view, expected.step, expected.number // 2, self.index)
+        event = st.Formed(expected.view, expected.step, expected.number // 2, self.index)
         if self.index:
             self.world.send(self, self.world.aggregators[0], lambda t: t.hear(event))
             return None
@@ -370,10 +371,10 @@ class Aggregator(Process):
         """From a coordinator that takes the lead."""
 
         def answer() -> Takes | None:
-            inform: b.Inform | None = None
+            inform: st.Inform | None = None
             if self.barrier is not None:
-                for instruction in self.barrier.handle(b.Lead(token)):
-                    if isinstance(instruction, b.Inform):
+                for instruction in self.barrier.handle(st.Lead(token)):
+                    if isinstance(instruction, st.Inform):
                         inform = instruction
                         self.world.led = max(self.world.led, token)
             self.world.to_leader(self, lambda c: c.informed(inform), leader)
@@ -383,17 +384,17 @@ class Aggregator(Process):
 
     # ---- the sequencer -------------------------------------------------------------------------------------
 
-    def hear(self, event: b.Event) -> None:
+    def hear(self, event: st.Event) -> None:
         def work() -> Takes | None:
             return None if self.barrier is None else self._feed(event)
 
         self.deliver(work)
 
-    def contributed(self, said: b.Contribution, held: list[int]) -> None:
+    def contributed(self, said: st.Contribution, held: list[int]) -> None:
         def work() -> Takes:
             for a in held or [None]:
                 if self.barrier is not None:
-                    yield from self._feed(b.Contribution(said.worker, said.view, said.step, said.piece, a))
+                    yield from self._feed(st.Contribution(said.worker, said.view, said.step, said.piece, a))
             if self.world.remoteness and (
                 follows := self._form(sum_events.PieceOffered(said.worker, said.piece, 0 in held))
             ):
@@ -411,7 +412,7 @@ class Aggregator(Process):
         self.deliver(work)
 
     def repeat(self) -> None:
-        self.deliver(lambda: None if self.barrier is None else self._feed(b.Tick()))
+        self.deliver(lambda: None if self.barrier is None else self._feed(st.Tick()))
 
     def _tick(self) -> Takes | None:
         if (
@@ -420,26 +421,26 @@ class Aggregator(Process):
             or not self.world.obeys("asks again")
         ):
             return None
-        return self._feed(b.Tick())
+        return self._feed(st.Tick())
 
-    def _feed(self, event: b.Event) -> Takes:
+    def _feed(self, event: st.Event) -> Takes:
         assert self.barrier is not None
         instructions = self.barrier.handle(event)
-        refused = any(isinstance(instruction, b.Refuse) for instruction in instructions)
-        if isinstance(event, b.Announce) and event.token < self.world.led and not refused:
+        refused = any(isinstance(instruction, st.Refuse) for instruction in instructions)
+        if isinstance(event, st.Announce) and event.token < self.world.led and not refused:
             raise ViolationError(f"a coordinator of token {event.token} is heard after {self.world.led}")
         if refused and len(instructions) > 1:
             raise ViolationError(f"{event} is refused, but {instructions} follow")
         yield from self._carry_out(instructions)
 
-    def _carry_out(self, instructions: list[b.Instruction]) -> Takes:
+    def _carry_out(self, instructions: list[st.Instruction]) -> Takes:
         world = self.world
         assert self.barrier is not None
         for instruction in instructions:
             match instruction:
-                case b.Apply():
+                case st.Apply():
                     yield from self._begin_apply(instruction)
-                case b.Expect():
+                case st.Expect():
                     self._order = self._instruction = None
                     self._applied.clear()
                     for a, held in instruction.aggregators:
@@ -449,17 +450,17 @@ class Aggregator(Process):
                             lambda t, i=instruction, h=held: t.expect(i, h, self),
                             lossy=a > 0,  # type: ignore[misc]
                         )
-                case b.Proceed():
+                case st.Proceed():
                     worker = world.workers[instruction.worker]
                     buckets = self.barrier.migration.settled
                     world.send(self, worker, lambda t, o=instruction, m=buckets: t.order(o, self, m))  # type: ignore[misc]
-                case b.Sum(view=view, plan=plan):
+                case st.Sum(view=view, plan=plan):
                     summariser = world.workers[instruction.worker]
                     world.check_evaluated(instruction)
                     world.send(self, summariser, lambda t, v=view.number, s=plan.step: t.summarise(v, s))  # type: ignore[misc]
-                case b.ReportMetrics(plan=plan):
+                case st.ReportMetrics(plan=plan):
                     world.report(self, plan)
-                case b.Installed(view=view):
+                case st.Installed(view=view):
                     self.moved_at = world.now
                     world.install(self, self.barrier, view)
                 case Copy():
@@ -477,7 +478,7 @@ class Aggregator(Process):
                 case _:
                     pass
 
-    def _begin_apply(self, instruction: b.Apply) -> Takes:
+    def _begin_apply(self, instruction: st.Apply) -> Takes:
         plan, view, world = instruction.plan, instruction.view, self.world
         order = Order(
             plan.step,
@@ -511,7 +512,7 @@ class Aggregator(Process):
         self.moved_at = world.now
         world.complete(instruction, self.barrier.number)
         self.point()
-        follows: list[b.Instruction] = []
+        follows: list[st.Instruction] = []
         for a in instruction.map.participants:
-            follows += self.barrier.handle(b.Applied(instruction.plan.step, a))
+            follows += self.barrier.handle(st.Applied(instruction.plan.step, a))
         yield from self._carry_out(follows)

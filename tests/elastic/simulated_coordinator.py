@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from simulated import Process
 
-from scavenger.elastic import barrier as b
-from scavenger.elastic.barrier import Announce
+from scavenger.elastic import steps as st
 from scavenger.elastic.liveness import Liveness
+from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import View
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Coordinator(Process):
     def aggregator_ready(self, index: int) -> None:
         self.deliver(lambda: self._ready_aggregator(index) if self._begun else None)
 
-    def informed(self, inform: b.Inform | None) -> None:
+    def informed(self, inform: st.Inform | None) -> None:
         def take() -> None:
             if inform is None or self._informed or inform.token != self.token:
                 return

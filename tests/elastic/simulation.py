@@ -24,7 +24,7 @@ from simulated_aggregator import Aggregator
 from simulated_coordinator import WATCH_S, Coordinator, Resize
 from simulated_migration import Requests
 
-from scavenger.elastic import barrier as b
+from scavenger.elastic import steps as st
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import Membership
@@ -425,7 +425,7 @@ class World:
         if not plan.ends_epoch:
             if (plan.step, epoch) != (self.steps, self.position.epoch):
                 raise ViolationError(f"step {plan.step} is reported at step {self.steps}, {self.position}")
-            verdict = b.EpochDecision(epoch, stop=False, step=plan.step)
+            verdict = st.EpochDecision(epoch, stop=False, step=plan.step)
             self.send(
                 sequencer,
                 self._supervisor,
@@ -440,7 +440,7 @@ class World:
                 self.reported, self._progress_at = epoch, self.now
             if epoch + 1 >= self.epochs:
                 self.done = True
-            self.send(supervisor, sequencer, lambda s: s.hear(b.EpochDecision(epoch, stop=False)))
+            self.send(supervisor, sequencer, lambda s: s.hear(st.EpochDecision(epoch, stop=False)))
 
         self.send(sequencer, self._supervisor, hear)
 
@@ -459,7 +459,7 @@ class World:
         coordinator = self.coordinator
         self.send(sequencer, coordinator, lambda c: c.installed(view))
 
-    def check_cover(self, instruction: b.Apply) -> None:
+    def check_cover(self, instruction: st.Apply) -> None:
         plan, at = instruction.plan, instruction.plan.shares[0].start
         for piece in instruction.pieces:
             if piece.share.start != at or not piece.share.samples:
@@ -470,12 +470,12 @@ class World:
         if len({piece.slot for piece in instruction.pieces}) != len(instruction.pieces):
             raise ViolationError(f"{instruction.pieces} have a slot in common")
 
-    def check_evaluated(self, instruction: b.Sum) -> None:
+    def check_evaluated(self, instruction: st.Sum) -> None:
         places = [place for p in instruction.pieces for place in range(p.share.start, p.share.stop)]
         if places != list(range(self.validation_size)):
             raise ViolationError(f"{instruction.pieces} do not cover the validation data exactly")
 
-    def complete(self, instruction: b.Apply, number: int) -> None:
+    def complete(self, instruction: st.Apply, number: int) -> None:
         """Every aggregator has applied a step: is it the one that follows, and are the weights right?"""
         plan, lr_scale = instruction.plan, int(instruction.view.lr_scale)
         start, stop = plan.shares[0].start, plan.shares[-1].stop

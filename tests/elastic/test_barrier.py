@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from scavenger.elastic.barrier import (
+from scavenger.elastic.barrier import Barrier, BarrierPhase
+from scavenger.elastic.steps import (
     Announce,
     Applied,
     Apply,
-    Barrier,
-    BarrierPhase,
     Contribution,
     EpochDecision,
     Event,

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from scavenger.elastic.barrier import Announce
 from scavenger.elastic.membership import Membership, WorkerState, worker_name, worker_slot
+from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Position, View
 
 

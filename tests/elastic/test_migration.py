@@ -7,18 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import World
 
-from scavenger.elastic.barrier import (
-    Announce,
-    Applied,
-    Apply,
-    Barrier,
-    Contribution,
-    Expect,
-    Formed,
-    Halt,
-    Instruction,
-    Tick,
-)
+from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.migration import (
     AdoptMap,
     BucketMap,
@@ -32,6 +21,17 @@ from scavenger.elastic.migration import (
     Taken,
     respread,
     spared,
+)
+from scavenger.elastic.steps import (
+    Announce,
+    Applied,
+    Apply,
+    Contribution,
+    Expect,
+    Formed,
+    Halt,
+    Instruction,
+    Tick,
 )
 from scavenger.elastic.view import Member
 

@@ -7,11 +7,14 @@ from collections import defaultdict
 
 import pytest
 
-from scavenger.elastic.barrier import (
+from scavenger.elastic.barrier import Barrier
+from scavenger.elastic.pieces import Pieces
+from scavenger.elastic.quarantine import DEATHS_MIN, Cause, Suspects
+from scavenger.elastic.quarantine import SampleRange as Suspected
+from scavenger.elastic.steps import (
     Announce,
     Applied,
     Apply,
-    Barrier,
     Contribution,
     Death,
     Instruction,
@@ -19,9 +22,6 @@ from scavenger.elastic.barrier import (
     QuarantineSamples,
     Tick,
 )
-from scavenger.elastic.pieces import Pieces
-from scavenger.elastic.quarantine import DEATHS_MIN, Cause, Suspects
-from scavenger.elastic.quarantine import SampleRange as Suspected
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
 
 SIZE = 40

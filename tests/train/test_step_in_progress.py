@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from scavenger.elastic.barrier import Apply
 from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.steps import Apply
 from scavenger.elastic.view import Member, Piece, Position, Share, View, plan_step
 from scavenger.train.aggregation.step_in_progress import StepInProgress
 from scavenger.train.transport.messages.data import Contributed, PartApplied, SumsFormed

@@ -55,7 +55,6 @@ from typing import Literal
 
 import msgspec
 
-from scavenger.control.training.callback_runs import CallbackRuns
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
 from scavenger.control.training.losses import GIVE_UP, Losses
@@ -140,6 +139,7 @@ class Controller:
         offer: The VM type on which the job runs.
         at_risk: Workers that the cloud may preempt at an unannounced time.
         checkpoint_step: Step of the newest checkpoint; 0 before the first.
+        callbacks: The runs of the callbacks.
     """
 
     def __init__(
@@ -164,6 +164,7 @@ class Controller:
         self._evicted: set[str] = set()
         self._warned_of: set[str] = set()
         self._verdicts = Verdicts(goal, history, warn_once=self._warn_once)
+        self.callbacks = self._verdicts.callbacks
         self._refused_at_s = -math.inf
 
     @property
@@ -187,11 +188,6 @@ class Controller:
     def stopped_by(self) -> str:
         """The callback that stopped training; empty if none did."""
         return self._verdicts.stopped_by
-
-    @property
-    def callbacks(self) -> CallbackRuns:
-        """The runs of the callbacks."""
-        return self._verdicts.callbacks
 
     @property
     def view(self) -> int:

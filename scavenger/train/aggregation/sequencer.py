@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scavenger.elastic import barrier as b
 from scavenger.elastic import migration as mig
+from scavenger.elastic import steps as st
+from scavenger.elastic.barrier import Barrier, BarrierPhase
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, StepPlan
 from scavenger.train.aggregation.checkpointing import Checkpointing
@@ -43,7 +44,7 @@ class Sequencer:
     def __init__(
         self,
         shard: ModelShard,
-        barrier: b.Barrier,
+        barrier: Barrier,
         *,
         to_worker: Callable[[str, m.Message], None],
         to_aggregator: Callable[[int, m.Message], None],
@@ -83,16 +84,15 @@ class Sequencer:
 
     def _new_beat(self) -> m.Beat:
         """Build a heartbeat: which workers and aggregators are awaited, and for how long."""
-        barrier, view = self._barrier, self._barrier.view
-        missing = barrier.missing
+        barrier, view, missing = self._barrier, self._barrier.view, self._barrier.missing
         behind = self._step.behind() or barrier.migration.releasing
         waiting = self._timer.waiting_s if missing or behind else 0.0
-        evaluating = barrier.phase in (b.BarrierPhase.EVALUATE, b.BarrierPhase.SUMMARISE)
+        evaluating = barrier.phase in (BarrierPhase.EVALUATE, BarrierPhase.SUMMARISE)
         return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
 
     def inform(self, token: int) -> m.SequencerState:
         """Return the job's state for a coordinator that takes over."""
-        self._carry_out(self._barrier.handle(b.Lead(token)))
+        self._carry_out(self._barrier.handle(st.Lead(token)))
         view = self._barrier.view
         return m.SequencerState(
             True, self._barrier.number, None if view is None else m.view_body(view), self._barrier.step
@@ -106,13 +106,13 @@ class Sequencer:
             case m.Announcement():
                 members = tuple(Member(body.worker, body.slot) for body in message.members)
                 self._handle(
-                    b.Announce(
+                    st.Announce(
                         number=message.number,
                         members=members,
                         global_batch_size=message.global_batch_size,
                         lost=message.lost,
                         deaths=tuple(
-                            b.Death(death.worker, death.host, Cause(death.cause), death.hosts)
+                            st.Death(death.worker, death.host, Cause(death.cause), death.hosts)
                             for death in message.deaths
                         ),
                         token=message.token,
@@ -121,7 +121,7 @@ class Sequencer:
                     )
                 )
             case m.VerdictGiven():
-                verdict = b.EpochDecision(message.epoch, message.stop, message.step)
+                verdict = st.EpochDecision(message.epoch, message.stop, message.step)
                 if self._barrier.awaits(verdict):
                     self._take_verdict(message)
                 self._handle(verdict)
@@ -157,16 +157,16 @@ class Sequencer:
                 except ValueError as error:
                     print(f"refused {peer}: metric sums of the wrong shape: {error}", flush=True)
                     return
-                evaluated = b.PieceEvaluated(peer, message.view, message.step, message.piece)
+                evaluated = st.PieceEvaluated(peer, message.view, message.step, message.piece)
                 follows = self._barrier.handle(evaluated)
-                if not any(isinstance(instruction, b.Refuse) for instruction in follows):
+                if not any(isinstance(instruction, st.Refuse) for instruction in follows):
                     self._evaluation.add(message.piece, sums)
                 self._carry_out(follows)
             case m.AskView():
                 self.repeat_to(peer)
             case m.Summary():
-                follows = self._barrier.handle(b.Summed(peer, message.view, message.step))
-                if not any(isinstance(instruction, b.Refuse) for instruction in follows):
+                follows = self._barrier.handle(st.Summed(peer, message.view, message.step))
+                if not any(isinstance(instruction, st.Refuse) for instruction in follows):
                     self._evaluation.metrics = message.metrics
                 self._carry_out(follows)
             case _:
@@ -177,7 +177,7 @@ class Sequencer:
         match message:
             case m.SumsFormed():
                 self._step.formed(message)
-                self._handle(b.Formed(message.view, message.step, message.number, message.index))
+                self._handle(st.Formed(message.view, message.step, message.number, message.index))
             case m.BucketsCopied():
                 self._handle(mig.Copied(message.index, message.number))
             case m.MapTaken():
@@ -212,7 +212,7 @@ class Sequencer:
     def repeat(self) -> None:
         """Repeat the requests for everything that is awaited."""
         with self._timer.repeating():
-            self._handle(b.Tick())
+            self._handle(st.Tick())
         if self._finalisation is not None and not self._finalisation.complete:
             self._finalisation.carry_out()
 
@@ -222,56 +222,56 @@ class Sequencer:
         self._carry_out(
             [
                 instruction
-                for instruction in self._barrier.handle(b.Tick())
-                if isinstance(instruction, b.Proceed | b.Sum) and instruction.worker == worker
+                for instruction in self._barrier.handle(st.Tick())
+                if isinstance(instruction, st.Proceed | st.Sum) and instruction.worker == worker
             ]
         )
 
     def _contributed(self, peer: str, message: m.Contributed, aggregator: int | None) -> None:
         follows = self._barrier.handle(
-            b.Contribution(peer, message.view, message.step, message.piece, aggregator)
+            st.Contribution(peer, message.view, message.step, message.piece, aggregator)
         )
-        if not (follows and isinstance(follows[0], b.Refuse)):  # a refusal comes alone
+        if not (follows and isinstance(follows[0], st.Refuse)):  # a refusal comes alone
             self._step.contributed(message)
             if aggregator is not None:
                 fail_here("aggregator.received")
         self._carry_out(follows)
 
-    def _handle(self, event: b.Event) -> None:
+    def _handle(self, event: st.Event) -> None:
         self._carry_out(self._barrier.handle(event))
 
-    def _carry_out(self, instructions: Sequence[b.Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[st.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case b.Apply():
+                case st.Apply():
                     self._begin_apply(instruction)
-                case b.Expect():
+                case st.Expect():
                     self._expect(instruction)
-                case b.Proceed():
+                case st.Proceed():
                     self._proceed(instruction)
-                case b.Sum():
+                case st.Sum():
                     self._sum(instruction)
-                case b.ReportMetrics():
+                case st.ReportMetrics():
                     self._report_end(instruction.plan)
-                case b.Installed():
+                case st.Installed():
                     # recorded before it is reported, because its number must not be used again
                     self._write_record()
                     self._report(m.ViewInstalled(m.view_body(instruction.view)))
                 case mig.Copy() | mig.AdoptMap() | mig.Take() | mig.MigrationEnded():
                     self._migrate(instruction)
-                case b.Inform():
+                case st.Inform():
                     pass
-                case b.QuarantineSamples():
+                case st.QuarantineSamples():
                     self._quarantine_samples(instruction)
-                case b.Despair():
+                case st.Despair():
                     self._failed = True
                     self._report(m.Failed("data", instruction.reason))
-                case b.Refuse():
+                case st.Refuse():
                     print(f"refused {instruction.sender}: {instruction.reason}", flush=True)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
-    def _begin_apply(self, instruction: b.Apply) -> None:
+    def _begin_apply(self, instruction: st.Apply) -> None:
         if self._fails(instruction):
             return
         plan, manifest, at = instruction.plan, self._shard.layout.manifest, None
@@ -290,7 +290,7 @@ class Sequencer:
             self._step.applied(applied)
         self._complete()
 
-    def _expect(self, instruction: b.Expect) -> None:
+    def _expect(self, instruction: st.Expect) -> None:
         """Have aggregators form the sums of a list of pieces; what was applied of an earlier list is void."""
         self._step.abandon()
         plan, pieces = instruction.plan, instruction.pieces
@@ -332,16 +332,16 @@ class Sequencer:
         self._shard.block.write_job(record)
         fail_here("aggregator.published")
         self._report(report)
-        follows: list[b.Instruction] = []
+        follows: list[st.Instruction] = []
         for aggregator in instruction.map.participants:
-            follows += self._barrier.handle(b.Applied(plan.step, aggregator))
+            follows += self._barrier.handle(st.Applied(plan.step, aggregator))
         if plan.ends_epoch:
             self._timer.evaluation_began()
         self._look_for_checkpoint()
         self._carry_out(follows)
         self._finish_if_possible()
 
-    def _fails(self, instruction: b.Apply) -> bool:
+    def _fails(self, instruction: st.Apply) -> bool:
         """Whether the job fails with a step, and keeps the weights of the step before, since a value is not finite."""
         if what := self._step.not_finite(instruction, scales_loss=self._shard.scales_loss):
             self._failed = True
@@ -378,13 +378,13 @@ class Sequencer:
         """Indices of the other aggregators that hold something of the last step's state."""
         return [index for index in self._barrier.migration.settled.participants if index]
 
-    def _quarantine_samples(self, instruction: b.QuarantineSamples) -> None:
+    def _quarantine_samples(self, instruction: st.QuarantineSamples) -> None:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
         samples = self._left_out.add(piece.scope, piece.start, piece.stop)
         self._report(m.SamplesQuarantined(samples, instruction.reason))
 
-    def _proceed(self, instruction: b.Proceed) -> None:
+    def _proceed(self, instruction: st.Proceed) -> None:
         self._timer.ordered(instruction.action)
         if self._step.is_new(instruction.pieces):
             self._timer.progressed()
@@ -398,7 +398,7 @@ class Sequencer:
 
     # ---- epochs --------------------------------------------------------------------------------------------
 
-    def _sum(self, instruction: b.Sum) -> None:
+    def _sum(self, instruction: st.Sum) -> None:
         """Ask one worker to compute the epoch's metrics from their sums."""
         self._timer.progressed()
         self._workers.send(
@@ -484,7 +484,7 @@ class Sequencer:
         if request is None or self._finalisation is not None or (applying and not self._failed):
             return
         self._request = None
-        self._handle(b.Halt())
+        self._handle(st.Halt())
         self._step.abandon()
         if request.checkpoint and not applying:
             # a checkpoint of the state before `finalise`; the copy is made first

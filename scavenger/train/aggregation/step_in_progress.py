@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from scavenger.elastic import barrier as b
+from scavenger.elastic import steps as st
 from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied, SumsFormed
 from scavenger.train.transport.messages.reports import StepReport
@@ -26,7 +26,7 @@ class StepInProgress:
         self._formed: dict[int, tuple[SumsFormed, float]] = {}
         self._ordered: set[int] = set()
         self._contributions: dict[int, Contributed] = {}
-        self._apply: b.Apply | None = None
+        self._apply: st.Apply | None = None
         self._order: ApplyPart | None = None
         self._applied: dict[int, PartApplied] = {}
 
@@ -54,7 +54,7 @@ class StepInProgress:
     # ---- applying it ---------------------------------------------------------------------------------------
 
     def begin_apply(
-        self, instruction: b.Apply, *, lr_scale: float, best_step: int = 0, schedule_step: int | None = None
+        self, instruction: st.Apply, *, lr_scale: float, best_step: int = 0, schedule_step: int | None = None
     ) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
         held = tuple(each.held for each in self._of(instruction.pieces))
@@ -97,7 +97,7 @@ class StepInProgress:
         if order is not None and answered == (order.step, order.view, order.number):
             self._applied[message.index] = message
 
-    def completed(self) -> b.Apply | None:
+    def completed(self) -> st.Apply | None:
         """Return what was applied, once every aggregator has applied it."""
         return self._apply if not self.behind() else None
 
@@ -127,7 +127,7 @@ class StepInProgress:
         samples = sum(each.samples for each in contributions)
         return sum(each.samples * each.loss for each in contributions) / max(1, samples)
 
-    def not_finite(self, instruction: b.Apply, *, scales_loss: bool = False) -> str:
+    def not_finite(self, instruction: st.Apply, *, scales_loss: bool = False) -> str:
         """Describe a non-finite loss or gradient; empty if all values are finite.
 
         What workers have reported tells it before the step is applied, and so before any state is overwritten. That of
@@ -152,7 +152,7 @@ class StepInProgress:
         plan = instruction.plan
         return f"the {what} became {value} at step {plan.step}, epoch {plan.epoch + 1}{where}"
 
-    def _waits_s(self, instruction: b.Apply) -> tuple[tuple[int, float], ...]:
+    def _waits_s(self, instruction: st.Apply) -> tuple[tuple[int, float], ...]:
         """What the step has waited for each aggregator that holds something; nothing if no sums arrived."""
         pulled: dict[int, float] = {}
         for each in self._of(instruction.pieces):
@@ -171,7 +171,7 @@ class StepInProgress:
             and index in self._applied
         )
 
-    def report(self, instruction: b.Apply, step_time_s: float) -> StepReport:
+    def report(self, instruction: st.Apply, step_time_s: float) -> StepReport:
         """Report the step, which every aggregator has applied."""
         plan, view, pieces = instruction.plan, instruction.view, instruction.pieces
         contributions, norms = self._of(pieces), list(self._applied.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scavenger.elastic import barrier as b
+from scavenger.elastic import steps as st
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import View
 from scavenger.train.transport.messages.data import DataMessage, Order, TakeMap, TakeView
@@ -27,7 +27,7 @@ class WorkerOrders:
 
     def order(
         self,
-        instruction: b.Proceed,
+        instruction: st.Proceed,
         *,
         quarantined: tuple[int, ...],
         cautious: bool,

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import zmq
 
-from scavenger.elastic.barrier import Announce, Death
 from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
+from scavenger.elastic.steps import Announce, Death
 from scavenger.train.coordinator.initialization import JobInitializer
 from scavenger.train.coordinator.roster import RosterReport
 from scavenger.train.coordinator.watching import SequencerProgress, StartTimes

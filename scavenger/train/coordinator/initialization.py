@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from scavenger.elastic import initialization as i
-from scavenger.elastic.barrier import Announce
 from scavenger.elastic.membership import Membership
 from scavenger.elastic.migration import spared
+from scavenger.elastic.steps import Announce
 from scavenger.train.failpoints import fail_here
 from scavenger.train.names import SUPERVISOR
 from scavenger.train.transport import messages as m

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scavenger.elastic.barrier import Announce
 from scavenger.elastic.leases import LeasedSamples
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Quarantined
+from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import Position, View
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.exchange import StepMean
