@@ -27,8 +27,9 @@ from gcs_server import GcsServer
 from gcsfs.core import GCSFileSystem
 
 from scavenger.errors import ConfigurationError, CredentialsError
-from scavenger.train.checkpoints.checkpoint import CheckpointFile, CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.files import check_location, check_storage, open_files
+from scavenger.train.checkpoints.manifest import CheckpointFile, CheckpointManifest
 from scavenger.train.object_stores import filesystem_at
 
 WEIGHTS = {"kernel": np.arange(1200, dtype=np.float32).reshape(40, 30)}

@@ -29,7 +29,8 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import CheckpointSpec, GoalSpec
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.store import Store
-from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.manifest import CheckpointManifest
 from scavenger.train.supervisor.events import RolledBack
 from scavenger.train.transport import messages as m
 

@@ -14,7 +14,8 @@ from scavenger.control.jobs.recovered import record_of_checkpoints
 from scavenger.control.jobs.resumption import find_resumption
 from scavenger.errors import ConfigurationError, JobFileError
 from scavenger.store import Store
-from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.manifest import CheckpointManifest
 
 ID = "3b2a1c00-5d4e-4f6a-8b7c-9d0e1f2a3b4c"
 SPEC = {

@@ -16,8 +16,9 @@ import numpy as np
 
 from scavenger.errors import TransientError
 from scavenger.train.checkpoints import files as checkpoint_files
-from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointStore
 from scavenger.train.checkpoints.format import Array
+from scavenger.train.checkpoints.manifest import CheckpointManifest
 
 BEGIN, END = "/checkpoint-begins", "/checkpoint-ends"
 PARTS = ("a0", "a1")

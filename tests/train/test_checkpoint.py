@@ -33,12 +33,7 @@ from vm_line import far_line
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, TransientError
 from scavenger.train.checkpoints import checkpoint
-from scavenger.train.checkpoints.checkpoint import (
-    FORMAT_VERSION,
-    CheckpointFile,
-    CheckpointManifest,
-    CheckpointStore,
-)
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.files import LocalFiles, RemoteFiles
 from scavenger.train.checkpoints.format import (
     Array,
@@ -50,6 +45,7 @@ from scavenger.train.checkpoints.format import (
     read_tensors,
     verify_tensors,
 )
+from scavenger.train.checkpoints.manifest import FORMAT_VERSION, CheckpointFile, CheckpointManifest
 
 _MIB = 1 << 20
 _TYPES = ["bool", "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]

@@ -20,7 +20,8 @@ from scavenger.elastic.migration import BucketMap, Migration
 from scavenger.models.aggregation import WAITING_GRADIENTS, held_models, optimizer_copies
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
-from scavenger.train.checkpoints.checkpoint import CheckpointFile, CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.manifest import CheckpointFile, CheckpointManifest
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout

@@ -22,9 +22,10 @@ from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.start_up import checkpoint_of
 from scavenger.train.checkpoints import checkpoint
-from scavenger.train.checkpoints.checkpoint import CheckpointFile as CheckpointPart
-from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.files import LocalFiles
+from scavenger.train.checkpoints.manifest import CheckpointFile as CheckpointPart
+from scavenger.train.checkpoints.manifest import CheckpointManifest
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout

@@ -14,9 +14,9 @@ import msgspec
 
 from scavenger.elastic.barrier import Barrier
 from scavenger.train.aggregation.model_shard import ModelShard
-from scavenger.train.checkpoints.checkpoint import CheckpointFile as CheckpointPart
-from scavenger.train.checkpoints.checkpoint import CheckpointManifest as CheckpointManifest
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.manifest import CheckpointFile as CheckpointPart
+from scavenger.train.checkpoints.manifest import CheckpointManifest as CheckpointManifest
 from scavenger.train.transport import messages as m
 
 _ASK_AGAIN_S = 1.0

@@ -15,7 +15,8 @@ from scavenger.elastic.view import Position
 from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.map_changes import take_map
 from scavenger.train.aggregation.model_shard import ModelShard
-from scavenger.train.checkpoints.checkpoint import OLDEST_VERSION, Checkpoint, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from scavenger.train.checkpoints.manifest import OLDEST_VERSION
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.divisibility import Divisibility, divisibility
 from scavenger.train.transport.layout import Layout

@@ -16,16 +16,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any
 
 import msgspec
 
-from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
+from scavenger.errors import ConfigurationError, TransientError
 from scavenger.train.checkpoints.files import Files, open_files
 from scavenger.train.checkpoints.format import (
     Array,
@@ -38,90 +35,22 @@ from scavenger.train.checkpoints.format import (
     read_tensor,
     read_tensors,
 )
+from scavenger.train.checkpoints.manifest import (
+    FOLDER,
+    FORMAT_VERSION,
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    PART_NAME,
+    CheckpointFile,
+    CheckpointManifest,
+    decode,
+    encode,
+    folder_of,
+)
 from scavenger.train.checkpoints.ranges import SavedArrays, SavedRange, ranges_of
 
-FORMAT_VERSION = 3
-"""Incremented when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
-
-1: optimizer state named by paths, which several tensors may share. 2: named by tensor index. 3: by tensor index and
-range, with a digest for each.
-"""
-
-OLDEST_VERSION = 2
-"""The oldest format from which a job can resume."""
-
-_MANIFEST = "manifest.json"
-_MANIFEST_BYTES_MAX = 4 << 20
-"""A manifest has some hundred bytes plus 120 per part; a longer file is not read into memory."""
-
-_ATTEMPT = r"[A-Za-z0-9_]{1,64}"
-_FOLDER = re.compile(rf"step-\d{{8,19}}-{_ATTEMPT}", re.ASCII)
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
 _DAMAGE = frozenset({errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EINVAL})
 """Errors of a missing, unreadable or replaced file. Any other error does not mean that the file is damaged."""
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_PartName = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]
-_AttemptName = Annotated[str, msgspec.Meta(pattern=rf"^{_ATTEMPT}\Z")]
-
-
-class CheckpointFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One safetensors file. `finite`: none of its numbers is NaN or infinite."""
-
-    name: _PartName
-    sha256: _Digest
-    bytes: _Count
-    finite: bool
-
-
-class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Contents and identity of a checkpoint.
-
-    Attributes:
-        fingerprint: Fingerprint of the job, so that a job does not load another job's checkpoint.
-        step: The last step that the checkpoint includes.
-        attempt: Unique name of this attempt to write; letters, digits and `_`.
-        epoch: Epoch of the next step (0-based).
-        consumed: Number of samples of that epoch already used.
-        view: The highest view number that the job has used.
-        parts: At least one part, as returned by `CheckpointStore.write_part`.
-        created_at: Time of creation, with a time zone.
-        state: Everything else that a resumed job needs, as JSON values.
-        serial: Number of the commit within the store; set by `CheckpointStore.commit`.
-        version: Format version, see `FORMAT_VERSION`.
-    """
-
-    fingerprint: str
-    step: _Count
-    attempt: _AttemptName
-    epoch: _Count
-    consumed: _Count
-    view: _Count
-    parts: Annotated[tuple[CheckpointFile, ...], msgspec.Meta(min_length=1)]
-    created_at: Annotated[datetime, msgspec.Meta(tz=True)]
-    state: dict[str, Any] = {}
-    serial: _Count = 0
-    version: int = FORMAT_VERSION
-
-    @property
-    def finite(self) -> bool:
-        """Whether no part contains NaN or an infinity."""
-        return all(part.finite for part in self.parts)
-
-    @property
-    def folder(self) -> str:
-        """Name of the checkpoint's folder in the store."""
-        return _folder(self.step, self.attempt)
-
-
-class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    sha256: _Digest
-    manifest: msgspec.Raw
-
-
-class _Version(msgspec.Struct, frozen=True):
-    version: Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +194,8 @@ class CheckpointStore:
             ConfigurationError: If the location is not writable.
             ValueError: If the step, the attempt or the name cannot be part of a file name.
         """
-        folder = _folder(step, attempt)
-        if not re.fullmatch(_NAME, name):
+        folder = folder_of(step, attempt)
+        if not re.fullmatch(PART_NAME, name):
             raise ValueError(f"{name!r} cannot name a part")
         stream = TensorStream(tensors)
         self._write(folder, _file(name), stream)
@@ -290,7 +219,7 @@ class CheckpointStore:
         committed = self._committed([])
         serial = 1 + max((other.serial for other in committed), default=0)
         manifest = msgspec.structs.replace(manifest, serial=serial, version=FORMAT_VERSION)
-        self._write(manifest.folder, _MANIFEST, [memoryview(_encode(manifest))])
+        self._write(manifest.folder, MANIFEST, [memoryview(encode(manifest))])
         self._verified.add(manifest.folder)
         self._tidy_up(manifest)
 
@@ -334,10 +263,10 @@ class CheckpointStore:
         """
         self.problems = ()
         try:
-            if _FOLDER.fullmatch(folder):
+            if FOLDER.fullmatch(folder):
                 return Checkpoint(self._read_manifest(folder), (), self._files)
         except (DamagedError, OSError) as error:
-            self.problems = (self._problem(folder, _MANIFEST, error),)
+            self.problems = (self._problem(folder, MANIFEST, error),)
         return None
 
     def discard_unfinished(self) -> None:
@@ -381,7 +310,7 @@ class CheckpointStore:
     def _remove(self, folder: str, problems: list[str]) -> None:
         try:
             self._files.remove(
-                folder, first=_MANIFEST
+                folder, first=MANIFEST
             )  # first the manifest, so that a partly removed checkpoint is never valid
         except OSError as error:
             problems.append(f"{self._files.root}/{folder}: could not be removed: {_reason(error)}")
@@ -389,7 +318,7 @@ class CheckpointStore:
 
     def _folders(self) -> list[str]:
         try:
-            return [name for name in self._files.folders() if _FOLDER.fullmatch(name)]
+            return [name for name in self._files.folders() if FOLDER.fullmatch(name)]
         except OSError as error:
             raise self._failure(self._files.root, "cannot be read", error) from error
 
@@ -402,7 +331,7 @@ class CheckpointStore:
             except FileNotFoundError:
                 continue  # unfinished
             except (DamagedError, OSError) as error:
-                problems.append(self._problem(folder, _MANIFEST, error))
+                problems.append(self._problem(folder, MANIFEST, error))
         return sorted(manifests, key=lambda m: (m.serial, m.view, m.step), reverse=True)
 
     def _is_unfinished(self, folder: str) -> bool:
@@ -411,18 +340,18 @@ class CheckpointStore:
         except FileNotFoundError:
             return True
         except (DamagedError, OSError) as error:
-            self._problem(folder, _MANIFEST, error)
+            self._problem(folder, MANIFEST, error)
         return False
 
     def _read_manifest(self, folder: str) -> CheckpointManifest:
-        with self._files.reading(folder, _MANIFEST) as (file, size):
-            if size > _MANIFEST_BYTES_MAX:
+        with self._files.reading(folder, MANIFEST) as (file, size):
+            if size > MANIFEST_BYTES_MAX:
                 raise DamagedError(f"it has {size} bytes")
             data = bytearray()
             buffer = bytearray(size + 1)
             while (count := file.readinto(buffer)) and len(data) <= size:
                 data += buffer[:count]
-        manifest = _decode(bytes(data), f"{self._files.root}/{folder}")
+        manifest = decode(bytes(data), f"{self._files.root}/{folder}")
         if manifest.folder != folder:
             raise DamagedError(f"it belongs to {manifest.folder}")
         return manifest
@@ -463,13 +392,6 @@ class CheckpointStore:
         return (ConfigurationError if no_access else TransientError)(f"{place}: {what}: {_reason(error)}")
 
 
-def _folder(step: int, attempt: str) -> str:
-    folder = f"step-{step:08d}-{attempt}"
-    if not _FOLDER.fullmatch(folder):
-        raise ValueError(f"attempt {attempt!r} at step {step} cannot name a folder")
-    return folder
-
-
 def _file(name: str) -> str:
     return f"part-{name}.safetensors"
 
@@ -480,36 +402,3 @@ def _reason(error: DamagedError | OSError) -> str:
         return "it is missing"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def _encode(manifest: CheckpointManifest) -> bytes:
-    try:
-        body = msgspec.json.encode(manifest)
-        same = msgspec.json.decode(body, type=CheckpointManifest) == manifest
-    except (msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
-    names = [part.name for part in manifest.parts]
-    if not same:  # NaN becomes null, a tuple a list
-        raise ValueError("the manifest's state holds values that JSON does not give back, as NaN or a tuple")
-    if len(set(names)) < len(names):
-        raise ValueError(f"a part is named twice among {names}")
-    data = msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
-    if len(data) > _MANIFEST_BYTES_MAX:
-        raise ValueError(f"the manifest has {len(data)} bytes; at most {_MANIFEST_BYTES_MAX} are read back")
-    return data
-
-
-def _decode(data: bytes, place: str) -> CheckpointManifest:
-    try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
-        body = bytes(envelope.manifest)
-        if hashlib.sha256(body).hexdigest() != envelope.sha256:
-            raise DamagedError("its SHA-256 is not the one written down")
-        version = msgspec.json.decode(body, type=_Version).version
-        if version > FORMAT_VERSION:
-            raise NotSupportedError(
-                f"{place}: written by a newer Scavenger (format {version}, this one reads {FORMAT_VERSION})"
-            )
-        return msgspec.json.decode(body, type=CheckpointManifest)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DamagedError(f"it is not valid: {error}") from None

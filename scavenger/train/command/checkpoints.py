@@ -16,8 +16,9 @@ import numpy as np
 
 from scavenger.errors import ConfigurationError
 from scavenger.sdk.report import COUNTS
-from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.files import local_path, open_files
+from scavenger.train.checkpoints.manifest import CheckpointManifest
 from scavenger.train.command.stored_folder import OBJECT, Listing, StoredFile, StoredFolder, checked, size_of
 
 _FOLDER = "command"

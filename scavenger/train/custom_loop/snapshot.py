@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from scavenger.errors import ConfigurationError
-from scavenger.train.checkpoints.checkpoint import CheckpointManifest, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.manifest import CheckpointManifest
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.transport.messages import CheckpointWritten
 
