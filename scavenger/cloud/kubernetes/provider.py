@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -24,8 +24,9 @@ from kubernetes.client.exceptions import ApiException
 
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.kubernetes.autoscaling import has_autoscaler, is_growing
-from scavenger.cloud.kubernetes.errors import is_reason, translated_errors
+from scavenger.cloud.kubernetes.errors import translated_errors
 from scavenger.cloud.kubernetes.nodes import KubernetesNode, node_of, nodes_open
+from scavenger.cloud.kubernetes.objects import TIMEOUT_S, NamespaceObjects
 from scavenger.cloud.kubernetes.pods import (
     CONTAINER,
     LAUNCHED,
@@ -66,9 +67,7 @@ ROOM_WITHIN_S = 30.0
 _LOOK_S = 0.2
 _ADMITTED_WITHIN_S = 2.0
 """How long a launch waits itself for a queue with room; it is repeated for one without."""
-_PAGE = 500
 _CONSOLE_LINES = 2_000
-_TIMEOUT_S = (5.0, 20.0)
 _QUOTAS = ("pods", "requests.cpu", "limits.cpu", "cpu", "requests.memory", "limits.memory", "memory")
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 _NO_TRIAL = "does not support dry run"
@@ -134,6 +133,10 @@ class KubernetesProvider:
     def _core(self) -> Any:
         return client.CoreV1Api(self.api)
 
+    @cached_property
+    def _objects(self) -> NamespaceObjects:
+        return NamespaceObjects(self._core, self.settings.namespace)
+
     def identity(self) -> str:
         """The cluster's address and version, if it knows who asks.
 
@@ -142,7 +145,7 @@ class KubernetesProvider:
             CredentialsError, CloudUnavailableError: If it does not know who asks, or does not answer.
         """
         with translated_errors("asking the cluster", region=self.region):
-            version = client.VersionApi(self.api).get_code(_request_timeout=_TIMEOUT_S).git_version
+            version = client.VersionApi(self.api).get_code(_request_timeout=TIMEOUT_S).git_version
             missing_rights(self.api, RENT_RIGHTS[:1], namespace=self.settings.namespace)
             return f"{self.region} at {self.api.configuration.host}, {version}"
 
@@ -193,7 +196,9 @@ class KubernetesProvider:
         """
         wanted = ",".join(f"{key}={value}" for key, value in self.settings.node_labels)
         with translated_errors("looking for nodes", region=self.region):
-            listed = list(self._pages(self._core.list_node, **({"label_selector": wanted} if wanted else {})))
+            listed = list(
+                self._objects.pages(self._core.list_node, **({"label_selector": wanted} if wanted else {}))
+            )
         return nodes_open((node_of(node) for node in listed), self.settings, spot=spot)
 
     def autoscaled(self) -> bool:
@@ -221,7 +226,7 @@ class KubernetesProvider:
                     self.settings.namespace,
                     pod_of(request, self.settings, secret_uid=str(uuid4()), in_zone=False),
                     dry_run="All",
-                    _request_timeout=_TIMEOUT_S,
+                    _request_timeout=TIMEOUT_S,
                 )
         except QuotaError:
             pass
@@ -238,13 +243,13 @@ class KubernetesProvider:
             raise ConfigurationError(f"no node that could hold {request.vm} is in the zone {request.zone!r}")
         in_zone = request.zone != self.region
         with translated_errors(doing, region=self.region):
-            pod = self._found(name)
+            pod = self._objects.found(name)
             if pod is None:
-                secret = self._secret(name, body)
+                secret = self._objects.secret(name, body)
                 if LAUNCHED in (secret.metadata.annotations or {}):
                     raise GoneError(f"{doing}: {name} was there, and is gone")
                 try:
-                    pod = self._created(
+                    pod = self._objects.created(
                         pod_of(
                             request,
                             self.settings,
@@ -255,9 +260,9 @@ class KubernetesProvider:
                     )
                 except ApiException as error:
                     if error.status is not None and 400 <= error.status < 500 and error.status != 429:
-                        self._forget(name)  # there is no pod, and the token may be used again
+                        self._objects.forget(name)  # there is no pod, and the token may be used again
                     raise
-                self._mark(name)
+                self._objects.mark(name)
         return self._with_room(pod, request, doing)
 
     def _with_room(self, pod: Any, request: VmRequest, doing: str) -> VmSeen:
@@ -290,7 +295,7 @@ class KubernetesProvider:
                     if self._taken_back(pod):
                         raise StockOutError(f"{doing} in {request.zone}: {seen.reason or 'no node has room'}")
                 self._sleep(_LOOK_S)
-                pod = self._found(name)
+                pod = self._objects.found(name)
                 if pod is None:
                     raise GoneError(f"{doing}: {name} was deleted")
 
@@ -306,7 +311,7 @@ class KubernetesProvider:
         events = self._core.list_namespaced_event(
             self.settings.namespace,
             field_selector=f"involvedObject.uid={pod.metadata.uid}",
-            _request_timeout=_TIMEOUT_S,
+            _request_timeout=TIMEOUT_S,
         )
         return is_growing({event.reason for event in events.items})
 
@@ -319,38 +324,32 @@ class KubernetesProvider:
         }
         try:
             self._core.delete_namespaced_pod(
-                meta.name, self.settings.namespace, body=asked, _request_timeout=_TIMEOUT_S
+                meta.name, self.settings.namespace, body=asked, _request_timeout=TIMEOUT_S
             )
         except ApiException as error:
             if error.status not in (404, 409):
                 raise
             return bool(error.status == 404)
-        self._forget(meta.name)
+        self._objects.forget(meta.name)
         return True
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         with translated_errors(f"looking at {instance_id}", region=self.region):
             return seen_of(
                 self._core.read_namespaced_pod(
-                    instance_id, self.settings.namespace, _request_timeout=_TIMEOUT_S
+                    instance_id, self.settings.namespace, _request_timeout=TIMEOUT_S
                 )
             )
 
     def terminate(self, instance_id: str, zone: str) -> None:
         """See `Provider.terminate`: the pod has its grace period, and its token starts no other one."""
         with translated_errors(f"ending {instance_id}", region=self.region):
-            self._mark(instance_id)
-            try:
-                self._core.delete_namespaced_pod(
-                    instance_id, self.settings.namespace, _request_timeout=_TIMEOUT_S
-                )
-            except ApiException as error:
-                if error.status != 404:
-                    raise
+            self._objects.mark(instance_id)
+            self._objects.delete(instance_id)
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         with translated_errors("listing pods", region=self.region):
-            return tuple(seen_of(pod) for pod in self._pods(owner))
+            return tuple(seen_of(pod) for pod in self._objects.selected(owner_selector(owner)))
 
     def list_leaders(self) -> tuple[VmSeen, ...]:
         """The pods of the namespace that lead jobs for some command, of every installation.
@@ -358,7 +357,7 @@ class KubernetesProvider:
         Those of ElasticJobs are their operator's.
         """
         with translated_errors("listing leaders' pods", region=self.region):
-            return tuple(leader_seen(pod) for pod in self._selected(leader_selector()))
+            return tuple(leader_seen(pod) for pod in self._objects.selected(leader_selector()))
 
     def console(self, instance_id: str, zone: str) -> str:
         """See `Provider.console`: what its container has written; gone with the pod."""
@@ -369,7 +368,7 @@ class KubernetesProvider:
                     self.settings.namespace,
                     container=CONTAINER,
                     tail_lines=_CONSOLE_LINES,
-                    _request_timeout=_TIMEOUT_S,
+                    _request_timeout=TIMEOUT_S,
                 )
             except ApiException as error:
                 if error.status == 400:  # its container has not begun
@@ -381,7 +380,7 @@ class KubernetesProvider:
         """See `Provider.quotas`: the namespace's resource quotas."""
         with translated_errors("reading the quotas", region=self.region):
             found = self._core.list_namespaced_resource_quota(
-                self.settings.namespace, _request_timeout=_TIMEOUT_S
+                self.settings.namespace, _request_timeout=TIMEOUT_S
             )
         return tuple(
             Quota(
@@ -406,21 +405,23 @@ class KubernetesProvider:
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: once no pod lives, the pods that have ended, and the secrets of all."""
         with translated_errors("removing what pods have left", region=self.region):
-            pods = list(self._pods(owner))
+            pods = list(self._objects.selected(owner_selector(owner)))
             if any(seen_of(pod).state != "gone" for pod in pods):
                 return ()
             selectors = [owner_selector(owner)]
-            if all(leader_seen(pod).state == "gone" for pod in self._selected(leader_selector(owner))):
+            if all(
+                leader_seen(pod).state == "gone" for pod in self._objects.selected(leader_selector(owner))
+            ):
                 selectors.append(leader_selector(owner))
             secrets = [
                 secret.metadata.name
                 for selector in selectors
-                for secret in self._pages(
+                for secret in self._objects.pages(
                     self._core.list_namespaced_secret, self.settings.namespace, label_selector=selector
                 )
             ]
             for name in secrets:
-                self._forget(name)  # and with it its pod, which it owns
+                self._objects.forget(name)  # and with it its pod, which it owns
         return tuple(f"secret {name}" for name in secrets)
 
     # ---- a leader's pod --------------------------------------------------------------------------------------
@@ -430,18 +431,16 @@ class KubernetesProvider:
         labels = {"app.kubernetes.io/managed-by": "scavenger", **leader_labels(owner)}
         meta = {"name": name, "labels": labels}
         with translated_errors(f"making the secret {name}", region=self.region):
-            return str(self._secret(name, {"metadata": meta, "stringData": files}).metadata.uid)
+            return str(self._objects.secret(name, {"metadata": meta, "stringData": files}).metadata.uid)
 
     def keep_pod(self, body: Mapping[str, Any]) -> None:
         """Make a pod in the namespace, in place of one of its name that has ended."""
         name = body["metadata"]["name"]
         with translated_errors(f"starting the pod {name}", region=self.region):
-            found = self._found(name)
+            found = self._objects.found(name)
             if found is not None and found.status.phase in ("Succeeded", "Failed"):
-                self._core.delete_namespaced_pod(
-                    name, self.settings.namespace, grace_period_seconds=0, _request_timeout=_TIMEOUT_S
-                )
-            self._created(body)
+                self._objects.delete(name, grace_period_seconds=0)
+            self._objects.created(body)
 
     def phase_of(self, name: str) -> tuple[str, str]:
         """What a pod does, by the API's word, and why.
@@ -450,7 +449,7 @@ class KubernetesProvider:
             GoneError: There is no such pod, or it is being deleted.
         """
         with translated_errors(f"looking at the pod {name}", region=self.region):
-            pod = self._found(name)
+            pod = self._objects.found(name)
         if pod is None or pod.metadata.deletion_timestamp is not None:
             raise GoneError(f"the pod {name} is gone")
         return str(pod.status.phase), seen_of(pod).reason
@@ -458,16 +457,12 @@ class KubernetesProvider:
     def end_pod(self, name: str) -> None:
         """End a pod that is no VM; nothing if it is gone."""
         with translated_errors(f"ending the pod {name}", region=self.region):
-            try:
-                self._core.delete_namespaced_pod(name, self.settings.namespace, _request_timeout=_TIMEOUT_S)
-            except ApiException as error:
-                if error.status != 404:
-                    raise
+            self._objects.delete(name)
 
     def drop_secret(self, name: str) -> None:
         """Delete a secret, and with it all that it owns; nothing if it is gone."""
         with translated_errors(f"deleting the secret {name}", region=self.region):
-            self._forget(name)
+            self._objects.forget(name)
 
     def missing_of_leader(self, account: str, claim: str) -> str:
         """What a leader's pod would lack: its service account, or its claim if it is to have one; empty for nothing.
@@ -483,83 +478,13 @@ class KubernetesProvider:
         with translated_errors("looking for what a leader's pod needs", region=self.region):
             for kind, name, read in asked:
                 try:
-                    read(name, self.settings.namespace, _request_timeout=_TIMEOUT_S)
+                    read(name, self.settings.namespace, _request_timeout=TIMEOUT_S)
                 except ApiException as error:
                     if error.status == 404:
                         return f"{kind} {name}"
                     if error.status != 403:
                         raise
         return ""
-
-    # ---- single calls ----------------------------------------------------------------------------------------
-
-    def _found(self, name: str) -> Any:
-        try:
-            return self._core.read_namespaced_pod(name, self.settings.namespace, _request_timeout=_TIMEOUT_S)
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            return None
-
-    def _secret(self, name: str, body: Mapping[str, Any]) -> Any:
-        """Make the secret of a launch, or find the one that was made before."""
-        namespace = self.settings.namespace
-        try:
-            return self._core.create_namespaced_secret(namespace, body, _request_timeout=_TIMEOUT_S)
-        except ApiException as error:
-            if not is_reason(error, "AlreadyExists"):
-                raise
-        return self._core.read_namespaced_secret(name, namespace, _request_timeout=_TIMEOUT_S)
-
-    def _created(self, body: Mapping[str, Any]) -> Any:
-        namespace, name = self.settings.namespace, body["metadata"]["name"]
-        try:
-            return self._core.create_namespaced_pod(namespace, body, _request_timeout=_TIMEOUT_S)
-        except ApiException as error:
-            if not is_reason(error, "AlreadyExists"):
-                raise
-        pod = self._found(name)
-        if pod is None:
-            raise CloudUnavailableError(f"{name} came and went while it was started")
-        return pod
-
-    def _mark(self, name: str) -> None:
-        """Note that there is or was a pod of this name; nothing if its secret is gone."""
-        try:
-            self._core.patch_namespaced_secret(
-                name,
-                self.settings.namespace,
-                {"metadata": {"annotations": {LAUNCHED: "true"}}},
-                _request_timeout=_TIMEOUT_S,
-            )
-        except ApiException as error:
-            if error.status != 404:
-                raise
-
-    def _forget(self, name: str) -> None:
-        try:
-            self._core.delete_namespaced_secret(
-                name, self.settings.namespace, propagation_policy="Background", _request_timeout=_TIMEOUT_S
-            )
-        except ApiException as error:
-            if error.status != 404:
-                raise
-
-    def _pods(self, owner: str) -> Iterator[Any]:
-        return self._selected(owner_selector(owner))
-
-    def _selected(self, selector: str) -> Iterator[Any]:
-        return self._pages(self._core.list_namespaced_pod, self.settings.namespace, label_selector=selector)
-
-    @staticmethod
-    def _pages(ask: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
-        further: dict[str, str] = {}
-        while True:
-            page = ask(*arguments, limit=_PAGE, _request_timeout=_TIMEOUT_S, **options, **further)
-            yield from page.items
-            if not (token := page.metadata._continue):
-                return
-            further = {"_continue": token}
 
 
 def _is_unschedulable(pod: Any) -> bool:
