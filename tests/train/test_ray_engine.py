@@ -36,7 +36,7 @@ from waiting import eventually
 from scavenger.errors import NotSupportedError
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import Engine
-from scavenger.train.engines.process import LOG_BYTES_MAX
+from scavenger.train.engines.logs import LOG_BYTES_MAX
 from scavenger.train.engines.ray.engine import RayEngine
 
 _ENVIRONMENT = {

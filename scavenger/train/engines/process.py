@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import msgspec
 import psutil
@@ -28,13 +28,12 @@ from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
-from scavenger.train.engines.masked_log import MaskedLog
+from scavenger.train.engines.logs import MaskedLog, cap_log, log_of
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
+from scavenger.train.engines.reaping import Reaper
 from scavenger.train.engines.warm import WarmServers
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import SOCKET_FOLDER_BYTES_MAX
-
-__all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 
 _COMMAND = (sys.executable, "-m", "scavenger.train.process")
 _FORK_TARGET = "scavenger.train.worker_process:main"
@@ -45,10 +44,6 @@ _ROLES = ("worker", "aggregator", "coordinator")
 _STAND_BY_MAX = 4
 """Most workers that wait for the next job; each takes some 50 MB of memory."""
 _FORK_SERVER_LOG = "fork-server.log"
-LOG_BYTES_MAX = 16 << 20
-"""Size to which a log is truncated."""
-_REAPER_S = 1.0
-"""How often the reaper is looked after, seconds."""
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
 
@@ -143,37 +138,7 @@ class ProcessEngine(Engine):
             self._folders[self._sockets] = lock
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
         make_private_folder(self._log_dir)
-        self._reaper = self._start_reaper()
-        self._reaped_at = 0.0
-
-    def _start_reaper(self) -> subprocess.Popen[bytes]:
-        groups = [
-            str(process.group) for process in self._processes.values() if process.group and not process.ended
-        ]
-        if self._fork_server is not None and self._warm is None:
-            groups.append(str(self._fork_server.process.pid))
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, self._tag, *self._folders, *groups],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=tuple(self._folders.values()),
-        )
-
-    def _watch_reaper(self) -> None:
-        """Continue a reaper that was stopped, and replace a dead one by another that knows all running processes."""
-        now = time.monotonic()
-        if self._closed or now - self._reaped_at < _REAPER_S:
-            return
-        self._reaped_at = now
-        if self._fork_server is not None:
-            self._fork_server.nudge()
-        if self._reaper.poll() is None:
-            self._reaper.send_signal(signal.SIGCONT)
-            return
-        if self._reaper.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._reaper.stdin.close()
-        self._reaper = self._start_reaper()
+        self._reaper = Reaper(self._tag, self._folders)
 
     def launch(
         self,
@@ -207,25 +172,11 @@ class ProcessEngine(Engine):
             reaper.VARIABLE: self._mark(config.name),
         }
         log = self._log_dir / f"{config.name}.log"
-        with self._output(config, log) as (output, masked):
+        with log_of(config, log) as (output, masked):
             child = self._start(config, variables, output)
         process = self._processes[config.name] = _Process(config, variables, child, log, gpu, masked=masked)
         self._begin(process)
         return child.pid
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _output(config: ProcessConfiguration, log: Path) -> Iterator[tuple[int, MaskedLog | None]]:
-        """A descriptor for the output of a process, for as long as it is being started."""
-        if not config.secrets:
-            with open(log, "ab", opener=private_opener) as output:
-                yield output.fileno(), None
-            return
-        masked = MaskedLog(log, config.secrets.values())
-        try:
-            yield masked.writing, masked
-        finally:
-            os.close(masked.writing)
 
     def _gpu_of(self, role: str) -> str:
         """Choose the GPU of a process; empty if it gets none. It is free again when the process has ended."""
@@ -306,6 +257,8 @@ class ProcessEngine(Engine):
         if self._warm is not None:
             self._fork_server = self._warm.take(target, {**env, **_thread_limits(1), **HIDDEN}, own)
             return self._fork_server
+        if self._fork_server is not None:
+            self._reaper.remove(self._fork_server.process.pid)
         fds = (self._fd,) if self._fd >= 0 else ()
         with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:
             server = self._fork_server_type(
@@ -316,7 +269,7 @@ class ProcessEngine(Engine):
                 output.fileno(),
             )
         self._fork_server = server
-        self._update_reaper("+", server.process.pid)
+        self._reaper.add(server.process.pid)
         return server
 
     def _begin(self, process: _Process) -> None:
@@ -333,7 +286,7 @@ class ProcessEngine(Engine):
         """Tell the reaper of a process that has its id now."""
         if not process.group and process.child.pid:
             process.group = process.child.pid
-            self._update_reaper("+", process.group)
+            self._reaper.add(process.group)
 
     def _start_unforked(self) -> None:
         """Start what was to be forked by a server that has ended: by another server once, then by the command."""
@@ -343,7 +296,7 @@ class ProcessEngine(Engine):
                 continue
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.close()
-            with self._output(process.config, process.log) as (output, process.masked):
+            with log_of(process.config, process.log) as (output, process.masked):
                 try:
                     process.child = self._start(process.config, process.env, output, again=process.again)
                 except OSError as error:
@@ -362,7 +315,8 @@ class ProcessEngine(Engine):
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`; whatever the ended processes started is killed too."""
-        self._watch_reaper()
+        if not self._closed and self._reaper.watch(time.monotonic()) and self._fork_server is not None:
+            self._fork_server.nudge()
         if self.tenants is not None:
             self.tenants.nudge()
         ended = {}
@@ -507,11 +461,7 @@ class ProcessEngine(Engine):
                 self._warm.give_back(self._fork_server)
             elif self._fork_server is not None:
                 self._fork_server.close()
-            pipe = self._reaper.stdin
-            if pipe is not None and not pipe.closed:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-            self._reaper.wait()
+            self._reaper.close()
             while self._folders:
                 folder, lock = self._folders.popitem()
                 shutil.rmtree(folder, ignore_errors=True)  # if the reaper was killed
@@ -533,19 +483,12 @@ class ProcessEngine(Engine):
                 break
             time.sleep(_SWEEP_S)
         if process.group:
-            self._update_reaper("-", process.group)
+            self._reaper.remove(process.group)
         if isinstance(process.child, ForkedProcess):
             process.child.release()
         if process.masked is not None:
             process.masked.close(_KILL_S)
         cap_log(process.log)
-
-    def _update_reaper(self, sign: str, group: int) -> None:
-        pipe: IO[bytes] | None = self._reaper.stdin
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):
-            pipe.write(f"{sign}{group}\n".encode())
-            pipe.flush()
 
 
 def _kill(child: subprocess.Popen[bytes] | ForkedProcess) -> None:
@@ -553,16 +496,3 @@ def _kill(child: subprocess.Popen[bytes] | ForkedProcess) -> None:
         child.kill()
     else:
         kill_group(child.pid)
-
-
-def cap_log(log: Path) -> None:
-    """Truncate a log to its last `LOG_BYTES_MAX` bytes; its writer appends, so it goes on after them."""
-    with contextlib.suppress(OSError):
-        size = log.stat().st_size
-        if size > LOG_BYTES_MAX:
-            with log.open("rb+") as file:
-                file.seek(size - LOG_BYTES_MAX)
-                tail = file.read()
-                file.seek(0)
-                file.write(tail)
-                file.truncate()

@@ -24,7 +24,7 @@ import msgspec
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.private_files import make_private_folder
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, as_line
-from scavenger.train.engines.process import cap_log
+from scavenger.train.engines.logs import cap_log
 from scavenger.train.engines.ray.host import ProcessActor
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.remote import RemoteProcess, RemoteProcesses

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from scavenger.train.engines.process import LOG_BYTES_MAX, ProcessEngine
+from scavenger.train.engines.logs import LOG_BYTES_MAX
+from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.tree_use import TreeUse, tree_use
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.transport.messages.values import ProcessConfiguration

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from scavenger.private_files import FILE_MODE
 from scavenger.train.engines.base import Engine, Exit
-from scavenger.train.engines.process import cap_log
+from scavenger.train.engines.logs import cap_log
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.transport.messages.values import ProcessConfiguration
 

@@ -1,15 +1,19 @@
-"""Logs of processes that have secrets: what they print is masked before it is written."""
+"""Logs of processes: secrets are masked before they are written, and no log grows without bound."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from scavenger.masking import StreamMask
 from scavenger.private_files import private_opener
+from scavenger.train.transport.messages.values import ProcessConfiguration
 
+LOG_BYTES_MAX = 16 << 20
+"""Size to which a log is truncated."""
 _READ_BYTES = 1 << 16
 
 
@@ -52,3 +56,30 @@ def _write(fd: int, data: bytes) -> None:
             data = data[os.write(fd, data) :]
     except OSError:
         return
+
+
+@contextlib.contextmanager
+def log_of(config: ProcessConfiguration, log: Path) -> Iterator[tuple[int, MaskedLog | None]]:
+    """A descriptor for the output of a process, for as long as it is being started."""
+    if not config.secrets:
+        with open(log, "ab", opener=private_opener) as output:
+            yield output.fileno(), None
+        return
+    masked = MaskedLog(log, config.secrets.values())
+    try:
+        yield masked.writing, masked
+    finally:
+        os.close(masked.writing)
+
+
+def cap_log(log: Path) -> None:
+    """Truncate a log to its last `LOG_BYTES_MAX` bytes; its writer appends, so it goes on after them."""
+    with contextlib.suppress(OSError):
+        size = log.stat().st_size
+        if size > LOG_BYTES_MAX:
+            with log.open("rb+") as file:
+                file.seek(size - LOG_BYTES_MAX)
+                tail = file.read()
+                file.seek(0)
+                file.write(tail)
+                file.truncate()
