@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from scavenger.store.schema import VERSION_TABLE, Base
+from scavenger.store.columns import Base
+from scavenger.store.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -22,7 +22,7 @@ from scavenger.domain.access import (
 )
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.store.base import Part
-from scavenger.store.schema import AuditRow, TokenRow, UserRow
+from scavenger.store.service_schema import AuditRow, TokenRow, UserRow
 
 AUDIT_MAX = 100_000
 """Most records kept of what a user has changed, the newest."""

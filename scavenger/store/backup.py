@@ -39,8 +39,9 @@ from sqlalchemy.sql.type_api import TypeEngine
 from scavenger.errors import ConfigurationError
 from scavenger.masking import mask
 from scavenger.private_files import private_opener
+from scavenger.store.columns import Base
 from scavenger.store.database import Database
-from scavenger.store.schema import REVISION, Base
+from scavenger.store.schema import REVISION
 from scavenger.version import __version__
 
 FORMAT_VERSION = 1

@@ -10,7 +10,8 @@ from scavenger.domain.metrics import Census, LiveJob, VmSums
 from scavenger.store.base import Part
 from scavenger.store.documents import budget_of
 from scavenger.store.records import LIVE_STATES
-from scavenger.store.schema import IntentRow, JobRow, NotificationRow, ProcessRow, SubmissionRow
+from scavenger.store.schema import IntentRow, JobRow, ProcessRow, SubmissionRow
+from scavenger.store.service_schema import NotificationRow
 
 _PAID = ("UP", "DELETING")
 _ENDED = ("lost", "failed", "gone")

@@ -13,7 +13,7 @@ from scavenger.domain.access import KeyedRequest
 from scavenger.domain.document import without_nonfinite
 from scavenger.errors import ConfigurationError
 from scavenger.store.base import Part
-from scavenger.store.schema import AnswerRow
+from scavenger.store.service_schema import AnswerRow
 
 KEPT = timedelta(days=1)
 """How long an answer is kept: a client that repeats a request does so within minutes."""

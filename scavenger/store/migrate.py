@@ -24,8 +24,9 @@ from sqlalchemy.sql import column, table
 
 from scavenger.errors import StoreError, StoreTooNewError, StoreTooOldError
 from scavenger.store import schema
+from scavenger.store.columns import Base
 from scavenger.store.database import Database, is_busy
-from scavenger.store.schema import REVISION, VERSION_TABLE, Base
+from scavenger.store.schema import REVISION, VERSION_TABLE
 
 WAIT_ATTEMPTS = 12
 """Attempts to get the lock, since another process may be migrating: a minute at the default busy timeout."""

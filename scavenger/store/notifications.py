@@ -26,7 +26,8 @@ from scavenger.domain.report import JobState
 from scavenger.store.base import Part
 from scavenger.store.documents import budget_of
 from scavenger.store.records import LIVE_STATES, Owner
-from scavenger.store.schema import JobRow, NotificationRow, SubmissionRow
+from scavenger.store.schema import JobRow, SubmissionRow
+from scavenger.store.service_schema import NotificationRow
 
 WAITING_MAX = 1000
 """Most notifications of one webhook that wait; the oldest beyond it are not sent any more."""

@@ -23,18 +23,8 @@ from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.progress import close_processes
 from scavenger.store.records import LIVE_STATES
-from scavenger.store.schema import (
-    REVISION,
-    Base,
-    EventRow,
-    JobRow,
-    LeaseRow,
-    NotificationRow,
-    RestoreRow,
-    ServerRow,
-    SubmissionRow,
-    TokenRow,
-)
+from scavenger.store.schema import REVISION, Base, EventRow, JobRow, LeaseRow, RestoreRow, SubmissionRow
+from scavenger.store.service_schema import NotificationRow, ServerRow, TokenRow
 
 _TOKENS_PER_S = 1 << 20
 """Tokens after a restore begin at the time, in seconds, times this: more than any lease is ever taken in a second."""

@@ -7,33 +7,30 @@ runs would hold one row per job and is left out. A change here needs a new file 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, get_args
 
 from sqlalchemy import (
-    JSON,
-    BigInteger,
     CheckConstraint,
-    DateTime,
-    Dialect,
-    Float,
     ForeignKey,
     Index,
-    Integer,
-    MetaData,
-    Text,
-    TypeDecorator,
     UniqueConstraint,
-    text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from scavenger.domain.access import ROLES
 from scavenger.domain.cost import Item
 from scavenger.domain.intent import Ending, IntentState
-from scavenger.domain.notification import NotificationKind, NotificationState
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import OPEN_SUBMISSIONS, SubmissionState
+from scavenger.store import service_schema  # noqa: F401 - all tables are of one base
+from scavenger.store.columns import (
+    OPEN,
+    Base,
+    among,
+    not_negative,
+    one_of,
+    positive,
+)
 from scavenger.store.records import (
     LIVE_STATES,
     OPEN_STATES,
@@ -51,89 +48,14 @@ REVISION = "0101"
 VERSION_TABLE = "scavenger_version"
 """Alembic's default name could collide with another program's in a shared PostgreSQL database."""
 
-WholeNumber = BigInteger().with_variant(Integer(), "sqlite")
-"""64-bit integer. SQLite's integers always have 64 bits, and only INTEGER columns auto-increment."""
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware `datetime` in UTC; SQLite, which has no time zones, stores the naive UTC time."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError(f"a time without a zone: {value}")
-        moment = value.astimezone(UTC)
-        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class FreeText(TypeDecorator[str]):
-    """Text that may contain what databases refuse: undecodable bytes of a path, NUL."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def _among(values: tuple[str, ...]) -> str:
-    return "({})".format(", ".join(f"'{value}'" for value in values))
-
-
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
-    return CheckConstraint(f"{column} IN {_among(values)}", name=column)
-
-
-def _positive(*columns: str) -> list[CheckConstraint]:
-    return [CheckConstraint(f"{column} > 0", name=column) for column in columns]
-
-
-def _not_negative(*columns: str) -> list[CheckConstraint]:
-    return [CheckConstraint(f"{column} >= 0", name=column) for column in columns]
-
-
-_OPEN = text("ended_at IS NULL")
-
-
-class Base(DeclarativeBase):
-    """Base class of the tables. Constraints have systematic names, so that a migration can refer to them."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012 - read once by SQLAlchemy, which fixes its type
-        str: FreeText,
-        int: WholeNumber,
-        float: Float(53),
-        datetime: UtcDateTime,
-        dict[str, Any]: JSON(none_as_null=True),
-    }
-
 
 class FingerprintRow(Base):
     """See `scavenger.domain.fingerprint.Fingerprint`; `id` is its digest."""
 
     __tablename__ = "fingerprints"
     __table_args__ = (
-        *_positive("dataset_size"),
-        *_not_negative("parameters", "sample_bytes"),
+        *positive("dataset_size"),
+        *not_negative("parameters", "sample_bytes"),
         Index(None, "architecture", "dataset_size"),
     )
 
@@ -153,8 +75,8 @@ class JobRow(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        _one_of("state", get_args(JobState)),
-        CheckConstraint(f"(ended_at IS NULL) = (state IN {_among(LIVE_STATES)})", name="ended"),
+        one_of("state", get_args(JobState)),
+        CheckConstraint(f"(ended_at IS NULL) = (state IN {among(LIVE_STATES)})", name="ended"),
         CheckConstraint(
             "(chosen_vm IS NULL) = (chosen_workers IS NULL)"
             " AND (chosen_vm IS NULL) = (chosen_global_batch_size IS NULL)",
@@ -163,8 +85,8 @@ class JobRow(Base):
         CheckConstraint(
             "chosen_workers > 0 AND chosen_global_batch_size >= chosen_workers", name="chosen_size"
         ),
-        *_positive("owner_pid", "attempts"),
-        *_not_negative("step", "cost_usd"),
+        *positive("owner_pid", "attempts"),
+        *not_negative("step", "cost_usd"),
         Index(None, "created_at"),
         Index(None, "name", "created_at"),
         Index(None, "state"),
@@ -214,10 +136,10 @@ class ProcessRow(Base):
 
     __tablename__ = "processes"
     __table_args__ = (
-        _one_of("role", get_args(ProcessRole)),
-        _one_of("state", get_args(ProcessState)),
-        *_positive("pid"),
-        *_not_negative("step", "view_number"),
+        one_of("role", get_args(ProcessRole)),
+        one_of("state", get_args(ProcessState)),
+        *positive("pid"),
+        *not_negative("step", "view_number"),
     )
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -236,7 +158,7 @@ class EventRow(Base):
     """See `scavenger.store.records.EventRecord`."""
 
     __tablename__ = "events"
-    __table_args__ = (_one_of("level", get_args(EventLevel)), Index(None, "job_id", "id"))
+    __table_args__ = (one_of("level", get_args(EventLevel)), Index(None, "job_id", "id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
@@ -252,11 +174,11 @@ class OperationRow(Base):
 
     __tablename__ = "operations"
     __table_args__ = (
-        _one_of("state", get_args(OperationState)),
-        CheckConstraint(f"(ended_at IS NULL) = (state IN {_among(OPEN_STATES)})", name="ended"),
+        one_of("state", get_args(OperationState)),
+        CheckConstraint(f"(ended_at IS NULL) = (state IN {among(OPEN_STATES)})", name="ended"),
         CheckConstraint("state != 'pending' OR started_at IS NULL", name="started"),
         Index(None, "job_id", "id"),
-        Index("uq_operations_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
+        Index("uq_operations_open", "job_id", unique=True, sqlite_where=OPEN, postgresql_where=OPEN),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -282,7 +204,7 @@ class LeaseRow(Base):
     """See `scavenger.domain.intent.Lease`."""
 
     __tablename__ = "leases"
-    __table_args__ = (*_positive("token"), *_not_negative("beats"))
+    __table_args__ = (*positive("token"), *not_negative("beats"))
 
     name: Mapped[str] = mapped_column(primary_key=True)
     holder: Mapped[str]
@@ -308,13 +230,13 @@ class IntentRow(Base):
     __table_args__ = (
         UniqueConstraint("id"),
         UniqueConstraint("job_id", "slot", "generation"),
-        _one_of("state", get_args(IntentState)),
-        _one_of("ending", get_args(Ending)),
+        one_of("state", get_args(IntentState)),
+        one_of("ending", get_args(Ending)),
         CheckConstraint("(ending = '') = (state IN ('PLAN', 'UP'))", name="ended"),
         CheckConstraint("state != 'UP' OR instance_id != ''", name="up"),
         CheckConstraint("asked OR instance_id = ''", name="asked"),
-        *_positive("price_usd_per_hour", "attempt"),
-        *_not_negative("slot", "generation", "reserved_usd", "acks", "billed_s", "spent_usd"),
+        *positive("price_usd_per_hour", "attempt"),
+        *not_negative("slot", "generation", "reserved_usd", "acks", "billed_s", "spent_usd"),
         Index(None, "state", "provider", "region"),
     )
 
@@ -353,10 +275,10 @@ class SubmissionRow(Base):
     __table_args__ = (
         UniqueConstraint("id"),
         UniqueConstraint("user", "idempotency_key"),
-        _one_of("state", get_args(SubmissionState)),
-        CheckConstraint(f"(ended_at IS NULL) = (state IN {_among(OPEN_SUBMISSIONS)})", name="ended"),
+        one_of("state", get_args(SubmissionState)),
+        CheckConstraint(f"(ended_at IS NULL) = (state IN {among(OPEN_SUBMISSIONS)})", name="ended"),
         CheckConstraint("state != 'running' OR started_at IS NOT NULL", name="started"),
-        *_not_negative("uid", "reserved_usd", "starts", "fruitless", "step"),
+        *not_negative("uid", "reserved_usd", "starts", "fruitless", "step"),
         Index(None, "state", "host", "uid"),
     )
 
@@ -395,7 +317,7 @@ class LedgerRow(Base):
     """
 
     __tablename__ = "ledger"
-    __table_args__ = (_one_of("item", get_args(Item)), Index(None, "month"), Index(None, "name"))
+    __table_args__ = (one_of("item", get_args(Item)), Index(None, "month"), Index(None, "name"))
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     item: Mapped[str] = mapped_column(primary_key=True)
@@ -411,7 +333,7 @@ class ClaimRow(Base):
     """What a program has set aside of a study's budget for a trial that it begins; see `scavenger.store.ledger`."""
 
     __tablename__ = "claims"
-    __table_args__ = (*_positive("owner_pid"), *_not_negative("usd", "before_usd"), Index(None, "name"))
+    __table_args__ = (*positive("owner_pid"), *not_negative("usd", "before_usd"), Index(None, "name"))
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
@@ -428,86 +350,10 @@ class BudgetRow(Base):
     """A budget of a calendar month that holds for every server of the store; see `StoredBudgets`."""
 
     __tablename__ = "budgets"
-    __table_args__ = (*_not_negative("usd"),)
+    __table_args__ = (*not_negative("usd"),)
 
     name: Mapped[str] = mapped_column(primary_key=True)
     usd: Mapped[float]
-
-
-class ServerRow(Base):
-    """See `scavenger.domain.submission.ServerRecord`."""
-
-    __tablename__ = "servers"
-    __table_args__ = (*_positive("pid"), *_not_negative("uid"))
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    host: Mapped[str]
-    pid: Mapped[int]
-    started_at_s: Mapped[float]
-    birth: Mapped[str | None]
-    installation: Mapped[str | None]
-    user: Mapped[str]
-    uid: Mapped[int]
-    address: Mapped[str]
-    version: Mapped[str]
-    background: Mapped[bool]
-    started_at: Mapped[datetime]
-    heartbeat_at: Mapped[datetime]
-
-
-class UserRow(Base):
-    """See `scavenger.domain.access.User`."""
-
-    __tablename__ = "users"
-    __table_args__ = (_one_of("role", ROLES),)
-
-    name: Mapped[str] = mapped_column(primary_key=True)
-    role: Mapped[str]
-    created_at: Mapped[datetime]
-
-
-class TokenRow(Base):
-    """See `scavenger.domain.access.Token`; `digest` is of its text, which is not stored."""
-
-    __tablename__ = "tokens"
-    __table_args__ = (UniqueConstraint("digest"), Index(None, "user"), Index(None, "parent"))
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    digest: Mapped[str]
-    user: Mapped[str] = mapped_column(ForeignKey("users.name", ondelete="CASCADE"))
-    label: Mapped[str]
-    created_at: Mapped[datetime]
-    expires_at: Mapped[datetime | None]
-    parent: Mapped[int | None]
-    is_session: Mapped[bool | None]
-
-
-class AuditRow(Base):
-    """See `scavenger.domain.access.AuditRecord`."""
-
-    __tablename__ = "audit"
-    __table_args__ = (Index(None, "user"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    at: Mapped[datetime]
-    user: Mapped[str]
-    action: Mapped[str]
-    object: Mapped[str]
-    status: Mapped[int]
-    client: Mapped[str]
-
-
-class AnswerRow(Base):
-    """See `scavenger.store.idempotency_keys`: the answer to a request that a user sent under a key."""
-
-    __tablename__ = "answers"
-    __table_args__ = (Index(None, "at"),)
-
-    user: Mapped[str] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(primary_key=True)
-    digest: Mapped[str]
-    answer: Mapped[dict[str, Any]]
-    at: Mapped[datetime]
 
 
 class IndicatorRow(Base):
@@ -517,7 +363,7 @@ class IndicatorRow(Base):
     """
 
     __tablename__ = "indicators"
-    __table_args__ = (*_positive("count", "total"), *_not_negative("first_step"), Index(None, "job_id", "id"))
+    __table_args__ = (*positive("count", "total"), *not_negative("first_step"), Index(None, "job_id", "id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
@@ -529,39 +375,11 @@ class IndicatorRow(Base):
     content: Mapped[bytes]
 
 
-class NotificationRow(Base):
-    """See `scavenger.domain.notification.QueuedNotification`; one per notification and webhook.
-
-    `due_at` is when it is sent next; while it is being sent, when another process may take it.
-    """
-
-    __tablename__ = "notifications"
-    __table_args__ = (
-        _one_of("kind", get_args(NotificationKind)),
-        _one_of("state", get_args(NotificationState)),
-        *_not_negative("attempts"),
-        UniqueConstraint("webhook", "id"),
-        Index(None, "state", "webhook", "due_at"),
-    )
-
-    number: Mapped[int] = mapped_column(primary_key=True)
-    id: Mapped[str]
-    webhook: Mapped[str]
-    kind: Mapped[str]
-    at: Mapped[datetime]
-    text: Mapped[str]
-    data: Mapped[dict[str, Any]]
-    state: Mapped[str]
-    attempts: Mapped[int]
-    due_at: Mapped[datetime]
-    error: Mapped[str]
-
-
 class RestoreRow(Base):
     """See `scavenger.domain.restore.Restore`; tokens of leases that are taken since are above `token_floor`."""
 
     __tablename__ = "restores"
-    __table_args__ = (*_positive("token_floor"),)
+    __table_args__ = (*positive("token_floor"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime]
@@ -592,8 +410,8 @@ class MeasurementRow(Base):
     __table_args__ = (
         UniqueConstraint("job_id", "vm", "workers", "global_batch_size"),
         CheckConstraint("workers > 0 AND global_batch_size >= workers", name="configuration"),
-        *_positive("steps", "step_time_s"),
-        *_not_negative("step_time_spread_s", "compute_s", "sync_s", "memory_bytes"),
+        *positive("steps", "step_time_s"),
+        *not_negative("step_time_spread_s", "compute_s", "sync_s", "memory_bytes"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -616,9 +434,9 @@ class ModelRow(Base):
 
     __tablename__ = "models"
     __table_args__ = (
-        _one_of("origin", get_args(Origin)),
-        *_positive("schema_version"),
-        *_not_negative("measurements", "runs"),
+        one_of("origin", get_args(Origin)),
+        *positive("schema_version"),
+        *not_negative("measurements", "runs"),
         Index(None, "fingerprint_id"),
         Index(None, "created_at"),
     )
@@ -642,8 +460,8 @@ class ConvergenceRow(Base):
     __tablename__ = "convergence"
     __table_args__ = (
         UniqueConstraint("job_id"),
-        *_positive("global_batch_size", "epochs"),
-        *_not_negative("log_sd"),
+        *positive("global_batch_size", "epochs"),
+        *not_negative("log_sd"),
         Index(None, "fingerprint_id"),
     )
 

@@ -43,8 +43,9 @@ from scavenger.store.ledger import check_left_of_study, left_of_study, spending_
 from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
-from scavenger.store.schema import JobRow, LeaseRow, ServerRow, SubmissionRow
+from scavenger.store.schema import JobRow, LeaseRow, SubmissionRow
 from scavenger.store.sealing import seal, unseal
+from scavenger.store.service_schema import ServerRow
 
 _FIELDS = tuple(name for name in NewSubmission.__dataclass_fields__ if name != "environment")
 _OF_PLANS = "#plans"

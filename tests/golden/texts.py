@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 from typer.main import get_command
 
-from scavenger.store.schema import Base
+from scavenger.store import schema
 
 FILES = Path(__file__).parent / "files"
 WIDTH = 80
@@ -53,7 +53,7 @@ def tables(dialect: str) -> str:
     """The statements that make the store's tables and indexes, in one order."""
     found = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect}[dialect]()
     statements = []
-    for table in sorted(Base.metadata.tables.values(), key=lambda one: one.name):
+    for table in sorted(schema.Base.metadata.tables.values(), key=lambda one: one.name):
         statements.append(CreateTable(table).compile(dialect=found))
         statements += [
             CreateIndex(index).compile(dialect=found)

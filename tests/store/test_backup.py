@@ -29,8 +29,8 @@ from scavenger.errors import (
 )
 from scavenger.store import Store
 from scavenger.store.backup import check_backup
+from scavenger.store.columns import Base
 from scavenger.store.owner import this_process
-from scavenger.store.schema import Base
 
 GONE = 4_194_303
 """A process that is not there."""

@@ -19,8 +19,9 @@ from store_values import MODEL, dump, refusal, run_python, start_python
 from scavenger.errors import StoreError, StoreTooNewError, StoreTooOldError
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
+from scavenger.store.columns import Base
 from scavenger.store.database import Database
-from scavenger.store.schema import REVISION, VERSION_TABLE, Base
+from scavenger.store.schema import REVISION, VERSION_TABLE
 
 
 class TestMigrating:
