@@ -13,18 +13,21 @@ class EpochEnds:
 
     Attributes:
         epoch: The newest epoch that may be read.
+        evaluates: Whether the loop has metrics of its own, which a member computes.
         evaluator: The member that evaluates its replica, as long as it does; else empty.
+        reported: Whether the epoch is reported, so that a verdict is awaited.
     """
 
     def __init__(self, *, waits: bool = True) -> None:
         self._waits = waits
         self.epoch = 0
+        self.evaluates = self.reported = False
         self.evaluator = ""
         self._held: dict[str, tuple[int, int]] = {}
 
     def begin(self, epoch: int) -> None:
         """Begin, or begin again after a rollback, with this epoch."""
-        self.epoch, self.evaluator = epoch, ""
+        self.epoch, self.evaluator, self.reported = epoch, "", False
         self._held.clear()
 
     def holds(self, worker: str, step: int, epoch: int) -> bool:
@@ -53,7 +56,7 @@ class EpochEnds:
     def go_on(self) -> list[tuple[str, int, int]]:
         """Let the next epoch be read; returns the requests that were held back, as worker, step and epoch."""
         self.epoch += 1
-        self.evaluator = ""
+        self.evaluator, self.reported = "", False
         released = [(worker, step, epoch) for worker, (step, epoch) in self._held.items()]
         self._held.clear()
         return released

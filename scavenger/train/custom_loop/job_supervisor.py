@@ -122,12 +122,12 @@ class LoopJobSupervisor(LoopSupervisor):
         self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
     ) -> None:
         """See `JobSupervisor.verdict`; the members wait for the answer."""
-        if epoch != self._ends.epoch or not self._awaits_verdict:
+        if epoch != self._ends.epoch or not self._ends.reported:
             return  # repeated
         if keep_best and self._ends.held:
             self._best_wanted = self.step
             self._ask_state(self._ends.held[0])
-        self._awaits_verdict = False
+        self._ends.reported = False
         if not stop:
             self._watch.timer.restart(self._clock())
             for worker, at, following in self._ends.go_on():

@@ -81,14 +81,13 @@ class LoopSupervisor(WithoutAggregators):
         self._rounds: Rounds | None = None
         self._ends = EpochEnds(waits=waits)
         self._wanted: r.Resized | None = None
-        self._view, self._batch = 0, 0
+        self._view = 0
         self._exchange = Exchange(workers, measures_alone=waits)
         self._donation: dict[str, lm.Array] = {}
         self._watch = LoopWatch(workers, timeouts, self._ends, clock)
         self._losses, self._replicas = EpochLosses(), Replicas()
         self._step: StepInReport | None = None
-        self._awaits_verdict = self._paused = False
-        self._metric_names: tuple[str, ...] = ()
+        self._paused = False
         checkpointer.recorded = lambda step: step <= self._returned_step and self.recorded()
 
     # ---- the state of the job ------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ class LoopSupervisor(WithoutAggregators):
     def _arrived(self, name: str, described: lm.ReplicaBuilt) -> None:
         if self._rounds is None:
             self._open(described.sizes)
-            self.manifest, self._metric_names = manifest_of(described), described.metrics
+            self.manifest, self._ends.evaluates = manifest_of(described), bool(described.metrics)
             self._returned_step = self.step  # of the checkpoint that it begins with
         assert self._rounds is not None
         if described.sizes != self._rounds.ledger.sizes:
@@ -225,16 +224,16 @@ class LoopSupervisor(WithoutAggregators):
     def _end_epoch(self) -> None:
         """Have a member evaluate when an epoch has ended and its last step is reported."""
         ends = self._ends
-        if not ends.held or ends.evaluator or self._awaits_verdict or self._step is not None:
+        if not ends.held or ends.evaluator or ends.reported or self._step is not None:
             return
-        if self._metric_names:
+        if ends.evaluates:
             ends.evaluator = ends.held[0]
             self._workers.send(ends.evaluator, lm.Evaluate(ends.epoch))
         else:
             self._report_epoch(ends.epoch, {}, 0.0)
 
     def _report_epoch(self, epoch: int, metrics: dict[str, float], took_s: float) -> None:
-        self._awaits_verdict = True
+        self._ends.reported = True
         metrics = {**self._losses.metrics(epoch), **metrics}
         self._events.append(m.EpochReport(epoch, self.step, metrics, took_s))
 
@@ -295,7 +294,7 @@ class LoopSupervisor(WithoutAggregators):
         assert rounds is not None
         if (view := rounds.in_effect) is not None and view.number != self._view:
             self._report_step(complete=True)
-            self._view, self._batch = view.number, view.global_batch_size
+            self._view = view.number
             self._events.append(view_installed(view, rounds.step + 1, rounds.epoch))
         for action in actions:
             match action:
@@ -340,7 +339,9 @@ class LoopSupervisor(WithoutAggregators):
     def _average(self, action: r.Average) -> None:
         rounds = self._rounds
         assert rounds is not None
+        assert rounds.in_effect is not None
         step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
+        batch = rounds.in_effect.global_batch_size
         averaged = self._exchange.average(step, action.contributions)
         step_time_s = self._watch.timer.stepped(self._clock())
         actions = rounds.handle(r.Averaged(step))
@@ -351,7 +352,7 @@ class LoopSupervisor(WithoutAggregators):
                 self._publish(published, epoch, averaged)
         self._report_step(complete=True)
         self._step = StepInReport(
-            step, epoch, view, action.contributions, step_time_s, averaged, self._batch, set(members)
+            step, epoch, view, action.contributions, step_time_s, averaged, batch, set(members)
         )
         self._carry_out(actions)
 
@@ -436,7 +437,7 @@ class LoopSupervisor(WithoutAggregators):
         assert rounds is not None
         held = self._checkpointer.held
         self._open(rounds.ledger.sizes)
-        self._step, self._awaits_verdict = None, False
+        self._step = None
         cause = "every worker that held the weights was lost"
         self._events.append(recovery.RolledBack(0 if held is None else held.step, cause, 0.0))
         self._losses.undo_from(0 if held is None else held.ledger["epoch"])
