@@ -6,7 +6,7 @@ import bisect
 import statistics
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.sample_counter import SampleCounter
@@ -49,6 +49,14 @@ class EarlierAttempts:
     callback_runs: tuple[CallbackRunRecord, ...] = ()
 
 
+@dataclass(slots=True)
+class _WorkerSteps:
+    """The steps to which a worker has contributed: how many, and the newest with their seconds and samples."""
+
+    count: int = 0
+    recent: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+
 class TrainingHistory:
     """Applied steps and evaluated epochs; a rollback removes the ones that it undoes.
 
@@ -86,8 +94,7 @@ class TrainingHistory:
         self.too_many: int | None = None
         self.joined_at_s: dict[str, float] = {}
         self.aggregator_waits: deque[m.StepReport] = deque(maxlen=RECENT_STEPS)
-        self._steps_of: dict[str, int] = {}
-        self._recent: dict[str, deque[tuple[int, float, int]]] = {}
+        self._steps_of: dict[str, _WorkerSteps] = {}
         self._step_times_s: dict[tuple[int, int], deque[float]] = {}
         self._workers_at: dict[int, int] = {}
         self._window = (0, 0)
@@ -173,12 +180,12 @@ class TrainingHistory:
 
     def steps_of(self, worker: str) -> int:
         """Number of steps to which a worker has contributed."""
-        return self._steps_of.get(worker, 0)
+        return self._steps_of[worker].count if worker in self._steps_of else 0
 
     def recent(self, worker: str) -> list[tuple[float, int]]:
         """Compute time (seconds) and samples of a worker in each of the last `RECENT_STEPS` steps, oldest first."""
-        first = self.step - RECENT_STEPS
-        return [(took, samples) for step, took, samples in self._recent.get(worker, ()) if step > first]
+        first, own = self.step - RECENT_STEPS, self._steps_of.get(worker, _WorkerSteps())
+        return [(took, samples) for step, took, samples in own.recent if step > first]
 
     # ---- updates -------------------------------------------------------------------------------------------
 
@@ -198,9 +205,9 @@ class TrainingHistory:
             at_s: Seconds since the job began.
         """
         for worker, start, stop in report.pieces:
-            self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
-            recent = self._recent.setdefault(worker, deque(maxlen=RECENT_STEPS))
-            recent.append((report.step, report.worker_compute_s[worker], stop - start))
+            own = self._steps_of.setdefault(worker, _WorkerSteps())
+            own.count += 1
+            own.recent.append((report.step, report.worker_compute_s[worker], stop - start))
         if report.aggregator_wait_s and not disturbed:
             self.aggregator_waits.append(report)
         record = StepRecord(
@@ -250,7 +257,6 @@ class TrainingHistory:
     def left(self, worker: str) -> None:
         """Drop the records of a worker that has left; names are never reused."""
         self._steps_of.pop(worker, None)
-        self._recent.pop(worker, None)
 
     def evaluated(self, epoch: EpochRecord) -> bool:
         """Record an evaluated epoch; returns whether it is the best so far."""
@@ -288,5 +294,6 @@ class TrainingHistory:
         self.epochs, self.best_epoch = [], None
         for epoch in standing:
             self.evaluated(epoch)
-        self._recent.clear()
+        for own in self._steps_of.values():
+            own.recent.clear()
         return undone

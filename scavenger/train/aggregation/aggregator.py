@@ -79,7 +79,6 @@ class Aggregator:
         self._start_up = StartUp(
             self._fd, self.index, shares_block=config.memory_fd >= 0, send=self._data.send
         )
-        self._ready: m.Initialised | None = None
         self._posted = Posted()
         self._poller.register(self._posted.fileno(), zmq.POLLIN)
         self._step = 0
@@ -374,8 +373,8 @@ class Aggregator:
         if message.aggregators[self.index : self.index + 1] != (self._address,):
             return  # addressed to an earlier process of this name
         if self._shard is not None:
-            if self._ready is not None:
-                self._control.send(self._ready)  # the first one may have been lost
+            if self._start_up.ready is not None:
+                self._control.send(self._start_up.ready)  # the first one may have been lost
             return
         try:
             started = self._start_up.begin(message)
@@ -418,10 +417,10 @@ class Aggregator:
             self._connect_upstream(message.aggregators[0])
         position = record.position
         log.info("holds its model shard as of step %d", record.step)
-        self._ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
-        self._control.send(self._ready)
+        self._start_up.ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
+        self._control.send(self._start_up.ready)
         if self._upstream.connected:
-            self._upstream.send(self._ready)
+            self._upstream.send(self._start_up.ready)
         self._answer_pulls()
 
     def _sequence(self, started: InitialShard) -> None:

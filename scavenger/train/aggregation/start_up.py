@@ -71,6 +71,9 @@ class StartUp:
         index: Index of the shard.
         shares_block: Whether the block is the supervisor's, which other processes use too.
         send: Sends a message to a worker.
+
+    Attributes:
+        ready: What the coordinator was told of the shard; None before it is there.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class StartUp:
     ) -> None:
         self._fd, self._index, self._shares_block, self._send = fd, index, shares_block, send
         self._seeding: _Seeding | None = None
+        self.ready: m.Initialised | None = None
 
     def begin(self, order: m.Initialise) -> InitialShard | None:
         """Make the shard; None if a worker has to send the weights first.

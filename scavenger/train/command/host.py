@@ -81,7 +81,7 @@ class Host:
         self._alive_at = 0.0
         self._reader: threading.Thread | None = None
         self._kill_at, self._measure_at = float("inf"), 0.0
-        self.step = self.view = 0
+        self._beat = Beat()
 
     def run(self) -> None:
         """Serve until the host is ordered to leave."""
@@ -101,7 +101,7 @@ class Host:
 
     def status(self) -> Beat:
         """The state for heartbeats."""
-        return Beat(step=self.step, view=self.view)
+        return self._beat
 
     def _handle(self, message: object) -> None:
         match message:
@@ -126,7 +126,8 @@ class Host:
 
     def _start(self, order: cm.StartProgram) -> None:
         self._kill()
-        self._attempt, self._kill_at, self.view = order.attempt, float("inf"), order.attempt
+        self._attempt, self._kill_at = order.attempt, float("inf")
+        self._beat = Beat(self._beat.step, order.attempt)
         self._order, self._request, self._status, self._asked = order, None, None, False
         self._carrier.begin(order)
 
@@ -253,7 +254,8 @@ class Host:
         found = [one for one in told if isinstance(one, cm.Record)]
         found += [] if self._reports is None else self._reports.read()
         found = [_without_secrets(one) for one in found]
-        self.step = max((record.step or 0 for record in found), default=self.step)
+        step = max((record.step or 0 for record in found), default=self._beat.step)
+        self._beat = Beat(step, self._beat.view)
         self._carrier.told(found)
         for at in range(0, len(found), _RECORDS_MAX):
             self._send(cm.Records(self._attempt, tuple(found[at : at + _RECORDS_MAX])))

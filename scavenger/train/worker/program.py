@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from scavenger.elastic.order import Passes, random_streams
+from scavenger.elastic.order import Passes
 from scavenger.errors import NotSupportedError
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
@@ -46,6 +46,7 @@ from scavenger.train.worker.checks import (
 from scavenger.train.worker.data import ArraySource
 from scavenger.train.worker.fingerprint import architecture, digest_of_samples
 from scavenger.train.worker.fit_arguments import lock_arrays, open_data, passes_of
+from scavenger.train.worker.generators import Generators
 from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.preparation import check_evaluation, left_as_it_was, prepare, without_gradient
@@ -92,10 +93,7 @@ class Program:
         unused = without_gradient(self.model, self._steps, sample)  # an optimizer of Keras leaves them alone
         self._trainable = [v for v in model.trainable_variables if id(v) not in unused]
         self._states += [v for v in model.trainable_variables if id(v) in unused]
-        self._generators = [v for v in model.non_trainable_variables if id(v) not in weights]
-        # generators with the same seed draw the same numbers, as in Keras; the last stream is the global generator's
-        first = [int(v.numpy()[0]) for v in self._generators]
-        self._stream_of = [first.index(seed) for seed in first] + [len(first)]
+        self._generators = Generators([v for v in model.non_trainable_variables if id(v) not in weights])
         self._metrics = [v for metric in model.metrics for v in metric.variables]
         self.mixes_samples = any(
             isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
@@ -117,7 +115,7 @@ class Program:
 
         specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
-        streams = tf.TensorSpec((len(self._stream_of), 2), tf.int64)
+        streams = tf.TensorSpec((self._generators.count, 2), tf.int64)
         self._whole = compiled(model, self._gradient_whole, [state, specs, streams])
         self._halves = compiled(model, self._gradient_halves, [state, specs, streams, streams])
         if self.validation is not None:
@@ -174,10 +172,10 @@ class Program:
             loss_scale: With dynamic loss scaling, the factor on the loss; the gradients are divided by it again.
         """
         self._steps.loss_scale.assign(loss_scale)
-        streams = [self._streams(seed, position)]
+        streams = [self._generators.streams(seed, position)]
         if halves:
             samples = len(keras.tree.flatten(batch)[0])
-            streams.append(self._streams(seed, position + samples // 2))
+            streams.append(self._generators.streams(seed, position + samples // 2))
         function: Callable[..., Any] = self._halves if halves else self._whole
         gradients, states, metrics, loss, half = function(list(weights), batch, *streams)
         return Gradient(
@@ -250,7 +248,7 @@ class Program:
                 batch = source.take(low, share)
                 if following is not None:
                     source.want(int(following[0]), following)
-                self._test(batch, self._streams(seed, low, evaluation=step + 1))
+                self._test(batch, self._generators.streams(seed, low, evaluation=step + 1))
             return [v.numpy() for v in self._metrics]
 
         sums, everything, whole_size = test(start, stop, batch_size), len(self.validation), whole_batch_size
@@ -307,16 +305,11 @@ class Program:
     @property
     def draws(self) -> bool:
         """Whether a layer of the model has a random generator."""
-        return bool(self._generators)
+        return bool(self._generators.variables)
 
     def draw_from(self, seed: int, position: int) -> None:
         """Set the model's random generators to the streams of the samples from a position on."""
-        self._draw_from(self._streams(seed, position))
-
-    def _streams(self, seed: int, position: int, *, evaluation: int = 0) -> Array:
-        """Return the initial state of each random generator for samples from a position on."""
-        states = random_streams(seed, position, len(self._stream_of), evaluation=evaluation)
-        return states[self._stream_of]
+        self._generators.draw_from(self._generators.streams(seed, position))
 
     # ---- traced --------------------------------------------------------------------------------------------
 
@@ -326,15 +319,9 @@ class Program:
 
     def _start(self, weights: list[Any], streams: Any) -> None:
         self._assign(weights)
-        self._draw_from(streams)
+        self._generators.draw_from(streams)
         for metric in self.model.metrics:
             metric.reset_state()
-
-    def _draw_from(self, streams: Any) -> None:
-        with tf.init_scope():  # Keras creates it on first use
-            last = global_seed_generator().state
-        for index, variable in enumerate([*self._generators, last]):
-            variable.assign(tf.cast(streams[index], variable.dtype))
 
     def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         loss, gradients = self._steps.train(batch, self._trainable)
@@ -360,7 +347,7 @@ class Program:
         # the second half starts from the same state as the first, as it would on another worker
         for variable, value in zip(self._states, weights[len(self._trainable) :], strict=True):
             variable.assign(value)
-        self._draw_from(second_streams)
+        self._generators.draw_from(second_streams)
         second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
         for variable, value in zip(self._states, between, strict=True):
             if _is_float(variable):
@@ -381,7 +368,7 @@ class Program:
         return gradients, states, metrics, loss, half
 
     def _evaluate_batch(self, batch: tuple[Any, ...], streams: Any) -> None:
-        self._draw_from(streams)
+        self._generators.draw_from(streams)
         self._steps.test(batch)
 
     # ---- set-up --------------------------------------------------------------------------------------------
@@ -397,7 +384,12 @@ class Program:
             if changed := changes(before, state.set_by_steps()):
                 raise NotSupportedError(_untracked_message(changed[0]))
             return
-        tracked = (*self.variables, *self._generators, *self._metrics, global_seed_generator().state)
+        tracked = (
+            *self.variables,
+            *self._generators.variables,
+            *self._metrics,
+            global_seed_generator().state,
+        )
         known = {v._value.ref() for v in tracked} | {self._steps.loss_scale.ref()}
         graph = traced.get_concrete_function().graph
         others = sorted((v for v in graph.variables if v.ref() not in known), key=lambda v: str(v.name))
