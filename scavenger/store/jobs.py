@@ -98,8 +98,11 @@ class JobsPart(Part):
             session.add(row)
             return as_stored(session, row)
 
-    def recover_job(self, record: JobRecord) -> bool:
+    def recover_job(self, record: JobRecord, earlier: LedgerEntry | None = None) -> bool:
         """Record a job again that was lost with another store, exactly as given; see `record_file.read_record`.
+
+        Args:
+            earlier: What it has used; None where only its dollars are known.
 
         Returns:
             Whether it was missing; a job that is on record is left as it is.
@@ -127,7 +130,8 @@ class JobsPart(Part):
             session.flush()
             write_progress(session, row, cast(JobProgress, fields), record.heartbeat_at)
             if record.cost_usd is not None:
-                note(session, record.id, "earlier", LedgerEntry(0.0, record.cost_usd), record.heartbeat_at)
+                earlier = earlier or LedgerEntry(0.0, record.cost_usd)
+                note(session, record.id, "earlier", earlier, record.heartbeat_at)
             return True
 
     def update_job(self, job_id: str, **fields: Unpack[JobUpdate]) -> None:

@@ -21,6 +21,7 @@ from scavenger.control.leading.seat import Presence, Seat
 from scavenger.control.leading.spent import book_leader
 from scavenger.control.leading.unpacking import unpack_outputs
 from scavenger.control.provisioning.bill import LEADER_ITEM, VmCost, with_vms
+from scavenger.domain.cost import LedgerEntry
 from scavenger.errors import ConfigurationError, GoneError, NotFoundError, ScavengerError, TransientError
 from scavenger.presentation.formatting import plural
 from scavenger.private_files import make_private_folder
@@ -218,7 +219,7 @@ class LeaderSession:
         record = read_record(folder)
         there = f"{self._seat.folder}/job/.scavenger/{record.id}"
         self._seat.change(counted_usd=self._bill.leader_usd)
-        recovered = store.recover_job(
+        store.recover_job(
             replace(
                 record,
                 job_file=self.record.job_file,
@@ -226,10 +227,9 @@ class LeaderSession:
                 measurements_path=_here(record.measurements_path, there, folder),
                 checkpoint=_here(record.checkpoint, there, folder, stored=self.record.checkpoints),
                 report=with_vms(record.report, self._bill.vms),
-            )
+            ),
+            LedgerEntry(self._bill.vm_s, record.cost_usd or 0.0, str(self._bill)),
         )
-        if recovered and record.cost_usd is not None:
-            store.note(record.id, "earlier", self._bill.vm_s, record.cost_usd, str(self._bill))
         code = job["exit_code"]
         return Outcome(
             str(job["state"]),
