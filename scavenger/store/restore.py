@@ -17,13 +17,14 @@ from sqlalchemy.orm import Session
 
 from scavenger.errors import ConfigurationError
 from scavenger.store.backup import Backup, check_backup, column_kind, decoder, read_rows
+from scavenger.store.columns import Base
 from scavenger.store.database import Database
 from scavenger.store.migrate import check_references, migrate, migrating, revision_within
 from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.progress import close_processes
 from scavenger.store.records import LIVE_STATES
-from scavenger.store.schema import REVISION, Base, EventRow, JobRow, LeaseRow, RestoreRow, SubmissionRow
+from scavenger.store.schema import REVISION, EventRow, JobRow, LeaseRow, RestoreRow, SubmissionRow
 from scavenger.store.service_schema import NotificationRow, ServerRow, TokenRow
 
 _TOKENS_PER_S = 1 << 20
