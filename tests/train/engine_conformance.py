@@ -20,7 +20,7 @@ import pytest
 from processes import alive
 from waiting import eventually
 
-from scavenger.train.engines import process as engine_module
+from scavenger.train.engines import logs
 from scavenger.train.engines.base import LINE_BYTES_MAX, Engine, Exit
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
@@ -362,7 +362,7 @@ class EngineConformance:
     def test_an_endless_log_keeps_its_end_and_stays_small_while_it_is_written(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engine_module, "LOG_BYTES_MAX", 10_000)
+        monkeypatch.setattr(logs, "LOG_BYTES_MAX", 10_000)
         engine = start("import itertools\nfor i in itertools.count(): print(i, flush=True)")
 
         def grown() -> bool:
