@@ -218,4 +218,9 @@ def test_a_forecast_that_could_be_anything_says_that_nothing_is_known() -> None:
     forecast, steps = stream.getvalue().splitlines()
 
     assert forecast.startswith("forecast: epochs in all not known yet (90 %: 4 to 5000)")
-    assert "epoch 1 (how many it takes is not known yet)" in steps
+    assert "epoch 1 (end not known yet)" in steps
+
+    short, stream = plain([0.0], verbose=False)
+    short.on_event(Forecasted(replace(FORECAST, epochs_interval=(4.0, 5000.0)), True))
+    short.on_event(step(1))
+    assert stream.getvalue() == "step 1, epoch 1 (end not known yet), loss 0.5, $0.0042\n"

@@ -96,7 +96,7 @@ class CliObserver(Observer):
         if self._forecast is None:
             return ""
         if not self._forecast.is_known:
-            return " (how many it takes is not known yet)"
+            return " (end not known yet)"
         low, high = self._forecast.epochs_interval
         return f" of about {self._forecast.epochs:.0f} ({low:.0f}-{high:.0f})"
 
@@ -147,6 +147,8 @@ class PlainObserver(CliObserver):
         did, so_far = self._step_words(event)
         if self._verbose:
             return ", ".join(word for word in (did, so_far, share) if word)
+        if self._forecast is not None and not self._forecast.is_known:
+            share = ""  # of a whole that may be anything
         record = event.record
         epoch = f"epoch {record.epoch + 1}{self._of_epochs()}"
         value = "" if self._goal is None else f"{clean(self._goal[0])} {quantity(self._metric, 4)}"
