@@ -23,8 +23,11 @@ NAMED_MIN = 0.005
 DOUBTS = 3
 """Parts of an interval that `explain` names."""
 
+NARROWER = 0.9
+"""A measurement is named by `explain` if it narrows the interval to this share of its width."""
+
 _MOSTLY = {
-    "epochs": "most of it are the epochs, of which no step tells: a finished run of this job does",
+    "epochs": "most of it is the number of epochs, of which no step tells: a finished run of this job does",
     "drift": "most of it is drift: steps of runs here differ from those of their profiles",
 }
 """What to do about the largest part, where it is none of the step's."""
@@ -48,11 +51,11 @@ def doubt_lines(why: ExplainedPrediction, job_id: str) -> Iterator[RenderableTyp
         f"{quantity(math.exp(why.half_width), 2)} either way (90 %)"
     )
     shares = sorted(why.shares.items(), key=lambda item: -float(item[1]))
-    named = (f"{share:.0%} {PARTS[name]}" for name, share in shares[:DOUBTS] if share >= NAMED_MIN)
+    named = (f"{100 * share:.0f} % {PARTS[name]}" for name, share in shares[:DOUBTS] if share >= NAMED_MIN)
     yield Text(f"  that doubt is: {', '.join(named)}")
     if shares and shares[0][0] in _MOSTLY:
         yield Text(f"  {_MOSTLY[shares[0][0]]}")
-    if why.probes:
+    if why.probes and why.probes[0].half_width < NARROWER * why.half_width:
         probe = why.probes[0]
         yield Text(
             f"  measuring {probe.workers} x batch {probe.global_batch_size} would bring it to a factor of "
