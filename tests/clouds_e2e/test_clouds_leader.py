@@ -39,9 +39,10 @@ IDENTITIES = {
 }
 CALLER = "203.0.113.7"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
-WITHIN_S = 300.0
+WITHIN_S = 900.0
+"""The machine may be shared, and only a test that fails waits for so long."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.root, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.root, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(params=["aws", "gcp"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_jobs import MARK, Job, marked
+from real_jobs import MARK, Job, close_stores, marked
 from waiting import wait_for
 from warm_servers import ADDRESS, warm_address
 
@@ -53,6 +53,7 @@ def nothing_left(
     monkeypatch.setenv(MARK, mark)
     before = _shared_memory()
     yield
+    close_stores()
     mine = {os.getpid()}
     wait_for(lambda: not [p for p in marked(mark) if p.pid not in mine])
     # what another process of the tests has made in the meantime goes with its own job

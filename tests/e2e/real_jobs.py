@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from warm_commands import Command
 
 import scavenger
 from scavenger.store import Store
@@ -99,14 +100,12 @@ class Job:
 
     def begin(self, *arguments: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Run a command of the program with the job's store, and its answer as JSON."""
-        return subprocess.Popen(
+        return Command(
             [sys.executable, "-m", "scavenger_cli", *arguments, "--store", self.store, "-o", "json"],
             env=environment(self.mark),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
-            start_new_session=True,
         )
 
     def ask(self, *arguments: str) -> Outcome:
@@ -165,14 +164,36 @@ def ended(process: subprocess.Popen[str], within_s: float = 150.0) -> Outcome:
 
 def marked(mark: str) -> list[psutil.Process]:
     """Every living process that was started with the mark, by whomever."""
-    found = []
-    for process in psutil.process_iter():
+    found, shown = [], f"{MARK}={mark}".encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
+            if shown in Path("/proc", pid, "environ").read_bytes():  # of a process that has ended it is empty
+                found.append(psutil.Process(int(pid)))
+        except (OSError, psutil.Error):
             continue
     return found
+
+
+_opened: dict[str, tuple[int, Store]] = {}
+
+
+def opened(job: Job) -> Store:
+    """The store of a job, for one look after another: it stays open until `close_stores`, or until its file is gone."""
+    url = job.store
+    file = Path(url.removeprefix("sqlite:///").partition("?")[0])
+    number, store = _opened.get(url, (0, None))
+    if store is None or not file.exists() or file.stat().st_ino != number:
+        if store is not None:
+            store.close()
+        store = Store.open(url)
+        _opened[url] = file.stat().st_ino, store
+    return store
+
+
+def close_stores() -> None:
+    """Close what looks have opened."""
+    while _opened:
+        _opened.popitem()[1][1].close()
 
 
 def training(
@@ -181,15 +202,13 @@ def training(
     """Process ids of a job's processes in a role, once so many of them train (in a phase)."""
 
     def look() -> list[int]:
-        with Store.open(job.store) as store:
-            running = store.running_jobs(job.file)
-            if not running or (phase and running[0].phase != phase):
-                return []
-            found = [p for p in store.processes(running[0].id) if p.role == role and p.state == "training"]
-            workers = [
-                p for p in store.processes(running[0].id) if p.role == "worker" and p.state == "training"
-            ]
-            return [p.pid for p in found if p.pid] if len(workers) >= at_least else []
+        store = opened(job)
+        running = store.running_jobs(job.file)
+        if not running or (phase and running[0].phase != phase):
+            return []
+        training = [p for p in store.processes(running[0].id) if p.state == "training"]
+        found = [p.pid for p in training if p.role == role and p.pid]
+        return found if sum(p.role == "worker" for p in training) >= at_least else []
 
     return look
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from real_jobs import Job, Outcome, ended, environment, training
 from waiting import wait_for
+from warm_commands import Command
 
 from scavenger.store import Store
 
@@ -63,15 +64,7 @@ def test_a_job_is_run_by_the_server_and_followed_from_here(make_job: MakeJob, tm
 
 def _begin(env: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "scavenger_cli", *arguments]
-    return subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return Command(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def _run(env: dict[str, str], *arguments: str) -> Outcome:
@@ -85,7 +78,7 @@ def _served(job: Job, folder: Path) -> Iterator[dict[str, str]]:
     log = folder / "serve.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", "scavenger_cli", "serve", "--port", "0", "--store", job.store]
-        server = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        server = Command(command, env=env, stdout=output, stderr=output)
         try:
             (address, token) = wait_for(
                 lambda: re.search(r"open (http://\S+)/login\?token=(\S+)", log.read_text())

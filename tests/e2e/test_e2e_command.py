@@ -14,10 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from real_jobs import ROOT, Job, ended, lines, marked
+from real_jobs import ROOT, Job, ended, lines, marked, opened
 from waiting import wait_for
-
-from scavenger.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -102,8 +100,7 @@ def _command(make_job: Callable[..., Job], program: str, **sections: Any) -> Job
 
 
 def _record(job: Job) -> Any:
-    with Store.open(job.store) as store:
-        return store.jobs(limit=1)[0]
+    return opened(job).jobs(limit=1)[0]
 
 
 def _programs(mark: str, *arguments: str) -> list[psutil.Process]:

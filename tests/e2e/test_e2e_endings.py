@@ -7,6 +7,7 @@ import re
 import signal
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ import psutil
 import pytest
 from audits import AUDIT_FILE, verify_audit
 from real_jobs import Job, ended, lines, marked, training
-from waiting import wait_for
+from waiting import PATIENCE_S, wait_for
 
 from scavenger.api.logs import log_folder
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.prepared import prepare_job
-from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
+from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled, WorkerChanged
 from scavenger.store import Store
 from scavenger.store.schema import VERSION_TABLE
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
@@ -30,7 +31,10 @@ pytestmark = pytest.mark.slow
 
 MakeJob = Callable[..., Job]
 NEVER = {"metric": "val_loss", "target": 0.0001, "max_epochs": 100_000, "epochs_hint": 2}
-SLOW = {"sleep_s": 0.0005}
+SHORT, STEPS = 320, 10
+"""Samples of a short epoch, and its steps at batch 32."""
+SLOW = {"sleep_s": 0.005, "samples": SHORT}
+"""A step takes long without much computing, so that what is waited for costs little."""
 
 
 # ---- limits ------------------------------------------------------------------------------------------------
@@ -40,12 +44,12 @@ def test_a_budget_that_is_reached_stops_the_run_below_it_with_the_model_saved(ma
     """A worker second costs a tenth of a cent; the hint is far too low, so the choice looks feasible. The budget is for
     more than the start of a worker takes on a busy machine, and there is one configuration to choose."""
     one = {"workers": 1, "batch_size": [64]}
-    outcome = make_job(goal=NEVER, search=one, constraints={"budget": "$0.07"}, code=SLOW).run()
+    outcome = make_job(goal=NEVER, search=one, constraints={"budget": "$0.05"}, code=SLOW).run()
     report = outcome.report
 
     assert (outcome.code, report["job"]["state"]) == (5, "stopped")
     assert "budget" in outcome.error
-    assert 0.01 < report["actual"]["cost_usd"] <= 0.07
+    assert 0.01 < report["actual"]["cost_usd"] <= 0.05
     assert Path(report["model_path"]).is_file()
     steps = [line["step"] for line in lines(report["measurements_path"]) if line["kind"] == "step"]
     assert steps == list(range(1, report["steps"] + 1))
@@ -97,26 +101,31 @@ def test_a_missed_target_trains_on_when_resume_gives_it_more_epochs(make_job: Ma
 
 
 def test_a_deadline_that_is_reached_stops_the_run_before_it_also_while_a_question_stands(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However long the search takes, the deadline is a while after the question."""
     monkeypatch.setenv("SCAVENGER_LOCAL_PRICE", "3.6")
-    job = make_job(goal=NEVER, constraints={"deadline": 35}, code=SLOW)
+    deadline_s, left_s = 3600.0, 20.0
+    job = make_job(goal=NEVER, constraints={"deadline": deadline_s}, code=SLOW)
     seen: list[bool] = []
+    began, ahead_s = time.monotonic(), 0.0
 
     def ponder(*_: Any) -> bool:
         """The answer comes long after the deadline."""
-        wait_for(lambda: not [p for p in psutil.Process().children() if "scavenger.train" in _command(p)])
+        nonlocal ahead_s
+        ahead_s = deadline_s - left_s - (time.monotonic() - began)
+        assert not psutil.wait_procs([p for p in marked(mark) if _name(p)], timeout=PATIENCE_S)[1]
         seen.append(True)
         return True
 
     with Store.open(job.store) as store:
-        report = _run(job, store, confirm=ponder)
+        report = _run(job, store, confirm=ponder, clock=lambda: time.monotonic() + ahead_s)
 
     assert seen == [True]
     assert (report.exit_code, report.job.state) == (5, "stopped")
     assert "deadline" in report.error
     assert report.result.actual is not None
-    assert report.result.actual.cost_usd <= 35 * 0.001
+    assert report.result.actual.cost_usd <= deadline_s * 0.001
     assert report.result.model_path is not None
     assert Path(report.result.model_path).is_file()
 
@@ -133,14 +142,21 @@ def test_limits_that_no_configuration_meets_are_told_with_the_nearest_one(make_j
     assert outcome.report["infeasible"]["nearest"]["workers"] == 1
 
 
-def test_a_profile_that_takes_too_long_is_cut_short_and_a_no_ends_the_job(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_takes_too_long_is_cut_short_and_a_no_ends_the_job(make_job: MakeJob) -> None:
+    """However long the first configuration takes, it is the only one within the time."""
+    max_s, ahead_s = 3600.0, 0.0
+
+    class Late(Observer):
+        def on_event(self, event: Event) -> None:
+            nonlocal ahead_s
+            if isinstance(event, Profiled):
+                ahead_s = max_s
+
     job = make_job(
         goal={**NEVER, "epochs_hint": 500},
         search={"workers": [1, 2], "batch_size": [32, 64]},
-        profile={"steps": 12, "max_time": 5},
-        code={"sleep_s": 0.005},  # four configurations take 8 s at least
+        profile={"steps": 12, "max_time": max_s},
+        code=SLOW,
     )
     asked: list[Any] = []
 
@@ -149,13 +165,12 @@ def test_a_profile_that_takes_too_long_is_cut_short_and_a_no_ends_the_job(
         return False
 
     with Store.open(job.store) as store:
-        report = _run(job, store, confirm=refuse)
+        report = _run(job, store, confirm=refuse, observer=Late(), clock=lambda: time.monotonic() + ahead_s)
 
         assert len(asked) == 1
         assert (report.exit_code, report.job.state, report.result.model_path) == (0, "planned", None)
         assert 1 <= len(report.search.profiled) < 4
         assert any("profile.max_time" in warning for warning in report.warnings)
-        assert report.search.time_s < 20
         assert store.job(report.job.id).state == "planned"
 
 
@@ -289,7 +304,7 @@ def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job:
 
 
 class _Killer(Observer):
-    """Kills a worker of the job at two moments: in the profile and in the run."""
+    """Kills a worker of the job at two moments: in the profile and in the run, which hastens to its end then."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self._store, self._job = store, job
@@ -303,6 +318,8 @@ class _Killer(Observer):
             self._kill("profile")
         if isinstance(event, ChoiceMade):
             self._kill("run")
+        if isinstance(event, WorkerChanged) and event.state == "ready" and len(self.killed) == 2:
+            (self._job.folder / "haste").touch()
 
     def _kill(self, when: str) -> None:
         for process in psutil.Process().children(recursive=True):
@@ -316,10 +333,12 @@ def test_a_worker_killed_in_the_profile_and_one_in_the_run_are_replaced_and_no_s
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(
-        goal={"metric": "val_loss", "target": 0.0001, "max_epochs": 12, "epochs_hint": 10},
+        goal={"metric": "val_loss", "target": 0.0001, "max_epochs": 20, "epochs_hint": 10},
         search={"workers": [2], "batch_size": [32, 64]},
-        code={"sleep_s": 0.001},
+        code={"in_sample": "os.path.exists(HASTE) or time.sleep(0.02)", "samples": SHORT},
     )
+    module = job.folder / "train.py"
+    module.write_text(f"HASTE = {str(job.folder / 'haste')!r}\n{module.read_text()}")
     with Store.open(job.store) as store:
         killer = _Killer(store, job)
         report = _run(job, store, observer=killer)
@@ -329,7 +348,7 @@ def test_a_worker_killed_in_the_profile_and_one_in_the_run_are_replaced_and_no_s
         assert sum("SIGKILL" in warning and "replaced" in warning for warning in report.warnings) == 2
         steps = [line for line in lines(report.measurements_path or "") if line["kind"] == "step"]
         assert [line["step"] for line in steps] == list(range(1, report.result.steps + 1))
-        assert sum(line["samples"] for line in steps) == 12 * 1600
+        assert sum(line["samples"] for line in steps) == 20 * SHORT
         lost = [
             e for e in store.events(report.job.id, limit=500) if e.kind == "worker" and "lost" in e.message
         ]
@@ -345,7 +364,7 @@ def test_a_killed_aggregator_and_a_killed_coordinator_are_replaced_and_no_step_i
     make_job: MakeJob,
 ) -> None:
     goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 16, "epochs_hint": 10}
-    job = make_job(goal=goal, elastic={"aggregators": 2}, code=SLOW)
+    job = make_job(goal=goal, elastic={"aggregators": 2}, code={**SLOW, "sleep_s": 0.0025})
     process = job.start("optimize", "--audit")
     for role in ("aggregator", "coordinator"):
         pids = wait_for(training(job, role=role), process)
@@ -354,12 +373,12 @@ def test_a_killed_aggregator_and_a_killed_coordinator_are_replaced_and_no_step_i
     report = outcome.report
 
     assert (outcome.code, report["job"]["state"]) == (0, "target_missed")
-    assert report["steps"] == 16 * 50
+    assert report["steps"] == 16 * STEPS
     assert report["actual"]["epochs"] == 16
     with Store.open(job.store) as store:
         told = [event.message for event in store.events(report["job"]["id"], limit=500)]
     assert sum("recovered" in message and "SIGKILL" in message for message in told) == 2
-    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), 1600) == []
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), SHORT) == []
 
 
 def test_one_ctrl_c_ends_the_job_in_order_with_its_model_and_a_second_run_meanwhile_is_refused(
@@ -387,7 +406,7 @@ def test_one_ctrl_c_ends_the_job_in_order_with_its_model_and_a_second_run_meanwh
 def test_a_second_ctrl_c_leaves_at_once(make_job: MakeJob, mark: str) -> None:
     job = make_job(goal=NEVER, limits={"start": 60, "step": 60}, code={"sleep_s": 0.2})
     process = job.start()
-    wait_for(lambda: [p for p in marked(mark) if "scavenger.train.process" in _command(p)], process)
+    wait_for(lambda: [p for p in marked(mark) if _name(p).startswith("coordinator")], process)
 
     process.send_signal(signal.SIGSTOP)  # so that both come before the first is done
     process.send_signal(signal.SIGINT)
@@ -455,7 +474,7 @@ def test_a_store_that_another_process_holds_a_newer_one_and_a_read_only_one_are_
 
 
 def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_on(make_job: MakeJob) -> None:
-    job = make_job(code={"sleep_s": 0.0003})
+    job = make_job(goal={"max_epochs": 12}, code=SLOW)
     job.store = f"{job.store}?timeout=0.2"
     process = job.start()
     wait_for(training(job), process)
@@ -464,7 +483,7 @@ def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_o
     holder.execute("BEGIN IMMEDIATE")
     (journal,) = job.folder.glob(".scavenger/*/measurements.jsonl")
     before = _steps_in(journal)
-    wait_for(lambda: _steps_in(journal) >= before + 100, process)
+    wait_for(lambda: _steps_in(journal) >= before + 2 * STEPS, process)
     holder.execute("ROLLBACK")
     holder.close()
     outcome = ended(process)
@@ -479,26 +498,27 @@ def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_o
 # ---- helpers -----------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, store: Store, *, confirm: Any = None, observer: Observer | None = None) -> Any:
+def _run(
+    job: Job,
+    store: Store,
+    *,
+    confirm: Any = None,
+    observer: Observer | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Any:
     run = JobRun(
         prepare_job(load_job(job.file), job.file),
         store=store,
         observer=observer or Observer(),
         run=True,
         confirm=confirm,
+        clock=clock,
     )
     return run.run()
 
 
 def _steps_in(journal: Path) -> int:
     return sum(1 for line in journal.read_text().splitlines() if '"kind":"step"' in line)
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _name(process: psutil.Process) -> str:

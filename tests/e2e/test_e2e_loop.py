@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from audits import AUDIT_FILE, verify_audit
-from real_jobs import Job, lines, marked, training
+from real_jobs import Job, lines, marked, opened, training
 from waiting import wait_for
 
 from scavenger.control.provisioning.model_size import recorded_size
@@ -136,5 +136,4 @@ def test_a_loop_is_searched_and_survives_the_death_of_a_worker_and_of_the_comman
 
 
 def _record(job: Job) -> Any:
-    with Store.open(job.store) as store:
-        return store.jobs(limit=1)[0]
+    return opened(job).jobs(limit=1)[0]

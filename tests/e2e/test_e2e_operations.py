@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from audits import AUDIT_FILE, verify_audit
-from real_jobs import Job, ended, lines, marked, training
+from real_jobs import Job, ended, lines, marked, opened, training
 from waiting import wait_for
 
 from scavenger import RunningJob
@@ -23,15 +23,17 @@ from scavenger.store.record_file import read_record
 pytestmark = pytest.mark.slow
 
 MakeJob = Callable[..., Job]
-SAMPLES, STEPS = 1600, 50
+SAMPLES, STEPS = 320, 10
 """Of an epoch at batch 32."""
+SLOW = {"sleep_s": 0.005, "samples": SAMPLES}
+"""A step takes long without much computing, so that what is waited for costs little."""
 
 
 def test_a_job_is_scaled_migrated_watched_and_stopped_from_other_processes(make_job: MakeJob) -> None:
     job = make_job(
         goal={"metric": "val_loss", "target": 0.0001, "max_epochs": 100_000, "epochs_hint": 2},
         elastic={"min": 1, "max": 3, "aggregators": 2},
-        code={"sleep_s": 0.0005},
+        code=SLOW,
     )
     driver = job.start("optimize", "--audit")
     try:
@@ -86,8 +88,8 @@ def test_a_killed_command_is_resumed_from_its_last_checkpoint_with_each_sample_o
     epochs = 10
     job = make_job(
         goal={"metric": "val_loss", "target": 0.0001, "max_epochs": epochs, "epochs_hint": 10},
-        checkpoint={"path": "./saved", "every_steps": 35},
-        code={"sleep_s": 0.001},
+        checkpoint={"path": "./saved", "every_steps": 7},
+        code=SLOW,
     )
     driver = job.start("optimize", "--audit")
     wait_for(lambda: _progress(job) >= 4 * STEPS and _job(job).checkpoint is not None, driver)
@@ -106,7 +108,7 @@ def test_a_killed_command_is_resumed_from_its_last_checkpoint_with_each_sample_o
     journal = list(lines(report["measurements_path"]))
     (resumed,) = [line["step"] for line in journal if line["kind"] == "resumed"]
     assert 0 < resumed <= (before.step or 0) + STEPS
-    assert resumed % 35 == 0
+    assert resumed % 7 == 0
     begin = [line["kind"] for line in journal].index("resumed")
     steps = [line["step"] for line in journal[begin:] if line["kind"] == "step"]
     assert steps == list(range(resumed + 1, epochs * STEPS + 1))
@@ -187,8 +189,7 @@ def _lose(store: str) -> None:
 
 
 def _job(job: Job) -> Any:
-    with Store.open(job.store) as store:
-        return store.job("tiny")
+    return opened(job).job("tiny")
 
 
 def _with_checkpoints(make_job: MakeJob, epochs: int) -> Job:
@@ -196,28 +197,25 @@ def _with_checkpoints(make_job: MakeJob, epochs: int) -> Job:
     return make_job(
         goal={"max_epochs": epochs},
         search={"workers": 1, "batch_size": [32]},
-        checkpoint={"path": "./saved", "every_steps": 20},
-        code={"sleep_s": 0.001},
+        checkpoint={"path": "./saved", "every_steps": 4},
+        code=SLOW,
     )
 
 
 def _progress(job: Job) -> int:
     """The last step that the store has heard of; 0 before the job is there."""
-    with Store.open(job.store) as store:
-        jobs = store.jobs()
+    jobs = opened(job).jobs()
     return (jobs[0].step or 0) if jobs else 0
 
 
 def _workers_told(job: Job) -> int:
     """The workers that `status` says the job has; 0 before the job has told of its progress."""
-    with Store.open(job.store) as store:
-        told = store.events(store.job("tiny").id, limit=1, kind=PROGRESS)
+    told = opened(job).events(_job(job).id, limit=1, kind=PROGRESS)
     return told[0].data["configuration"]["workers"] if told else 0
 
 
 def _open_operation(job: Job) -> str:
-    with Store.open(job.store) as store:
-        record = store.open_operation(store.job("tiny").id)
+    record = opened(job).open_operation(_job(job).id)
     return "" if record is None else record.state
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 from real_jobs import Job as Folder
 from real_jobs import environment
 from waiting import wait_for
+from warm_commands import Command
 
 from scavenger import Client, Job
 from scavenger.domain.report import EpochEnded, Event, Observer
@@ -30,7 +30,7 @@ def served(job: Folder, folder: Path) -> Iterator[tuple[str, str]]:
     log = folder / "serve.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", "scavenger_cli", "serve", "--port", "0", "--store", job.store]
-        server = subprocess.Popen(command, env=environment(job.mark), stdout=output, stderr=output)
+        server = Command(command, env=environment(job.mark), stdout=output, stderr=output)
         try:
             yield wait_for(
                 lambda: re.search(r"open (http://\S+)/login\?token=(\S+)", log.read_text())
