@@ -148,7 +148,8 @@ def estimate(rental: Rental) -> CostEstimate:
         hourly = shared.usd_per_aggregator_hour
         items.append(item("aggregators", shared.aggregators, time_s, hourly, "VM", " on demand"))
     if shared.usd_per_leader_hour:
-        items.append(item("leader", 1, time_s, shared.usd_per_leader_hour, "VM", " on demand with its disk"))
+        disk = "" if shared.usd_per_gib_hour is None else " with its disk"
+        items.append(item("leader", 1, time_s, shared.usd_per_leader_hour, "VM", f" on demand{disk}"))
     disks = vms + shared.aggregators
     if rental.traffic_usd_per_hour:
         usd = time_s / _HOUR_S * rental.traffic_usd_per_hour

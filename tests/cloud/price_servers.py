@@ -33,6 +33,14 @@ def product(name: str, usd: float, **changed: str) -> str:
     return json.dumps({"product": {"attributes": attributes}, "terms": terms})
 
 
+def disk(usd: float, *, unit: str = "GB-Mo", **changed: str) -> str:
+    """One product of Amazon's price list that is of disks, as text."""
+    attributes = {"volumeApiName": "gp3", "regionCode": "us-east-1", **changed}
+    dimension = {"unit": unit, "pricePerUnit": {"USD": f"{usd:.10f}"}}
+    terms = {"OnDemand": {"A.B": {"priceDimensions": {"A.B.C": dimension}}}}
+    return json.dumps({"product": {"attributes": attributes}, "terms": terms})
+
+
 def sku(
     description: str,
     usd: float,
@@ -62,6 +70,7 @@ class PriceServer:
         spot: (type, zone, dollars) of the spot price history.
         advisor: The spot advisor's document.
         public: The table that needs no account.
+        disks: Of Amazon's price list, what is asked for by the kind of a volume.
         skus: Of Google, page by page.
         refuse: Status of refusals; 0 for none.
         refused: What is refused then: `pricing`, `ec2`, `advisor`, `billing`.
@@ -71,6 +80,7 @@ class PriceServer:
     spot: list[tuple[str, str, str]] = field(default_factory=list)
     advisor: dict[str, Any] = field(default_factory=dict)
     public: bytes = b""
+    disks: list[str] = field(default_factory=list)
     skus: list[list[dict[str, Any]]] = field(default_factory=list)
     refuse: int = 0
     refused: tuple[str, ...] = ("pricing", "ec2", "advisor", "billing")
@@ -82,6 +92,9 @@ class PriceServer:
         if "GetProducts" in target:
             question = json.loads(body)
             self.asked.append(question)
+            if any(one["Field"] == "volumeApiName" for one in question["Filters"]):
+                disks = {"FormatVersion": "aws_v1", "PriceList": self.disks}
+                return "application/x-amz-json-1.1", json.dumps(disks).encode()
             page = int(question.get("NextToken", "0"))
             answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": self.products[page]}
             if page + 1 < len(self.products):

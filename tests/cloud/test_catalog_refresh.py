@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from price_servers import PriceServer, product, serve, sku
+from price_servers import PriceServer, disk, product, serve, sku
 
 from scavenger.cloud.catalog import snapshot
 from scavenger.cloud.catalog.cache import read_cache, write_cache
@@ -77,7 +77,9 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
         ("m5.xlarge", "us-east-1c", "0.0800"),
     ]
     server.advisor = ADVISOR
+    server.disks = [disk(0.08), disk(0.005, unit="IOPS-Mo"), disk(0.1, regionCode="us-west-2"), "{}"]
     stock = fetch_aws(["us-east-1"], now=NOW).stock
+    assert stock.disks == {("aws", "us-east-1"): Price(0.08 / 730.0, "AWS price list, gp3", DAY)}
     types = stock.ec2["us-east-1"]
 
     assert sorted(types) == ["g4dn.xlarge", "m5.xlarge", "t3.xlarge", "u9.xlarge"]

@@ -33,6 +33,9 @@ _FILTERS = {
     "capacitystatus": "Used",
 }
 """What tells the price of a plain Linux VM from those with software, dedicated or reserved."""
+_DISK = {"volumeApiName": "gp3"}
+"""The kind of disk that VMs boot from."""
+_MONTH_H = 730.0
 
 
 Answer = TypeVar("Answer")
@@ -74,11 +77,14 @@ def fetch_aws(
             return None
 
     ec2: dict[str, dict[str, CatalogEntry]] = {}
+    disks: dict[tuple[str, str], Price] = {}
     for region in regions:
         listings = tried(partial(_listings, session, config, region, now))
         spot = tried(partial(_spot_prices, session, config, region, now))
         if listings is not None or spot is not None:
             ec2[region] = merged(known.ec2.get(region, {}), listings, spot)
+        if listings is not None and (disk := tried(partial(_disk_price, session, config, region, now))):
+            disks["aws", region] = disk
     if not ec2:
         raise errors[0]
     advisor = tried(lambda: _read_advisor(environment.get(ADVISOR_VARIABLE) or ADVISOR_URL))
@@ -90,7 +96,7 @@ def fetch_aws(
             }
             for region, listings in ec2.items()
         }
-    return Fetched(Stock(ec2=ec2), tuple(errors))
+    return Fetched(Stock(ec2=ec2, disks=disks), tuple(errors))
 
 
 def _listings(session: Any, config: Any, region: str, now: datetime) -> dict[str, CatalogEntry]:
@@ -100,6 +106,12 @@ def _listings(session: Any, config: Any, region: str, now: datetime) -> dict[str
     if not listings:
         raise ConfigurationError(f"AWS's price list has nothing for a region '{region}'")
     return listings
+
+
+def _disk_price(session: Any, config: Any, region: str, now: datetime) -> Price | None:
+    with _our_errors(region):
+        pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
+        return parse_disk_price(price_list(pricing, region, _DISK), region, now)
 
 
 def _spot_prices(session: Any, config: Any, region: str, now: datetime) -> dict[str, Price]:
@@ -124,10 +136,12 @@ def merged(
     return merged
 
 
-def price_list(pricing: Any, region: str) -> Iterator[Mapping[str, Any]]:
-    """Products of plain Linux VMs in a region, each a document of product and terms."""
+def price_list(
+    pricing: Any, region: str, filters: Mapping[str, str] = _FILTERS
+) -> Iterator[Mapping[str, Any]]:
+    """Products in a region, of plain Linux VMs or as told, each a document of product and terms."""
     wanted = [
-        {"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in (*_FILTERS.items(), ("regionCode", region))
+        {"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in (*filters.items(), ("regionCode", region))
     ]
     for page in pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=wanted):
         if "PriceList" not in page:
@@ -167,6 +181,24 @@ def parse_price_list(
         if known is None or (known.on_demand is not None and known.on_demand.usd_per_hour < usd):
             found[name] = CatalogEntry(machine, region, on_demand=Price(usd, "AWS price list", now.date()))
     return found
+
+
+def parse_disk_price(products: Iterable[Mapping[str, Any]], region: str, now: datetime) -> Price | None:
+    """Price of one GiB of a boot disk in an hour, the highest found; None if there is none."""
+    rates = [0.0]
+    for document in products:
+        try:
+            attributes = document["product"]["attributes"]
+            if attributes["volumeApiName"] == _DISK["volumeApiName"] and attributes["regionCode"] == region:
+                rates += [
+                    float(dimension["pricePerUnit"]["USD"])
+                    for term in document["terms"]["OnDemand"].values()
+                    for dimension in term["priceDimensions"].values()
+                    if dimension["unit"] == "GB-Mo"
+                ]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue  # no disk
+    return Price(max(rates) / _MONTH_H, "AWS price list, gp3", now.date()) if max(rates) > 0 else None
 
 
 def price_history(client: Any, now: datetime) -> dict[str, Price]:
