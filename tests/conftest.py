@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from properties import USUAL
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -27,9 +28,14 @@ _writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 # Machines are shared and busy, so no example has a time limit of its own; pytest-timeout ends what hangs. In CI
 # a failure prints what reproduces it, and no database of earlier failures decides what is tried.
-settings.register_profile("development", deadline=None)
+settings.register_profile("development", deadline=None, max_examples=USUAL)
 settings.register_profile(
-    "ci", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "ci",
+    deadline=None,
+    max_examples=USUAL,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
 settings.register_profile("nightly", settings.get_profile("ci"), max_examples=300)

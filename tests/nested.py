@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -23,13 +24,21 @@ def built(kind: type[T], **given: Any) -> T:
 
 
 def _built(kind: type[T], given: dict[str, Any]) -> T:
-    hints, own = get_type_hints(kind), {}
-    for one in fields(kind):  # type: ignore[arg-type]
-        if one.name in given:
-            own[one.name] = given.pop(one.name)
-        elif is_dataclass(hints[one.name]) and hints[one.name] not in WHOLE:
-            own[one.name] = _built(hints[one.name], given)  # type: ignore[arg-type]
+    own = {}
+    for name, part in _parts(kind).items():
+        if name in given:
+            own[name] = given.pop(name)
+        elif part is not None:
+            own[name] = _built(part, given)
     return kind(**own)
+
+
+@cache
+def _parts(kind: type[Any]) -> dict[str, type[Any] | None]:
+    """The fields, with the kinds of those that are values of values; to read annotations takes long."""
+    hints = get_type_hints(kind)
+    kinds = {one.name: hints[one.name] for one in fields(kind)}
+    return {name: part if is_dataclass(part) and part not in WHOLE else None for name, part in kinds.items()}
 
 
 def changed(value: T, **changes: Any) -> T:

@@ -15,8 +15,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.elastic import initialization as i
 from scavenger.elastic import recovery as r
@@ -482,7 +483,7 @@ class Job:
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=8913)  # a takeover in mid roll-back, with only some of the parts heard of
-@settings(max_examples=500)
+@examples(200)
 def test_every_part_is_of_one_origin_and_nothing_waits_for_ever_whatever_happens_when(seed: int) -> None:
     Job(seed).run()
     Job(seed, moving=True).run()

@@ -117,20 +117,22 @@ class DropsAfterThreeTries(ShardLedger):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "known"),
     [
-        pytest.param({"ledger": AcknowledgesByShard}, id="acknowledged by shard, without attempt"),
-        pytest.param({"ledger": AcknowledgesByEnd}, id="acknowledged by the end, without the beginning"),
-        pytest.param({"ledger": AttemptsBeginAgain}, id="attempts of two holders share a number"),
-        pytest.param({"ledger": RequeuesFromTheStart}, id="requeued from the start"),
-        pytest.param({"ledger": DropsAfterThreeTries}, id="dropped after three tries"),
-        pytest.param({"saved_apart": True}, id="saved apart from the weights"),
-        pytest.param({"blames_all": True}, id="preemptions blamed on the data"),
+        pytest.param({"ledger": AcknowledgesByShard}, 680, id="acknowledged by shard, without attempt"),
+        pytest.param({"ledger": AcknowledgesByEnd}, 0, id="acknowledged by the end, without the beginning"),
+        pytest.param({"ledger": AttemptsBeginAgain}, 1136, id="attempts of two holders share a number"),
+        pytest.param({"ledger": RequeuesFromTheStart}, 0, id="requeued from the start"),
+        pytest.param({"ledger": DropsAfterThreeTries}, 0, id="dropped after three tries"),
+        pytest.param({"saved_apart": True}, 0, id="saved apart from the weights"),
+        pytest.param({"blames_all": True}, 896, id="preemptions blamed on the data"),
     ],
 )
-def test_the_simulation_catches_a_broken_ledger(broken: dict[str, Any]) -> None:
+def test_the_simulation_catches_a_broken_ledger(broken: dict[str, Any], known: int) -> None:
+    """On the schedule that is known to show it, or on another if schedules have changed."""
+
     def run() -> None:
-        for seed in range(_SEEDS_FOR_MUTANTS):
+        for seed in (known, *range(_SEEDS_FOR_MUTANTS)):
             World(seed, **broken).run()
 
     with pytest.raises(ViolationError):

@@ -108,19 +108,19 @@ def test_there_is_no_order_of_other_samples_than_those_in_the_blocks() -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_million_samples_take_little_memory_and_time() -> None:
-    samples = 10**9
+def test_a_hundred_million_samples_take_little_memory_and_time() -> None:
+    samples = 10**8
     blocks = Blocks.alike(samples, 1024, mixed=1024)
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     order = EpochOrder(1, 7, samples, blocks)
     stretches = [order.indices(start, start + 256) for start in range(7, samples, samples // 20)]
-    took_s, peak_bytes = time.perf_counter() - began, tracemalloc.get_traced_memory()[1]
+    took_s, peak_bytes = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
     assert len(np.unique(np.concatenate(stretches))) == 20 * 256
-    assert peak_bytes < 150e6  # a permutation has 8000e6
-    assert took_s < 20  # about 1 s
+    assert peak_bytes < 80e6  # a permutation has 800e6
+    assert took_s < 10  # about 0.1 s
 
 
 @pytest.mark.parametrize("mixed", [16, 64, 256])

@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import (
@@ -137,7 +138,7 @@ def test_a_quarantine_out_of_range_is_refused(arguments: dict[str, int]) -> None
     workers=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     samples_min=st.integers(1, 8),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_what_kills_is_found_by_any_number_of_workers_and_nothing_else_is_left_out_for_it(
     samples: int, poisons: set[int], workers: list[int], samples_min: int
 ) -> None:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.control.job_file.load import job_schema, load_job, override_job, parse_job
 from scavenger.control.job_file.yaml_loader import BYTES_MAX
@@ -294,13 +295,13 @@ def accepted_or_refused_in_one_line(text: str) -> None:
         assert 1 <= refused.column <= len(lines[refused.line - 1]) + 1
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(st.text(max_size=300) | st.text(alphabet="a:-?[]{}&*!|>'\"%@`#,\n\t \\<.0\x1b\u2028é", max_size=120))
 def test_any_text_is_accepted_or_refused_in_one_line(text: str) -> None:
     accepted_or_refused_in_one_line(text)
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(st.dictionaries(st.sampled_from(KEYS), structures, max_size=6))
 def test_any_structure_is_accepted_or_refused_in_one_line(document: dict[str, object]) -> None:
     required = {"version": 1, "name": "digits", "train": "train:job", "goal": {"max_epochs": 3}}
@@ -308,7 +309,7 @@ def test_any_structure_is_accepted_or_refused_in_one_line(document: dict[str, ob
     accepted_or_refused_in_one_line("\n".join(f"{key}: {rendered(value)}" for key, value in merged.items()))
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(edits)
 def test_any_damage_to_a_good_file_is_accepted_or_refused_in_one_line(
     damage: list[tuple[int, int, str]],

@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
@@ -236,7 +237,7 @@ def test_accelerators_are_part_of_a_size_and_one_where_no_number_is_given() -> N
         job(resources={"accelerators": "T4", "vm": "g4dn.xlarge"})
 
 
-@settings(max_examples=60)
+@examples(24)
 @given(
     st.fixed_dictionaries(
         {},

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.models.backtest import GroupResult, RunRow, Skipped, coverage90, median_ape
 from scavenger.models.backtest_epochs import backtest_epochs
@@ -135,7 +136,7 @@ def test_points_that_fit_to_nothing_are_refused(points: int | str) -> None:
         backtest_epochs(CRITICAL, points)
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(
     st.dictionaries(st.integers(1, 2**40), st.floats(1e-6, 1e12), min_size=4, max_size=8),
     st.floats(1e-6, 1e6),

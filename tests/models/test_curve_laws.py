@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.domain.curve import FloatArray
 from scavenger.models.curve_shapes import RateSchedule
@@ -32,7 +33,7 @@ def is_sound(found: Forecast) -> bool:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(10, derandomize=True)
 @given(courses, st.sampled_from((0.0, 0.01)), st.booleans(), st.booleans())
 def test_any_course_has_a_sound_forecast(
     course: list[float], noise: float, scheduled: bool, hinted: bool

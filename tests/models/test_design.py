@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.models.design import Candidate, ProfilingCost, expected_log_sd, propose
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior
@@ -172,7 +173,7 @@ def test_an_expectation_needs_something_to_expect() -> None:
         expected_log_sd(CANDIDATES, [], target=[])
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(st.lists(st.integers(0, len(CANDIDATES) - 1), max_size=6, unique=True), st.randoms())
 def test_proposals_are_new_and_depend_on_no_order(seen: list[int], random) -> None:  # type: ignore[no-untyped-def]
     times = [measure(CANDIDATES[i]) for i in seen]
@@ -188,7 +189,7 @@ def test_proposals_are_new_and_depend_on_no_order(seen: list[int], random) -> No
     assert CANDIDATES[index] == candidates[other]
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(
     st.lists(st.tuples(st.integers(1, 64), st.integers(1, 512), st.floats(1e-9, 1e9)), min_size=1, max_size=5)
 )

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.models.kriging import SCATTER, Kriging, ProfiledStepTime
 from scavenger.models.overlap_fit import (
@@ -49,7 +50,7 @@ def off(law: OverlapLaw, points: tuple[ProfiledStepTime, ...], width: float, pri
     return surprise(Kriging(law, points, width, SCATTER), law, prior)
 
 
-@settings(max_examples=20, derandomize=True)
+@examples(8, derandomize=True)
 @given(ROWS, PER_NODE, st.lists(st.floats(-2.0, 2.0), min_size=11, max_size=11))
 def test_no_overlap_law_is_less_probable_than_what_its_fit_started_from(rows, per_node, away) -> None:  # type: ignore[no-untyped-def]
     points = joined(steps(rows, per_node))
@@ -66,7 +67,7 @@ def test_no_overlap_law_is_less_probable_than_what_its_fit_started_from(rows, pe
         assert off(found, points, width, prior) <= rounded(off(usual, points, width, prior))
 
 
-@settings(max_examples=40, derandomize=True)
+@examples(16, derandomize=True)
 @given(ROWS, st.lists(st.floats(0.0, 1e4), min_size=4, max_size=4))
 def test_no_linear_law_is_further_from_its_points_than_any_other(rows, other) -> None:  # type: ignore[no-untyped-def]
     times = steps(rows)
@@ -85,7 +86,7 @@ def test_no_linear_law_is_further_from_its_points_than_any_other(rows, other) ->
 
 
 @pytest.mark.parametrize("law", ["overlap", "linear"])
-@settings(max_examples=10, derandomize=True)
+@examples(8, derandomize=True)
 @given(rows=ROWS, elsewhere=ROWS, ratio=st.floats(0.1, 10.0))
 def test_no_transfer_is_further_from_its_points_than_the_ratio_of_speeds(
     law: StepLaw,

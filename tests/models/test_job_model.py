@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from speed import UNIT_S, units
 from synthetic import CLOUD, POINTS, SHARED, SPACE, measured, profile, step_parts
 
@@ -233,7 +234,7 @@ def test_nothing_measured_and_nothing_stored_is_no_model() -> None:
         fit(Profile((), 10_000))
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(st.integers(1, 8), st.integers(100, 500), st.floats(1e-4, 10), st.floats(1e-6, 1))
 def test_with_free_synchronisation_more_workers_are_never_cheaper(
     workers: int, share: int, base_s: float, per_sample_s: float
@@ -271,7 +272,7 @@ MEASUREMENTS = st.builds(
 )
 
 
-@settings(max_examples=40)
+@examples(16)
 @given(st.lists(MEASUREMENTS, max_size=6), st.none() | st.floats(0.5, 500))
 def test_predictions_are_positive_and_finite_and_survive_the_store(
     rows: list[Measurement], hint: float | None

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from properties import examples
 from speed import UNIT_S, units
 from synthetic import CORNERS, POINTS, SHARED, step_parts
 
@@ -336,7 +337,7 @@ def test_doubt_grows_where_synchronisation_decides() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@examples(12)
 @given(ROWS, st.floats(-6, 6))
 def test_times_in_another_unit_are_the_same_times(rows, log_scale: float) -> None:  # type: ignore[no-untyped-def]
     scale = 10.0**log_scale
@@ -350,7 +351,7 @@ def test_times_in_another_unit_are_the_same_times(rows, log_scale: float) -> Non
         assert deviation2 == pytest.approx(deviation, rel=0.05)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(ROWS, st.randoms())
 def test_the_fit_does_not_depend_on_the_order_of_the_measurements(rows, random) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(rows)
@@ -359,7 +360,7 @@ def test_the_fit_does_not_depend_on_the_order_of_the_measurements(rows, random) 
     assert fit_parallel(steps(rows)) == fit_parallel(steps(shuffled))
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 32, 128])),
@@ -377,7 +378,7 @@ def test_measured_points_are_reproduced_within_their_error(seen) -> None:  # typ
     assert np.all(deviation <= 0.02)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 32, 128]), st.floats(0.8, 1.25)),
@@ -398,16 +399,15 @@ def test_doubt_never_shrinks_beyond_what_was_profiled(seen) -> None:  # type: ig
 
 
 @pytest.mark.slow
-def test_predicting_a_million_configurations_costs_ten_times_a_hundred_thousand() -> None:
+def test_predicting_ten_times_as_many_configurations_takes_ten_times_as_long() -> None:
     model = fit_parallel(times(((1, 64), (1, 1024), (2, 1024), (2, 64), (8, 1024), (8, 64))), law="overlap")
-    workers = np.repeat(np.arange(1, 1001), 1000)
-    batch = np.tile(np.arange(1000, 17_000, 16), 1000)
-    ones = np.ones(10**6)
+    workers = np.repeat(np.arange(1, 201), 1000)
+    batch = np.tile(np.arange(1000, 17_000, 16), 200)
+    ones = np.ones(len(workers))
 
     def predict(step: int) -> np.ndarray:
         return model.predict(workers[::step], batch[::step], ones[::step])[0]
 
-    assert np.all(predict(1) > 0.0)
     # `python -m benchmarks planning` tells the seconds; megabytes more cost up to three times as much each
     assert units(lambda: predict(1)) < 30 * units(lambda: predict(10))
 
@@ -434,7 +434,7 @@ def test_what_two_configurations_have_in_common_cancels_out_of_their_ratio() -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(16)
 @given(ROWS, st.floats(0, 1e3))
 def test_step_times_are_positive_and_finite_for_any_sane_profile(rows, spread: float) -> None:  # type: ignore[no-untyped-def]
     points = [replace(point, spread_s=spread) for point in steps(rows)]

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from properties import examples
 from pydantic import TypeAdapter
 from synthetic import measured
 
@@ -258,7 +259,7 @@ def test_doubt_shrinks_with_runs() -> None:
     assert np.all(many < few)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(RUNS)
 @example([(64, 4317.0), (512, 1.0)])
 def test_doubt_never_falls_with_the_distance_from_the_known_batch_sizes(runs) -> None:  # type: ignore[no-untyped-def]
@@ -325,7 +326,7 @@ def test_of_very_many_batch_sizes_as_informative_a_one_is_found_as_of_a_few() ->
 # --- whatever is given ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(RUNS, st.floats(1e-6, 1e6))
 def test_epochs_in_another_unit_give_the_same_predictions_in_that_unit(runs, unit: float) -> None:  # type: ignore[no-untyped-def]
     epochs, deviation = fit(runs=runs).predict(GRID)
@@ -335,7 +336,7 @@ def test_epochs_in_another_unit_give_the_same_predictions_in_that_unit(runs, uni
     assert scaled_deviation == pytest.approx(deviation, rel=1e-6)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_does_not_matter(runs, random) -> None:  # type: ignore[no-untyped-def]
     shuffled = random.sample(runs, len(runs))
@@ -343,7 +344,7 @@ def test_the_order_of_the_runs_does_not_matter(runs, random) -> None:  # type: i
     assert fit(runs=shuffled).predict(GRID)[0] == pytest.approx(fit(runs=runs).predict(GRID)[0], rel=1e-9)
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(
     st.lists(st.tuples(st.sampled_from((1, 64, 65, 1024, 10**12)), st.floats(1e-300, 1e300)), max_size=6),
     st.none() | st.floats(0.5, 1e3),
@@ -375,7 +376,7 @@ def test_evidence_of_unequal_lengths_is_refused() -> None:
         EpochEvidence((64.0,), (1.0, 2.0), (0.1,), 5.0, 1.0, True, 1024.0, 0.0, 1.0, ("critical-batch",))
 
 
-@settings(max_examples=10)
+@examples(8)
 @given(RUNS)
 def test_a_model_that_was_stored_predicts_as_the_one_that_was_fitted(runs) -> None:  # type: ignore[no-untyped-def]
     model = fit(runs=runs)
@@ -386,7 +387,7 @@ def test_a_model_that_was_stored_predicts_as_the_one_that_was_fitted(runs) -> No
     assert np.array_equal(again.predict(GRID), model.predict(GRID))
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(RUNS)
 def test_predictions_agree_with_the_joint_posterior(runs) -> None:  # type: ignore[no-untyped-def]
     evidence = fit(runs=runs).evidence

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, StepLaw, StepTimes, fit_parallel
@@ -107,7 +108,7 @@ def test_a_ratio_of_speeds_that_is_none_is_refused(ratio: float) -> None:
         transfer(fit_parallel(measured(SEEN)), [], speed_ratio=ratio)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(
     st.lists(
         st.tuples(st.integers(1, 64), st.integers(1, 512), st.floats(1e-9, 1e9)), min_size=1, max_size=4

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.policy.bucket_balance import (
     DEFAULT_RULES,
@@ -82,7 +83,7 @@ def even(aggregators: int, buckets: int = len(SIZES)) -> tuple[int, ...]:
     seed=st.integers(0, 100),
     noise=st.floats(0.0, 0.15),
 )
-@settings(max_examples=20)
+@examples(8)
 def test_nothing_moves_while_steps_wait_about_equally_for_all(
     rates: list[float], seed: int, noise: float
 ) -> None:
@@ -98,7 +99,7 @@ def test_nothing_moves_while_steps_wait_about_equally_for_all(
     compute_s=st.floats(0.01, 0.1),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=25)
+@examples(10)
 def test_steps_take_about_as_long_as_they_can_soon_after_a_link_is_congested(
     slow: int, factor: float, aggregators: int, compute_s: float, seed: int
 ) -> None:
@@ -143,7 +144,7 @@ def test_a_link_that_recovers_gets_its_part_again() -> None:
         st.tuples(st.floats(1e6, 1e9), st.floats(1e6, 1e9), st.floats(1e6, 1e9)), min_size=5, max_size=40
     )
 )
-@settings(max_examples=15)
+@examples(8)
 def test_however_links_change_few_moves_follow_and_none_soon_after_another(
     course: list[tuple[float, float, float]],
 ) -> None:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nested import changed
 from policy_jobs import Cluster, at, job, saturating, supervisor
+from properties import examples
 
 from scavenger.domain.decision import ChangeSize, Hold, Stop
 from scavenger.policy import Chain
@@ -136,7 +137,7 @@ def test_it_steers_to_a_size_that_meets_the_limits(
     assert isinstance(StayWithinLimits().decide(snapshot), Hold)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     one=st.floats(20, 500),
     overhead=st.floats(0.0, 0.5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_cases import GB, LARGE, SMALL, check_pool, job, job_lists, rules
 
@@ -18,7 +18,6 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 @schemes
-@settings(deadline=None)
 @given(loads=job_lists(), rules=rules, types=st.sampled_from([(SMALL,), (SMALL, LARGE), (LARGE,)]))
 def test_every_bucket_has_one_node_and_no_job_loses_more_than_the_limit(
     scheme, loads: list[JobLoad], rules: Rules, types: tuple[NodeType, ...]
@@ -34,7 +33,6 @@ def test_every_bucket_has_one_node_and_no_job_loses_more_than_the_limit(
 
 
 @schemes
-@settings(deadline=None)
 @given(loads=job_lists(), rules=rules)
 def test_the_same_jobs_get_the_same_nodes(scheme, loads: list[JobLoad], rules: Rules) -> None:
     def nodes(order: list[JobLoad]) -> dict[str, tuple[str, ...]]:
@@ -49,7 +47,6 @@ def test_the_same_jobs_get_the_same_nodes(scheme, loads: list[JobLoad], rules: R
     assert nodes(loads) == nodes(loads)
 
 
-@settings(deadline=None)
 @given(loads=job_lists(), rules=rules, types=st.sampled_from([(SMALL,), (SMALL, LARGE)]))
 def test_sharing_never_costs_more_than_nodes_of_each_jobs_own(
     loads: list[JobLoad], rules: Rules, types: tuple[NodeType, ...]

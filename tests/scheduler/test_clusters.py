@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scheduler_cases import SMALL, check_pool, job
 
 from benchmarks.pools.clusters import ClusterRules, Manager
@@ -111,7 +112,7 @@ def event_lists(draw: st.DrawFn) -> list[Event]:
     return draw(st.lists(events, max_size=25))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(event_lists(), st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 2))
 def test_a_job_is_in_one_cluster_and_all_limits_hold_after_every_event(
     events: list[Event], nodes_max: int | None, cluster: int, starts_min: int

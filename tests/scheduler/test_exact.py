@@ -6,8 +6,9 @@ import math
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scheduler_cases import LARGE, SMALL, check_pool, job, job_lists
 
 from benchmarks.pools.exact import cheapest, least_loss
@@ -68,7 +69,7 @@ small_jobs = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(small_jobs, st.sampled_from([(1.0, autops_cycles), (2.0, longer_cycles)]))
 def test_no_assignment_needs_fewer_nodes(jobs: list[JobLoad], cycles) -> None:
     rules = Rules(cycle_max=cycles[0])
@@ -85,7 +86,7 @@ def test_no_assignment_needs_fewer_nodes(jobs: list[JobLoad], cycles) -> None:
     assert (solution and round(solution.value)) == fewest
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(small_jobs, st.integers(1, 2))
 def test_no_assignment_has_a_smaller_worst_loss(jobs: list[JobLoad], nodes: int) -> None:
     solution = least_loss(jobs, [NodeType("free", 1.0, 1, 1.0)], Rules(), nodes=nodes)
@@ -94,7 +95,7 @@ def test_no_assignment_has_a_smaller_worst_loss(jobs: list[JobLoad], nodes: int)
     assert (solution.value if solution else math.inf) == pytest.approx(least, abs=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(job_lists(jobs_max=3), st.sampled_from([(SMALL,), (SMALL, LARGE)]), st.sampled_from([1.0, 2.0]))
 def test_no_scheme_is_cheaper_than_the_best(
     jobs: list[JobLoad], types: tuple[NodeType, ...], cycle_max: float

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
+from properties import examples
 from scheduler_cases import GB, SMALL, assigned, check_pool, job, job_lists, rules
 
 from scavenger.scheduler.packing import moved_buckets, recycle, repack
 from scavenger.scheduler.pool import JobLoad, PoolState, Rules
 
 
-@settings(max_examples=50, deadline=None)
+@examples(20)
 @given(job_lists(), rules)
 def test_packing_never_costs_more_and_keeps_the_rules(loads: list[JobLoad], rules: Rules) -> None:
     pool = assigned(PoolState((SMALL,), rules), *loads)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scheduler_cases import GB, LARGE, SMALL, check_pool, job, job_lists
 
 from scavenger.scheduler.events import (
@@ -100,7 +101,7 @@ def event_lists(draw: st.DrawFn) -> list[Event]:
     return draw(st.lists(events, min_size=1, max_size=15))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(
     event_lists(),
     st.sampled_from([None, 1, 2, 3]),

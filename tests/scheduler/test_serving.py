@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from benchmarks.pools.serving import CyclicExecution, Execute, Request
 from benchmarks.pools.timetable import CyclicJob, Timetable, plan_timetable
@@ -115,7 +116,7 @@ def test_slots_of_a_core_do_not_overlap_and_hold_what_they_are_for(
 
 
 @given(nodes())
-@settings(max_examples=50, deadline=None)
+@examples(20)
 def test_a_job_that_uses_its_slots_makes_all_of_its_steps(node: tuple[Timetable, dict[str, float]]) -> None:
     """Each step's requests come half a step after the one before was due."""
     timetable, step_times = node
@@ -139,7 +140,7 @@ def test_a_job_that_uses_its_slots_makes_all_of_its_steps(node: tuple[Timetable,
 
 
 @given(schedules())
-@settings(max_examples=300, deadline=None)
+@examples(80)
 def test_each_request_is_executed_once_and_soon_after_it_is_due(
     schedule: tuple[Timetable, list[tuple[float, Request]]],
 ) -> None:
@@ -155,7 +156,6 @@ def test_each_request_is_executed_once_and_soon_after_it_is_due(
 
 
 @given(schedules())
-@settings(deadline=None)
 def test_when_a_request_is_due_depends_on_its_job_alone(
     schedule: tuple[Timetable, list[tuple[float, Request]]],
 ) -> None:

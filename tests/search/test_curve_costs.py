@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nested import arrays_of, built
+from properties import examples
 from spaces import CLOUD, SPACE, job_model
 
 from scavenger.domain.configuration import SearchSpace
@@ -81,7 +82,7 @@ def test_terms_that_hold_nothing_change_no_figure() -> None:
     assert same(build_curve(MODEL, SPACE), build_curve(MODEL, SPACE, costs=CostTerms()))
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(some_terms)
 def test_the_estimate_of_every_point_adds_up_to_its_cost_and_its_time(terms: CostTerms) -> None:
     curve = build_curve(MODEL, SPOT_SPACE, costs=terms)
@@ -92,7 +93,7 @@ def test_the_estimate_of_every_point_adds_up_to_its_cost_and_its_time(terms: Cos
         assert made.time_s == pytest.approx(point.time_s)
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(some_terms, st.floats(0.01, 1))
 def test_nothing_that_is_counted_makes_a_configuration_faster_or_cheaper(
     terms: CostTerms, remaining: float
