@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 from scavenger.control.tracking import tracking as module
 from scavenger.control.tracking.base import TrackedRun
@@ -97,6 +99,29 @@ def told(
     return seen
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """What is told is waited for at the end, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "END_S", PATIENCE_S)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that a first run has made; its tables take MLflow seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    first = TrackedRun("1", "first", "others", group=None, folder=folder, params={})
+    told({"mlflow": MlflowTracker("sqlite:///mlflow.db")}, first, [])
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def database(tables: Path, tmp_path: Path) -> Path:
+    """The file `mlflow.db` in the folder of a test's job."""
+    return Path(shutil.copy(tables, tmp_path))
+
+
 EVENTS: list[Event] = [step(1), step(2), epoch(0), VIEW, step(12), epoch(1)]
 
 
@@ -108,14 +133,16 @@ class TestMlflow:
         experiment = client.get_experiment_by_name("numbers")
         return list(client.search_runs([experiment.experiment_id]))
 
-    def test_parameters_metrics_costs_views_and_the_end_are_on_record(self, tmp_path: Path) -> None:
+    def test_parameters_metrics_costs_views_and_the_end_are_on_record(
+        self, tmp_path: Path, database: Path
+    ) -> None:
         from mlflow.tracking import MlflowClient
 
         run = run_of(tmp_path)
         seen = told({"mlflow": MlflowTracker("sqlite:///mlflow.db")}, run, EVENTS)
 
         assert seen.events == EVENTS
-        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        uri = f"sqlite:///{database}"
         (found,) = self.runs(uri)
         assert found.data.params == {"params.rate": "0.1"}
         assert found.info.status == "FINISHED"
@@ -128,18 +155,20 @@ class TestMlflow:
         costs = MlflowClient(tracking_uri=uri).get_metric_history(found.info.run_id, "cost_usd")
         assert {(one.step, one.value) for one in costs} >= {(1, 0.01), (12, 0.12)}
 
-    def test_a_resumed_job_goes_on_with_its_run_and_trials_are_nested(self, tmp_path: Path) -> None:
+    def test_a_resumed_job_goes_on_with_its_run_and_trials_are_nested(
+        self, tmp_path: Path, database: Path
+    ) -> None:
         for attempt, job in ((None, "a"), (20, "a"), (None, "b")):
             run = TrackedRun(job, "digits", "numbers", "study-1", tmp_path, attempt, {"seed": "0"})
             told({"mlflow": MlflowTracker("sqlite:///mlflow.db")}, run, [epoch(0)])
-        runs = self.runs(f"sqlite:///{tmp_path}/mlflow.db")
+        runs = self.runs(f"sqlite:///{database}")
         (parent,) = [one for one in runs if "scavenger.study" in one.data.tags]
         trials = [one for one in runs if one is not parent]
         assert sorted(one.data.tags["scavenger.job_id"] for one in trials) == ["a", "b"]
         assert {one.data.tags["mlflow.parentRunId"] for one in trials} == {parent.info.run_id}
 
-    def test_what_a_killed_job_had_told_is_not_told_again(self, tmp_path: Path) -> None:
-        uri = f"sqlite:///{tmp_path}/mlflow.db"
+    def test_what_a_killed_job_had_told_is_not_told_again(self, tmp_path: Path, database: Path) -> None:
+        uri = f"sqlite:///{database}"
         killed = Tracking({"mlflow": MlflowTracker(uri)}, Observer())
         killed.begin(run_of(tmp_path))
         for event in EVENTS:
@@ -252,10 +281,11 @@ def test_no_tracker_is_named_is_refused() -> None:
         TrackersSpec(experiment="x")
 
 
-def test_trackers_import_no_tensorflow(tmp_path: Path) -> None:
+def test_trackers_import_no_tensorflow(tmp_path: Path, database: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests/control'); from pathlib import Path; import test_trackers as t\n"
-        "trackers = t.trackers_of(t.TrackersSpec(mlflow='sqlite:///m.db', tensorboard='runs'))\n"
+        "t.module.END_S = t.PATIENCE_S\n"
+        "trackers = t.trackers_of(t.TrackersSpec(mlflow='sqlite:///mlflow.db', tensorboard='runs'))\n"
         f"t.told(trackers, t.run_of(Path({str(tmp_path)!r})), t.EVENTS)\n"
         "assert not {'tensorflow', 'keras', 'torch'} & set(sys.modules), 'a framework is imported'"
     )
@@ -264,4 +294,5 @@ def test_trackers_import_no_tensorflow(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "m.db").exists()
+    assert TestMlflow().runs(f"sqlite:///{database}")
+    assert (tmp_path / "runs").is_dir()
