@@ -13,6 +13,7 @@ from scavenger_cli.main import main
 from server_world import World
 
 from scavenger.api import pool
+from scavenger.server import app
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
@@ -43,6 +44,8 @@ def test_a_field_that_is_added_to_the_pools_answer_is_one_line(
     monkeypatch.setattr("scavenger.train.pool.connection.load_of", lambda _: POOL)
     monkeypatch.setattr("scavenger_cli.commands.aggregators.pool", wider)
     monkeypatch.setattr("scavenger.server.app.pool", wider)
+    # neither those of the tests before it, nor its own for those after it
+    monkeypatch.setattr("scavenger.server.app._routes", app._routes.__wrapped__)
     monkeypatch.delenv("SCAVENGER_SERVER", raising=False)
 
     assert main(["aggregators", "-o", "json"]) == 0
