@@ -14,6 +14,7 @@ import pytest
 from cli_fake import Run
 from fake import FakeProvider, Fault
 from nested import built
+from waiting import wait_for
 
 from scavenger.control.provisioning import clean_up as clearing
 from scavenger.control.provisioning import providers
@@ -294,9 +295,7 @@ def test_a_server_sweeps_and_tells_what_it_finds(
     unknown = scene.launch(1, written=False)
     scene.end_job()
     with sweeping(scene.store, first_s=0.0, every_s=0.05):
-        until = time.monotonic() + 60.0
-        while not scene.store.notification_counts() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(scene.store.notification_counts)
         time.sleep(0.2)  # further sweeps find the same
     (told,) = scene.store.notification_counts()
     assert (told.webhook, told.state, told.count) == ("team", "waiting", 1)

@@ -9,13 +9,13 @@ import json
 import socket
 import ssl
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from conformance import Fact
 from kubernetes.client.exceptions import ApiException
+from waiting import eventually
 
 from scavenger.cloud.kubernetes.pods import PodSettings, tags_of
 from scavenger.cloud.kubernetes.provider import KubernetesProvider
@@ -233,13 +233,12 @@ class KubernetesWorld:
 
     @staticmethod
     def _until(ask: Callable[[], object]) -> None:
-        deadline = time.monotonic() + _SETTLED_MAX_S
-        while True:
+        def told() -> object:
             with contextlib.suppress(ApiException):
-                if ask():
-                    return
-            assert time.monotonic() < deadline, "the cluster did not come to rest"
-            time.sleep(0.05)
+                return ask()
+            return None
+
+        assert eventually(told, within_s=_SETTLED_MAX_S), "the cluster did not come to rest"
 
     def close(self) -> None:
         self.deny(on=False)

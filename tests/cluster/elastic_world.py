@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from kubernetes.client.exceptions import ApiException
 from machines import ROOT, Machines
 from pod_machines import MachineRunner
 from ruamel.yaml import YAML
+from waiting import eventually
 
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, KIND, PLURAL, ROLE_LABEL, VERSION
 from tests.cluster.control_plane import ControlPlane
@@ -361,11 +361,12 @@ def bound_claim(core: client.CoreV1Api, namespace: str, name: str) -> None:
 
 def until(ask: Callable[[], Any], within_s: float = 60.0, *, what: str = "") -> Any:
     """Wait for something true; what the API server refuses meanwhile does not count."""
-    deadline = time.monotonic() + within_s
-    while True:
+
+    def told() -> Any:
         with contextlib.suppress(ApiException):
-            if found := ask():
-                return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"it did not happen within {within_s:g} s: {what}")
-        time.sleep(0.05)
+            return ask()
+        return None
+
+    found = eventually(told, within_s=within_s)
+    assert found, f"it did not happen within {within_s:g} s: {what}"
+    return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from fake import FakeProvider
 from nested import built, changed
 
 from scavenger.control.provisioning.reconciler import Reconciler
@@ -16,10 +15,6 @@ from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.errors import CloudUnavailableError
 from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.config import ProvisioningConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
-
-from fake import FakeProvider
 
 OWNER = "scavenger-me"
 NO_ANSWER = CloudUnavailableError("no answer")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
-_JOBS = Path(__file__).parents[1] / "e2e"
-sys.path.insert(0, str(_JOBS))
-_spec = importlib.util.spec_from_file_location("e2e_conftest", _JOBS / "conftest.py")
+_spec = importlib.util.spec_from_file_location(
+    "e2e_conftest", Path(__file__).parents[1] / "e2e" / "conftest.py"
+)
 assert _spec is not None
 assert _spec.loader is not None
 _fixtures = importlib.util.module_from_spec(_spec)

@@ -29,9 +29,13 @@ from scavenger.train.engines.gpus import HIDDEN
 from scavenger.train.engines.reaper import VARIABLE
 
 ADDRESS = "SCAVENGER_TEST_WARM"
+BEGINNING = "SCAVENGER_TEST_BEGINNING"
+"""Code in the environment of a job's processes with which a forked server of theirs begins."""
 _MARK, _MARK_BYTES = "SCAVENGER_TEST_MARK", 32
 """What tells a test's processes: as the job's mark, it is shown of a forked process as of a started one."""
 _TARGET = "scavenger.train.worker_process:main"
+_ROLES = ("worker", "aggregator", "coordinator")
+"""All are forked: there is nothing to wait for, and each would import for a second."""
 _PACKET_BYTES = 1 << 18
 _FDS_MAX = 8
 _begin_cold = ForkServer._begin
@@ -39,6 +43,8 @@ _begin_cold = ForkServer._begin
 
 class WarmForkServer(ForkServer):
     """A fork server that the warm process of these tests has forked."""
+
+    roles = _ROLES
 
     def _begin(
         self, target: str, env: Mapping[str, str], control: int, pass_fds: Sequence[int], log: int
@@ -173,7 +179,11 @@ def warm_pid() -> int:
 
 def _serve(listening: socket.socket) -> int:
     """Fork a fork server for each request."""
-    import scavenger.train.worker_process  # noqa: F401 - what takes long
+    # what takes long
+    import scavenger.train.aggregation.aggregator
+    import scavenger.train.aggregation.keras_update
+    import scavenger.train.coordinator.coordinator
+    import scavenger.train.worker_process  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended servers leave no zombies
     while True:
@@ -234,6 +244,7 @@ def _become(request: dict[str, object], fds: Sequence[int]) -> int:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # found by TensorFlow before
+    exec(env.get(BEGINNING, ""), {})
     sys.argv = [fork_server.__file__, str(numbers[0]), _TARGET]
     return fork_server.main()
 

@@ -71,7 +71,6 @@ def test_nothing_is_begun_when_the_budget_or_the_time_of_the_study_is_used_up(
     with Store.open(url) as store:
         assert len(store.jobs(name="rates")) == 1
     assert client.study("other", budget=0.7).left_usd == 0.7
-    time.sleep(0.01)
     late = client.study("rates", deadline=1e-6)
     with pytest.raises(LimitReachedError, match="the time of study rates is used up"):
         late.run(JOB, {"learning_rate": 0.2})

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from scavenger_cli.leftovers import BY_SERVER, OF_THIS_MACHINE, WHY_NOT
 from scavenger_cli.main import app, main
 from server_world import World, end_runner, submission
 from typer.main import get_command
+from waiting import wait_for
 
 from scavenger import Client, RunningJob
 from scavenger.control.provisioning import clean_up, providers
@@ -449,8 +449,7 @@ def test_a_running_job_is_asked_from_python_by_the_server(
 
     def drive(verdict: Verdict, message: str) -> threading.Thread:
         def answer() -> None:
-            while (taken := store.next_operation(jobs["running"])) is None:
-                time.sleep(0.01)
+            taken = wait_for(lambda: store.next_operation(jobs["running"]))
             store.end_operation(taken.id, verdict, message)
 
         thread = threading.Thread(target=answer)

@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, ClassVar, Protocol
 
 import msgspec
 
@@ -212,7 +212,12 @@ class ForkServer(ProcessServer):
         mark: Its marker, which the environment carries.
         pass_fds: File descriptors that processes inherit.
         log: File descriptor of its log.
+
+    Attributes:
+        roles: Processes that an engine with a server of its own has it fork; others begin while it still imports.
     """
+
+    roles: ClassVar[Collection[str]] = ("worker",)
 
     def __init__(
         self, target: str, env: Mapping[str, str], mark: str, pass_fds: Sequence[int], log: int

@@ -225,8 +225,8 @@ class ProcessEngine(Engine):
             server.receive()  # it may have ended since
         if server is not None and not server.alive and not server.ready:
             self._fork_target = None  # it failed to import, or may not fork: the next would, too
-        forked = config.role == "worker" or (self._warm is not None and config.role in _ROLES)
-        if self._fork_target is None or not forked or len(env[reaper.VARIABLE]) > MARK_BYTES:
+        forked = self._fork_server_type.roles if self._warm is None else _ROLES
+        if self._fork_target is None or config.role not in forked or len(env[reaper.VARIABLE]) > MARK_BYTES:
             return None
         try:
             if server is None or not server.alive:
