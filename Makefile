@@ -78,7 +78,6 @@ soak: install-dev  ## kill PostgreSQL, servers and runners while submitted jobs 
 proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour
 	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m nightly tests
 	$(BIN)/python -m pytest $(PARALLEL) -m "hypothesis and (unit or process)" --hypothesis-profile nightly
-	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest tests/train/test_recovery.py
 
 simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of provisioning under chaos; minutes
 	$(BIN)/python -m tests.elastic.simulate

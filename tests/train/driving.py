@@ -154,7 +154,7 @@ class Run:
         assert isinstance(self.supervisor.engine, FaultyEngine)
         return self.supervisor.engine
 
-    def poll(self, timeout_s: float = 0.02) -> None:
+    def poll(self, timeout_s: float = 0.05) -> None:
         for event in self.supervisor.poll(timeout_s):
             match event:
                 case m.StepReport():
@@ -333,6 +333,7 @@ def assert_goes_on(path: Path, name: str, steps: list[m.StepReport]) -> None:
     assert_same_weights(got, expected)
     x, y = program.train.batch(np.arange(len(program.train)))
     for model in models:
+        model.run_eagerly = True  # to compile takes longer than these few steps
         model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
     assert_same_weights(models[0].get_weights(), models[1].get_weights())
 

@@ -158,7 +158,7 @@ LOSSES = st.lists(st.floats(0.0, 2.0, width=32) | st.just(math.nan), min_size=EP
 
 @pytest.mark.filterwarnings("ignore:Could not reach RemoteMonitor")
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(losses=LOSSES, dying=st.integers(-1, EPOCHS - 1))
 def test_another_worker_at_each_epoch_goes_on_exactly(
     kind: str, losses: list[float], dying: int, tmp_path_factory: pytest.TempPathFactory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,37 @@ def newest(folder: Path) -> Checkpoint:
     checkpoint = CheckpointStore(str(folder)).latest()
     assert checkpoint is not None
     return checkpoint
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A job of one worker and two aggregators that was ended after its first epoch, with two checkpoints since.
+
+    Attributes:
+        saved: Its checkpoints.
+        steps: All that it has reported.
+    """
+
+    saved: Path
+    steps: list[m.StepReport]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    folder = tmp_path_factory.mktemp("ended")
+    saved = folder / "saved"
+    with Run("small:adam", folder, aggregators=2, checkpoint=every(2, saved), best=[0]) as run:
+        run.begin(1, B)
+        run.until(lambda: sum(checkpoint.step > 6 for checkpoint in run.checkpoints) >= 2)
+    return Stopped(saved, run.steps)
+
+
+@pytest.fixture
+def stopped(ended: Stopped, tmp_path: Path) -> Stopped:
+    """The same, with checkpoints that a test may change."""
+    saved = tmp_path / "saved"
+    shutil.copytree(ended.saved, saved)
+    return Stopped(saved, ended.steps)
 
 
 def test_a_checkpoint_counts_only_once_all_steps_up_to_it_are_on_record(tmp_path: Path) -> None:
@@ -65,7 +98,7 @@ def test_a_job_taken_up_with_others_ends_with_the_weights_of_one_that_never_stop
     assert (at.epoch, at.consumed) == divmod(sum(step.samples for step in done), DATASET)
 
     workers, aggregators = after
-    epochs = at.epoch + 3
+    epochs = at.epoch + 2
     with Run(
         f"small:{name}", tmp_path / "b", aggregators=aggregators, epochs=epochs, restore=saved
     ) as resumed:
@@ -115,11 +148,8 @@ def test_checkpoints_appear_while_training_goes_on_and_survive_those_who_write_t
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with Run("small:adam", tmp_path / "a", aggregators=2, checkpoint=every(5, saved)) as run:
-        run.begin(1, B)
-        run.until(lambda: len(run.checkpoints) >= 2)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, stopped: Stopped) -> None:
+    saved = stopped.saved
     last = newest(saved).manifest
     part = saved / last.folder / f"part-{last.parts[0].name}.safetensors"
     content = bytearray(part.read_bytes())
@@ -134,22 +164,17 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
         got = resumed.finish()
 
     assert resumed.steps[0].step == before.step + 1
-    assert_same_weights(got, plain_keras("adam", run.steps[: before.step] + resumed.steps))
+    assert_same_weights(got, plain_keras("adam", stopped.steps[: before.step] + resumed.steps))
 
 
-def test_the_best_weights_come_back_too(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with Run("small:adam", tmp_path / "a", aggregators=2, checkpoint=every(2, saved), best=[0]) as run:
-        run.begin(1, B)
-        run.until(lambda: any(checkpoint.step > 6 for checkpoint in run.checkpoints))
-
-    epochs = newest(saved).manifest.epoch + 2
-    with Run("small:adam", tmp_path / "b", aggregators=1, epochs=epochs, restore=saved) as resumed:
+def test_the_best_weights_come_back_too(tmp_path: Path, stopped: Stopped) -> None:
+    epochs = newest(stopped.saved).manifest.epoch + 1
+    with Run("small:adam", tmp_path / "b", epochs=epochs, restore=stopped.saved) as resumed:
         resumed.begin(1, B)
         resumed.to_the_end()
         got = resumed.finish(best=True)
 
-    assert_same_weights(got, plain_keras("adam", run.steps[:6]))
+    assert_same_weights(got, plain_keras("adam", stopped.steps[:6]))
 
 
 def test_a_checkpoint_taken_at_an_epoch_s_end_has_that_epoch_judged_again(tmp_path: Path) -> None:
@@ -172,15 +197,12 @@ def test_a_checkpoint_taken_at_an_epoch_s_end_has_that_epoch_judged_again(tmp_pa
     ("name", "complaint"), [("normalised", "another model or data set"), (None, "holds no checkpoint")]
 )
 def test_what_cannot_be_taken_up_is_told_in_one_line(
-    name: str | None, complaint: str, tmp_path: Path
+    name: str | None, complaint: str, tmp_path: Path, stopped: Stopped
 ) -> None:
-    saved = tmp_path / "saved"
+    saved = stopped.saved
     if name is None:
+        saved = tmp_path / "empty"
         saved.mkdir()
-    else:
-        with Run("small:adam", tmp_path / "a", checkpoint=every(2, saved)) as run:
-            run.begin(1, B)
-            run.until(lambda: bool(run.checkpoints))
 
     with (
         Run(f"small:{name or 'adam'}", tmp_path / "b", restore=saved) as resumed,

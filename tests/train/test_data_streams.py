@@ -139,7 +139,23 @@ def test_another_worker_that_begins_anywhere_reads_the_same_samples(name: str) -
         assert second.batch(np.array(indices))[1].tolist() == [whole[index] for index in indices]
 
 
-@pytest.mark.parametrize("name", [name for name in DATA if name.startswith("tf.data")])
+SEEDED = {
+    "tf.data, mapped",
+    "tf.data, batches mapped",
+    "tf.data, parts mapped",
+    "tf.data, no random access, batched",
+}
+"""One of each way in which the functions of a data set are called."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SEEDED else pytest.mark.long)
+        for name in DATA
+        if name.startswith("tf.data")
+    ],
+)
 def test_a_data_set_is_read_on_after_seeds_are_set(name: str) -> None:
     """TensorFlow drops its kernels then, with what they know of a data set's functions."""
     source = open_source(DATA[name][0](), "train")

@@ -37,18 +37,17 @@ def trained(run: Run, workers: int, steps: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "workers", "aggregators", "remote"),
     [
-        ("adam", 2, 2, WORKERS),
         pytest.param("normalised", 3, 3, ("w1", *AGGREGATORS[1:]), marks=pytest.mark.long),
         ("decayed", 1, 1, WORKERS + AGGREGATORS),
-        ("continued", 2, 2, WORKERS),
-        ("fading", 2, 2, ()),
+        pytest.param("continued", 2, 2, WORKERS, marks=pytest.mark.long),  # in one process: `test_fit`
+        pytest.param("fading", 2, 2, (), marks=pytest.mark.long),  # below, at a larger batch
     ],
 )
 def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(
     name: str, workers: int, aggregators: int, remote: tuple[str, ...], tmp_path: Path
 ) -> None:
     with Run(f"small:{name}", tmp_path, aggregators=aggregators, remote=remote) as run:
-        got = trained(run, workers, 40)
+        got = trained(run, workers, 20)
 
     assert {step.workers for step in run.steps} == {workers}
     assert run.epochs, "no evaluation was seen"
@@ -60,11 +59,11 @@ def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(
         assert report.metrics["loss"] == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["annealed", pytest.param("fading", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [pytest.param("annealed", marks=pytest.mark.long), "fading"])
 def test_a_schedule_is_followed_by_samples_at_a_larger_batch(name: str, tmp_path: Path) -> None:
     program = job(name)
     with Run(f"small:{name}", tmp_path, aggregators=2, schedule_batch=B // 4) as run:
-        got = trained(run, 2, 40)
+        got = trained(run, 2, 20)
 
     model, size = program.model, len(program.train)
     at = 0
@@ -113,7 +112,7 @@ def test_workers_of_other_hosts_join_leave_and_die_while_they_push_and_pull(tmp_
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_an_aggregator_that_is_lost_with_its_memory_takes_all_back_to_the_last_checkpoint(
     lost: int, tmp_path: Path
 ) -> None:
@@ -182,16 +181,17 @@ def test_without_a_checkpoint_the_job_begins_anew_even_if_its_coordinator_dies_t
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
-def test_the_model_comes_from_a_host_whose_disk_is_not_here(
+def test_workers_that_share_no_memory_train_as_one_and_the_model_comes_from_a_disk_that_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "elsewhere"
     with Run("small:adam", folder, aggregators=2, remote=WORKERS) as run:
-        run.begin(1, B)
-        run.train(3)
+        run.begin(2, B)
+        run.train(12)
         monkeypatch.setattr(FaultyEngine, "host", lambda _, name: "192.0.2.9")
         got = run.finish()
 
+    assert {step.workers for step in run.steps} == {2}
     assert_same_weights(got, plain_keras("adam", run.steps))
     assert_goes_on(folder / "model.keras", "adam", run.steps)
     assert not list(folder.glob("*.part"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -141,7 +142,8 @@ def _layout() -> Layout:
 
 def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) -> None:
     layout, keys = _layout(), new_keys()
-    block = Block(create_block(), layout)
+    fd = create_block()
+    block = Block(fd, layout)
     (gradient,) = block.tensors(layout.slot_at(0))
     gradient[...] = np.random.default_rng(1).normal(size=gradient.shape)
     router = Router(context, keys)
@@ -163,6 +165,7 @@ def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) ->
     dealer.close()
     router.close()
     tap.close()
+    os.close(fd)
     content, seen = gradient.tobytes(), bytes(tap.seen)
     arrived = b"".join(data for _, _, data in got if data is not None)
     assert arrived[: len(content)] == content, "what was sent did pass"

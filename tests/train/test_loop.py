@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays, scalar_dtypes
 from waiting import eventually
@@ -39,6 +39,7 @@ tensors = st.dictionaries(
 )
 
 
+@settings(max_examples=30)
 @given(tensors)
 def test_arrays_arrive_as_they_were_sent(given: dict[str, Any]) -> None:
     headers, frames = lm.pack(given)
@@ -360,7 +361,7 @@ class Drive:
 
     def until(self, condition: Callable[[], bool]) -> None:
         def polled() -> bool:
-            self.events += self.run.poll(0.02)
+            self.events += self.run.poll(0.05)
             return condition()
 
         assert eventually(polled, within_s=_WITHIN_S), self.events[-5:]
@@ -479,7 +480,9 @@ def test_training_goes_on_from_a_checkpoint_when_all_workers_or_the_leader_are_g
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stored", [True, False], ids=["checkpoints", "no checkpoint"])
+@pytest.mark.parametrize(
+    "stored", [pytest.param(True, marks=pytest.mark.long), False], ids=["checkpoints", "no checkpoint"]
+)
 def test_a_sample_that_kills_its_readers_is_left_out_and_nothing_else(
     stored: bool, tmp_path: Path, small: Any
 ) -> None:

@@ -13,7 +13,7 @@ from scavenger.train.engines.base import PreemptionNotice
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("remote", [(), ("w1",)])
+@pytest.mark.parametrize("remote", [pytest.param((), marks=pytest.mark.long), ("w1",)])
 def test_an_aggregator_is_drained_and_filled_again_while_it_trains(
     tmp_path: Path, remote: tuple[str, ...]
 ) -> None:

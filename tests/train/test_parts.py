@@ -93,8 +93,15 @@ def assert_close(one: Gradient, other: Gradient) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("build", "x"), [(dense, X), (embedding, WORDS)])
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize(
+    ("build", "x", "halves"),
+    [
+        (dense, X, True),
+        (embedding, WORDS, False),
+        pytest.param(dense, X, False, marks=pytest.mark.long),
+        pytest.param(embedding, WORDS, True, marks=pytest.mark.long),
+    ],
+)
 def test_a_gradient_in_parts_is_that_of_all_samples_at_once(build: Any, x: Any, halves: bool) -> None:
     roomy, tight = program(build, NO_LIMIT, x), program(build, 12, x)
     told: list[int] = []

@@ -177,8 +177,18 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+ORDINARY = {("GaussianNoise", False), ("Dropout", True), ("augmentation", True)}
+"""Each law once: draws of their own of a layer that is called twice, of halves, and of whole images' movements."""
+
+
+@pytest.mark.parametrize(
+    ("name", "halves"),
+    [
+        pytest.param(name, halves, marks=[] if (name, halves) in ORDINARY else pytest.mark.long)
+        for name in MODELS
+        for halves in (False, True)
+    ],
+)
 def test_random_layers_have_the_statistics_of_plain_keras(name: str, halves: bool) -> None:
     """Mean squares of what layers make of a picture, over 60 shares, against as many calls of plain Keras."""
     features = MODELS[name]()

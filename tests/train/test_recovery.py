@@ -1,15 +1,15 @@
 """Whatever dies or stands still in mid-step, the job goes on, and its weights are those of the undisturbed run.
 
-Each case arms one failpoint, in a job of two workers and two aggregators, whose process kills or stops itself at
-a step in the midst of an epoch. An ordinary run tries those in which most is at stake; with
-`SCAVENGER_EVERYTHING=1` in the environment every failpoint is crossed with both faults and every process.
+Failpoints are armed in a job of two workers and two aggregators, whose processes kill or stop themselves at a step in
+the midst of an epoch. An ordinary run has those in which most is at stake, several in a job; the long proofs cross
+every failpoint with both faults and every process, one in a job.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driving import Run, assert_fired, assert_same_weights, batches, plain_keras
@@ -19,8 +19,7 @@ from scavenger.errors import WorkersLostError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-EVERY = bool(os.environ.get("SCAVENGER_EVERYTHING"))
-NAME, DATASET, B, EPOCHS = "adam", 170, 34, 4
+NAME, DATASET, B, EPOCHS = "adam", 170, 34, 3
 STEPS = EPOCHS * DATASET // B
 LIMIT_S = 60.0
 """A job that takes longer than this, in seconds, hangs."""
@@ -31,7 +30,6 @@ class Case:
     """A fault at a failpoint, the n-th time that its process comes there.
 
     Attributes:
-        often: Also tried in an ordinary run: `kill`, `stop`, both words, or none.
         because: A fault without which the point is not come to.
         job: Which of `small`'s jobs is trained; the embedding's gradient is sparse, and only its rows are updated.
     """
@@ -39,57 +37,67 @@ class Case:
     point: str
     process: str
     nth: int
-    often: str = ""
     because: str = ""
     job: str = NAME
 
-    def fault(self, action: str) -> str:
-        return f"{self.point}/{self.process}:{action}@{self.nth}"
+    def param(self, action: str) -> Any:
+        faults = [f"{self.point}/{self.process}:{action}@{self.nth}", *filter(None, [self.because])]
+        name = f"{self.job}-{self.point}-{self.process}-{action}"
+        return pytest.param(self.job, faults, id=name, marks=pytest.mark.long)
 
 
 CASES = (
     Case("worker.joining", "w1", 1),
     Case("worker.leased", "w1", 8),
-    Case("worker.computed", "w1", 8, often="kill stop"),
+    Case("worker.computed", "w1", 8),
     Case("worker.pushed", "w0", 8),
-    Case("worker.evaluated", "w1", 2, often="kill"),
-    Case("worker.pushed_some", "w1", 8, often="kill"),
+    Case("worker.evaluated", "w1", 2),
+    Case("worker.pushed_some", "w1", 8),
     Case("worker.pulling", "w1", 3),
     Case("aggregator.received", "aggregator-0", 13),
     Case("aggregator.applying", "aggregator-0", 8),
-    Case("aggregator.applying", "aggregator-1", 8, often="stop"),
-    Case("aggregator.applied", "aggregator-0", 8, often="kill"),
+    Case("aggregator.applying", "aggregator-1", 8),
+    Case("aggregator.applied", "aggregator-0", 8),
     Case("aggregator.applied", "aggregator-1", 8),
-    Case("aggregator.published", "aggregator-0", 10, often="kill"),
-    Case("aggregator.applied", "aggregator-0", 8, often="kill", job="embedded"),
+    Case("aggregator.published", "aggregator-0", 10),
+    Case("aggregator.applied", "aggregator-0", 8, job="embedded"),
     Case("worker.computed", "w1", 8, job="embedded"),
     Case("worker.pushed_some", "w1", 8, job="embedded"),
     Case("coordinator.greeted", "coordinator-1", 1),
-    Case("coordinator.announced", "coordinator-1", 1, often="kill"),
+    Case("coordinator.announced", "coordinator-1", 1),
     Case("coordinator.installed", "coordinator-1", 1),
     Case("coordinator.lost", "coordinator-1", 1, because="worker.computed/w1:kill@8"),
 )
-CHOSEN = [
-    pytest.param(case, action, id=f"{case.job}-{case.point}-{case.process}-{action}")
-    for case in CASES
-    for action in ("kill", "stop")
-    if EVERY or action in case.often
-]
+SEVERAL = (
+    (
+        NAME,
+        [
+            "coordinator.announced/coordinator-1:kill@1",
+            "worker.computed/w1:kill@5",
+            "aggregator.published/aggregator-0:kill@12",
+        ],
+    ),
+    (NAME, ["worker.pushed_some/w1:kill@5", "aggregator.applying/aggregator-1:stop@10"]),
+    ("embedded", ["aggregator.applied/aggregator-0:kill@8", "worker.evaluated/w1:kill@2"]),
+)
+"""Those in which most is at stake, one after the other in a job."""
 _BETWEEN_HOSTS = ("worker.pushed_some", "worker.pulling")
 """Failpoints in the transfer of payloads, which only a worker that does not share the aggregators' memory reaches."""
 
 
-@pytest.mark.parametrize(("case", "action"), CHOSEN)
-def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action: str, tmp_path: Path) -> None:
-    fault = case.fault(action)
-    faults = [entry for entry in (fault, case.because) if entry]
-    remote = ("w1",) if case.point in _BETWEEN_HOSTS else ()
+@pytest.mark.parametrize(
+    ("job", "faults"), [*SEVERAL, *(case.param(action) for case in CASES for action in ("kill", "stop"))]
+)
+def test_faults_at_failpoints_change_nothing_but_the_time(
+    job: str, faults: list[str], tmp_path: Path
+) -> None:
+    remote = ("w1",) if faults[0].startswith(_BETWEEN_HOSTS) else ()
     with Run(
-        f"small:{case.job}",
+        f"small:{job}",
         tmp_path,
         aggregators=2,
         epochs=EPOCHS,
-        replace=case.point == "worker.joining",
+        replace=faults[0].startswith("worker.joining"),
         faults=faults,
         remote=remote,
         start_s=25.0,
@@ -113,7 +121,7 @@ def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action:
     assert [report.epoch for report in run.epochs] == list(range(EPOCHS))
     assert len(run.lost) == sum("/w" in entry for entry in faults)
     assert len(run.recovered) == sum("/w" not in entry for entry in faults)
-    assert_same_weights(got, plain_keras(case.job, run.steps))
+    assert_same_weights(got, plain_keras(job, run.steps))
 
 
 def _noticed(run: Run, process: str) -> bool:
@@ -127,7 +135,7 @@ def _noticed(run: Run, process: str) -> bool:
 @pytest.mark.parametrize(
     ("faults", "remote"),
     [
-        (("worker.computed/w1:kill@8", "worker.pushed/w2:kill@8"), ()),
+        pytest.param(("worker.computed/w1:kill@8", "worker.pushed/w2:kill@8"), (), marks=pytest.mark.long),
         (("worker.pushed/w1:kill@8", "aggregator.applying/aggregator-0:kill@8"), ()),
         # which loses the sums that it has formed, and the gradient with them
         (("worker.pushed/w1:kill@8", "aggregator.applying/aggregator-1:kill@8"), ("w0", "w1", "w2")),

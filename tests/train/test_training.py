@@ -21,16 +21,16 @@ B = 32
     [
         ("momentum", 1, 2),
         ("adam", 2, 3),
-        ("decayed", 3, 2),
-        ("adam", 2, 1),
-        ("scaled", 2, 1),
-        ("mapped", 2, 1),
+        pytest.param("decayed", 3, 2, marks=pytest.mark.long),  # as one and one in `test_hosts`
+        pytest.param("adam", 2, 1, marks=pytest.mark.long),
+        pytest.param("scaled", 2, 1, marks=pytest.mark.long),  # in one process: `test_program`, `test_update`
+        pytest.param("mapped", 2, 1, marks=pytest.mark.long),  # in one process: `test_data_programs`
     ],
 )
 def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_one_plain_process(
     name: str, workers: int, aggregators: int, tmp_path: Path
 ) -> None:
-    epochs = 17
+    epochs = 6
     with Run(f"small:{name}", tmp_path, aggregators=aggregators, epochs=epochs) as run:
         run.begin(workers, B)
         run.to_the_end()
@@ -61,7 +61,7 @@ def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_
             np.average(losses, weights=[step.samples for step in steps]), rel=1e-5
         )
         assert 0 <= report.metrics["accuracy"] <= 1
-    assert run.epochs[-1].metrics["loss"] < 0.7 * run.epochs[0].metrics["loss"]
+    assert run.epochs[-1].metrics["loss"] < 0.9 * run.epochs[0].metrics["loss"]
     noise = [step.mean_worker_sqnorm / step.mean_sqnorm for step in run.steps if step.noise_parts]
     # the noise of K gradients lies in [1, K], that of the two halves of a batch in [1, 2] but for rounding
     assert all(gamma >= 0.999 for gamma in noise)
@@ -154,6 +154,7 @@ def test_workers_that_no_view_needs_are_let_go_and_others_take_a_leaver_s_place(
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
+@pytest.mark.long  # in `test_hosts` both are of other hosts
 def test_a_worker_of_another_host_computes_the_same_with_payloads_that_travel(tmp_path: Path) -> None:
     with Run("small:adam", tmp_path, aggregators=2, epochs=6, remote=("w1",)) as run:
         run.supervisor.start(1)
