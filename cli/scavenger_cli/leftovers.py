@@ -32,6 +32,7 @@ BY_SERVER = (
     "stop",
     "resume",
     "curves",
+    "explain",
     "cost",
     "jobs launch",
     "jobs queue",
