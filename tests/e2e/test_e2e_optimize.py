@@ -21,6 +21,9 @@ pytestmark = pytest.mark.slow
 
 MakeJob = Callable[..., Job]
 SEARCH = {"workers": [1, 2], "batch_size": [32, 64, 128]}
+GOAL = {"metric": "val_loss", "target": 0.19, "max_epochs": 400, "epochs_hint": 8}
+FAST = {"sleep_s": 0.002, "rate": 0.03}
+"""It learns within few steps; each takes long beside what a busy machine adds to it, without much computing."""
 OUT_OF_REACH = {"metric": "val_loss", "target": 1e-6, "max_epochs": 100_000, "epochs_hint": 50}
 """However long a busy machine takes over the search, training is not done before it is."""
 
@@ -38,7 +41,7 @@ class First:
 @pytest.fixture(scope="module")
 def first(make_job: MakeJob, request: pytest.FixtureRequest) -> First:
     """The first run of a job, from an empty store; the other tests look at it from all sides."""
-    job = make_job(search=SEARCH, code={"sleep_s": 0.0004})
+    job = make_job(search=SEARCH, goal=GOAL, code=FAST)
     return First(job, job.run())
 
 
@@ -270,7 +273,7 @@ def test_universal_takes_the_average_of_other_jobs(first: First, make_job: MakeJ
         store=first.job.store,
         name="third",
         search={**SEARCH, "strategy": "universal"},
-        code={"sleep_s": 0.0002, "width": 40},
+        code={"sleep_s": 0.001, "width": 40},
     )
 
     report = job.run("plan").report
