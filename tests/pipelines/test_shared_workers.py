@@ -25,7 +25,7 @@ from scavenger.pipelines.study import trial_key
 
 JOB = Job(
     pipeline_code.model,
-    data=pipeline_code.data,
+    data=pipeline_code.waited_data,
     goal={"metric": "val_loss", "max_epochs": 1_000_000},
     workers=[1, 2],
     batch_size=[20],
@@ -116,7 +116,7 @@ def test_trials_at_once_never_have_more_workers_than_the_study_and_take_over_tho
                 samples[line["epoch"]] += line["samples"]
         whole = [line["epoch"] for line in lines if line["kind"] == "epoch"]
         assert whole
-        assert {samples[epoch] for epoch in whole} == {1000}
+        assert {samples[epoch] for epoch in whole} == {pipeline_code.WAITED}
 
 
 def test_a_trial_waits_for_its_workers_and_a_refused_change_is_asked_again() -> None:

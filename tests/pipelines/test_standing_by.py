@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 JOB = Job(
     pipeline_code.model,
     data=pipeline_code.data,
-    goal={"metric": "val_loss", "max_epochs": 20},
+    goal={"metric": "val_loss", "max_epochs": 3},
     workers=[1],
     batch_size=[20],
 )
