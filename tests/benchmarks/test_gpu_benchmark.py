@@ -40,9 +40,9 @@ def test_a_placement_is_right_if_each_worker_alone_uses_one_gpu(
 
 @pytest.mark.slow
 def test_steps_are_measured_on_the_device_that_there_is() -> None:
-    found = measured({"CUDA_VISIBLE_DEVICES": "-1"}, batches=(4, 8), steps=2, most=16)
+    found = measured({"CUDA_VISIBLE_DEVICES": "-1"}, batches=(4,), steps=1, most=4)
 
     assert found["device"] == "CPU"
-    assert found["steps"].keys() == {"4", "8"}
+    assert found["steps"].keys() == {"4"}
     assert all(took > 0 for times in found["steps"].values() for took in times.values())
     assert found["too_many"] is None

@@ -16,9 +16,10 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from metadata_server import Answer, MetadataServer
+from properties import examples
 
 pytest.importorskip("gcsfs")
 pytest.importorskip("gcp_storage_emulator")
@@ -109,7 +110,7 @@ def step_of(url: str) -> int | None:
     return None if found is None else found.manifest.step
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(st.lists(st.binary(max_size=400), max_size=4), st.integers(0, 1600))
 def test_what_is_written_is_read_from_any_byte_on(vm: GcsServer, chunks: list[bytes], begin: int) -> None:
     whole = b"".join(chunks)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from aws_imds import Imds
 from gce_metadata import GceMetadata
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from identity_documents import Signer, identity_document, identity_token
+from properties import examples
 
 from scavenger.cloud.aws.identity import AwsIdentity, key_of_region
 from scavenger.cloud.gcp.identity import GcpIdentity, saved_certificates
@@ -78,7 +79,7 @@ def test_what_is_no_document_is_refused(proof: str) -> None:
     assert refusal(proof) == "is not an identity document of EC2"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_no_altered_byte_makes_the_document_another_vm_s(place: int, change: int) -> None:
     message = bytearray(base64.b64decode(_THEIRS))

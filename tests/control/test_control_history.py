@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scripted import Scripted, trainer_of
 
 from scavenger.control.training import history
@@ -164,7 +165,7 @@ def test_a_journal_is_not_filled_with_the_time_while_steps_tell_it(tmp_path: Pat
 
 
 @given(times=st.lists(st.floats(0, 1e6), max_size=50).map(sorted))
-@settings(max_examples=30)
+@examples(12)
 def test_a_killed_job_forgets_a_few_seconds_at_most(
     times: list[float], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scripted import PRICE, STEP_S, Scripted, trainer_of
 
 from scavenger.control.training.controller import RATE_STEPS
@@ -173,7 +174,7 @@ def test_nothing_is_decided_while_the_view_is_being_changed(tmp_path: Path) -> N
     assert policy.shown != []
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(
     slow=st.dictionaries(st.sampled_from(["w0", "w1", "w2"]), st.floats(0.5, 10.0)),
     dies_at=st.dictionaries(st.integers(20, 60), st.sampled_from(["w0", "w1"]), max_size=1),

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scripted import PRICE, STEP_S, Heard, Scripted, offer, trainer_of
 
 from scavenger.control.training.limits import DRAIN_S
@@ -64,7 +65,7 @@ def test_without_reaching_it_training_ends_after_the_last_epoch_and_the_best_wei
 # ---- limits ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(budget_usd=st.floats(0.03, 0.1), workers=st.integers(1, 4))
 def test_what_is_spent_when_a_budget_stops_the_job_leaves_enough_to_end_in_order(
     tmp_path_factory: pytest.TempPathFactory, budget_usd: float, workers: int

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from scavenger.client import Client
 from scavenger.control.leading.following import LeaderSession
@@ -224,7 +225,7 @@ def test_a_bill_comes_to_the_sum_of_the_ledgers_items_which_is_what_budgets_coun
             assert bill.actual_usd == pytest.approx(spent - before[0])
             before[0] = spent
 
-        settings(max_examples=10, deadline=None)(given(seconds, others, st.booleans())(billed))()
+        examples(10)(given(seconds, others, st.booleans())(billed))()
 
 
 def test_the_bill_of_a_job_that_a_vm_led_names_its_vms_and_says_nothing_of_this_machine(

@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from store_values import Clock
 
 from scavenger.domain.cost import Item, LedgerEntry
@@ -163,7 +164,7 @@ class TestSpending:
 
         notes = st.tuples(st.sampled_from(get_args(Item)), st.integers(0, 9), st.booleans())
         with Store.open(url, clock=clock) as store:
-            settings(max_examples=20, deadline=None)(given(st.lists(notes, max_size=8))(told))()
+            examples(20)(given(st.lists(notes, max_size=8))(told))()
 
     def test_what_a_record_of_another_store_tells_stays_beside_what_the_job_costs_here(
         self, url: str

@@ -9,9 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from nested import built
+from properties import examples
 
 from scavenger.domain.intent import Fence, FleetSpec, Handover, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
@@ -85,7 +86,7 @@ def bench(tmp_path: Path) -> Any:
         yield Bench(store)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stays=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400)), min_size=1, max_size=6),
     last_s=st.integers(0, 200),

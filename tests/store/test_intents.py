@@ -11,9 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from nested import built, changed
+from properties import examples
 from provisioning_store import MemoryStore
 from provisioning_world import World
 from sqlalchemy import text
@@ -366,7 +367,7 @@ class TestDatabase:
         assert not store.write_intent(bench.fence, elsewhere)
         assert store.situation("gcp", "us-central1").past[job_id].spent_usd == pytest.approx(0.1)
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         slots=st.sets(st.integers(0, 4095), max_size=5),
         budget=st.floats(0, 1e9) | st.just(float("inf")),

@@ -12,8 +12,9 @@ from dataclasses import replace
 from datetime import UTC
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 from store_values import (
     ANOTHER_MACHINE,
     FINGERPRINT,
@@ -144,7 +145,7 @@ class TestAJobsLife:
         assert ended.job_file == "/tmp/caf\\udce9.yaml"
         assert ended.error == "bad \\x00 byte"
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(documents, fingerprints, configurations, predictions)
     def test_every_field_is_read_as_written(
         self, shared: Store, spec: dict, fingerprint: object, chosen: Configuration, predicted: Predicted
@@ -296,7 +297,7 @@ class TestWhatHappens:
         assert store.events(busy.id, after=kept[-3].id) == kept[-2:]
         assert store.events(busy.id, limit=2) == kept[-2:]
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(measurements, max_size=5, unique_by=lambda each: each.configuration))
     def test_measurements_are_read_as_written_and_in_order(self, shared: Store, taken: list) -> None:
         job = new_job(shared)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
+from properties import examples
 from sqlalchemy import create_engine, text
 from store_values import ELSEWHERE, FINGERPRINT, MODEL, Clock, documents, fingerprints, save
 
@@ -52,7 +53,7 @@ def nested(depth: int) -> list[Any]:
 
 
 class TestKeeping:
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(16, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(fingerprints, documents)
     def test_a_model_is_read_as_written_and_intact(self, shared: Store, fingerprint, model) -> None:
         saved = save(shared, fingerprint, model)

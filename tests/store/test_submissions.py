@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 from store_values import Clock
 
 from scavenger.control.service.runner import take_over
@@ -324,7 +325,7 @@ class _Runner:
         self.store, self.lease, self.writes = store, lease, False
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=_ACTIONS)
 def test_never_two_runners_write_for_one_job(url: str, actions: list[tuple[str, int]]) -> None:
     """Two servers that both take every runner for dead at any moment, and runners that stall and come back."""
