@@ -101,7 +101,7 @@ def test_the_generator_makes_messages_of_every_kind() -> None:
     made: set[type] = set()
 
     @given(well_formed)
-    @settings(max_examples=1500, database=None, derandomize=True)
+    @settings(max_examples=700, database=None, derandomize=True)
     def look(data: bytes) -> None:
         if is_message(data):
             made.add(type(m.decode(data)))
