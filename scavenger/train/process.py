@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,19 +27,11 @@ _LINGER_MS = 500
 log = logging.getLogger("scavenger.train.process")  # this module is `__main__`
 
 
-def _ignore(line: bytes) -> None:
-    """Ignore a line that the engine sent."""
-
-
-def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguration:
+def _read_configuration() -> m.ProcessConfiguration:
     """Read the process configuration from standard input, and end this process when the parent process ends.
 
     The parent holds the pipe open as long as it lives. The kernel's own parent-death signal is no substitute:
     it is sent when the *thread* that started the process ends.
-
-    Args:
-        on_line: Called, in a separate thread, with each further line (`Engine.tell`), without its line break. An
-            exception that it raises is printed and otherwise ignored. Until it returns, the parent is not watched.
     """
     pipe = os.fdopen(os.dup(0), "rb")
     with open(os.devnull, "rb") as nothing:
@@ -48,11 +39,7 @@ def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.Process
     line = pipe.readline()
 
     def watch() -> None:
-        for further in pipe:
-            try:
-                on_line(further.rstrip(b"\n"))
-            except Exception:  # noqa: BLE001 - the parent must be watched whatever the callback raises
-                traceback.print_exc()
+        pipe.read()  # to its end
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

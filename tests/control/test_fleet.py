@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -55,7 +57,8 @@ pytestmark = pytest.mark.slow
 WORK = [
     sys.executable,
     "-c",
-    "import sys, time; sys.stdin.readline(); sys.stdin.readline() or time.sleep(600)",
+    "import signal, sys, time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit()); print('up', flush=True); "
+    "time.sleep(600)",
 ]
 OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
 QUICK = Backoff(0.1, 0.2)
@@ -659,7 +662,8 @@ def test_the_vm_of_a_released_worker_goes_at_once_and_that_of_a_crashed_one_is_k
     released, crashed = sorted(("w0", "w1"), key=lambda name: order.index(engine.host(name)))
     host = engine.host(crashed)
     engine.kill(crashed)
-    engine.send_line(released, b"leave")
+    scene.until(lambda: "up" in engine.log(released).read_text())
+    os.kill(engine.pid(released), signal.SIGUSR2)
     scene.until(lambda: engine.running == ("aggregator-0",))
 
     scene.launch("w2")  # while the VM that goes is the first of two with room

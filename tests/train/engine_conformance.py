@@ -21,7 +21,7 @@ from processes import alive
 from waiting import eventually
 
 from scavenger.train.engines import logs
-from scavenger.train.engines.base import LINE_BYTES_MAX, Engine, Exit
+from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 Start = Callable[[str], Engine]
@@ -52,10 +52,6 @@ import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (print("goodbye", flush=True), sys.exit(0)))
 print("up", flush=True)
 time.sleep(600)
-"""
-_ECHO = """
-print("up", flush=True)
-for line in sys.stdin: print(line.strip(), flush=True)
 """
 
 
@@ -302,35 +298,6 @@ class EngineConformance:
 
         assert engine.idle_s("w0") == math.inf
 
-    def test_lines_arrive_whole_and_in_order(self, start: Start) -> None:
-        engine = start(_ECHO)
-        lines = [f"line {number}" for number in range(50)] + ["x" * LINE_BYTES_MAX]
-        assert said(engine) == "up"
-
-        for line in lines:
-            engine.send_line("w0", line.encode())
-
-        assert eventually(lambda: text(engine).splitlines() == ["up", *lines], within_s=PATIENCE_S)
-
-    def test_who_does_not_read_holds_up_nobody(self, start: Start) -> None:
-        engine = start(SLEEP)
-        said(engine)
-
-        for _ in range(100):
-            engine.send_line("w0", b"x" * LINE_BYTES_MAX)
-        engine.kill("w0")
-        exits(engine)
-
-        engine.send_line("w0", b"too late")
-        engine.show_stack("w0")
-
-    @pytest.mark.parametrize("line", [b"two\nlines", b"x" * (LINE_BYTES_MAX + 1)])
-    def test_what_is_not_one_line_is_refused(self, start: Start, line: bytes) -> None:
-        engine = start(SLEEP)
-
-        with pytest.raises(ValueError, match="not one line"):
-            engine.send_line("w0", line)
-
     def test_a_stack_is_shown_in_the_log(self, start: Start) -> None:
         engine = start(
             "import faulthandler, signal\n"
@@ -404,8 +371,6 @@ class EngineConformance:
         for call in calls:
             with pytest.raises(KeyError):
                 call("w9")
-        with pytest.raises(KeyError):
-            engine.send_line("w9", b"")
         with pytest.raises(KeyError):
             engine.stop(["w9"])
 

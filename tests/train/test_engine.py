@@ -372,35 +372,6 @@ def test_what_a_killed_leader_and_its_killed_reaper_left_is_swept_by_the_next_st
     assert eventually(lambda: not alive(workers[1]))
 
 
-_LISTENER = """
-import threading
-from scavenger.train import process
-last = threading.Event()
-def hear(line):
-    print(line.decode(), flush=True)
-    if line == b"bad": raise ValueError("not understood")
-    if line == b"last": last.set()
-name = process._read_configuration(hear).name
-last.wait()
-print(name)
-"""
-
-
-def test_a_role_hears_further_lines_and_survives_a_listener_that_fails(tmp_path: Path) -> None:
-    with contextlib.closing(ProcessEngine(tmp_path, -1, command=(sys.executable, "-c", _LISTENER))) as engine:
-        engine.launch(boot("w0"))
-        for line in (b"one", b"bad", b"last"):
-            engine.send_line("w0", line)
-        (ended,) = exits(engine)
-
-    assert ended.status == 0
-    words = [
-        line for line in engine.log("w0").read_text().splitlines() if line in {"one", "bad", "last", "w0"}
-    ]
-    assert words == ["one", "bad", "last", "w0"]
-    assert "ValueError: not understood" in engine.log("w0").read_text()
-
-
 @pytest.mark.parametrize(
     ("status", "cause"),
     [

@@ -221,15 +221,6 @@ while True:
 
         assert running(engine, "w1")
 
-    def test_what_was_told_before_a_process_had_a_vm_reaches_it(self, stage: Stage, tmp_path: Path) -> None:
-        engine = HostEngine(tmp_path, stage.hosts, command=command("print(sys.stdin.readline())"))
-        engine.launch(boot("w0"))
-        engine.send_line("w0", b"early")
-        stage.add("vm-0")
-
-        assert said(engine) == "early"
-        engine.close()
-
     def test_processes_of_a_vm_that_falls_silent_are_lost_and_it_may_come_back_without_them(
         self, stage: Stage, start: Start
     ) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import select
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,6 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 
 GRACE_S = 5.0
 """Default time, in seconds, that `stop` waits for each of its steps."""
-
-LINE_BYTES_MAX = select.PIPE_BUF - 1
-"""Longest line of `Engine.send_line`: the largest write to a pipe that is atomic, minus the newline."""
 
 
 _LIMITS = {
@@ -244,16 +240,6 @@ class Engine(Protocol):
         """
         ...
 
-    def send_line(self, name: str, line: bytes) -> None:
-        """Write a further line to the process's standard input, in order; the newline is added.
-
-        The line is dropped if the process has ended or has left too much unread: whatever matters needs a reply.
-
-        Raises:
-            ValueError: If the line contains a newline or is longer than `LINE_BYTES_MAX`.
-        """
-        ...
-
     def sample_memory(self) -> dict[str, int]:
         """Return the largest resident memory seen so far of each running process, bytes.
 
@@ -268,14 +254,3 @@ class Engine(Protocol):
     def show_stack(self, name: str) -> None:
         """Make a process write its stack traces to its log (SIGUSR1). No effect if it has ended."""
         ...
-
-
-def as_line(line: bytes) -> bytes:
-    """Check a line and append the newline, for one atomic write to a pipe.
-
-    Raises:
-        ValueError: See `Engine.send_line`.
-    """
-    if b"\n" in line or len(line) > LINE_BYTES_MAX:
-        raise ValueError(f"not one line of at most {LINE_BYTES_MAX} bytes: {line[:40]!r}")
-    return line + b"\n"

@@ -23,7 +23,7 @@ from scavenger.errors import CleanupError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.train.engines import reaper
 from scavenger.train.engines.activity import Activity
-from scavenger.train.engines.base import GRACE_S, Engine, Exit, as_line
+from scavenger.train.engines.base import GRACE_S, Engine, Exit
 from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
@@ -304,14 +304,6 @@ class ProcessEngine(Engine):
                     continue
             process.again = True
             self._begin(process)
-
-    def send_line(self, name: str, line: bytes) -> None:
-        whole = as_line(line)
-        process = self._processes[name]
-        assert process.child.stdin is not None
-        if not process.ended:
-            with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                os.write(process.child.stdin.fileno(), whole)
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`; whatever the ended processes started is killed too."""

@@ -23,7 +23,7 @@ import msgspec
 
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.private_files import make_private_folder
-from scavenger.train.engines.base import GRACE_S, Engine, Exit, as_line
+from scavenger.train.engines.base import GRACE_S, Engine, Exit
 from scavenger.train.engines.logs import cap_log
 from scavenger.train.engines.ray.host import ProcessActor
 from scavenger.train.engines.vm import messages as m
@@ -196,12 +196,6 @@ class RayEngine(RemoteProcesses[_Process]):
     @property
     def leader_host(self) -> str:
         return self._here
-
-    def send_line(self, name: str, line: bytes) -> None:
-        as_line(line)
-        process = self._processes[name]
-        if not process.ended:
-            process.actor.send_line.remote(line)
 
     def show_stack(self, name: str) -> None:
         process = self._processes[name]

@@ -78,10 +78,6 @@ class ProcessActor:
         with self._lock:
             self._runner.kill(_LAUNCH)
 
-    def send_line(self, line: bytes) -> None:
-        with self._lock:
-            self._runner.send_line(_LAUNCH, line)
-
     def show_stack(self) -> None:
         with self._lock:
             self._runner.show_stack(_LAUNCH)

@@ -277,10 +277,6 @@ class Agent:
             case m.Stop():
                 self._folder.forget(message.launch)
                 self._runner.stop(message.launch, message.grace_s, now)
-            case m.InputLine() if self._folder.is_on_its_way:
-                self._folder.send_line(message)
-            case m.InputLine():
-                self._runner.send_line(message.launch, message.line)
             case m.ShowStack():
                 self._runner.show_stack(message.launch)
             case m.Chunk():

@@ -20,7 +20,7 @@ import msgspec
 from scavenger.errors import CleanupError
 from scavenger.train.checkpoints.files import local_path
 from scavenger.train.checkpoints.remote_folder import SCHEME
-from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice
 from scavenger.train.engines.gpus import gpu_for, only
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm import messages as m
@@ -60,7 +60,6 @@ class _Process(RemoteProcess):
     placed_at: str = ""
     node: str = ""
     gpu: str = ""
-    pending_lines: list[bytes] | None = field(default_factory=list)
 
     @property
     def waits(self) -> bool:
@@ -249,7 +248,7 @@ class HostEngine(RemoteProcesses[_Process]):
         return process.waits and now > process.place_by
 
     def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
-        """See `Engine.preemption_notices`; a time that is set later is pending_lines again."""
+        """See `Engine.preemption_notices`; a time that is set later is told again."""
         notices, self._notices = self._notices, []
         return tuple(one for one in notices if not self._processes[one.name].ended)
 
@@ -367,17 +366,6 @@ class HostEngine(RemoteProcesses[_Process]):
     def idle_s(self, name: str) -> float:
         return self._local.idle_s(name) if name in self._locals else super().idle_s(name)
 
-    def send_line(self, name: str, line: bytes) -> None:
-        as_line(line)
-        if name in self._locals:
-            self._local.send_line(name, line)
-            return
-        process = self._processes[name]
-        if process.launch and not process.ended:
-            self.agents.send(process.intent, m.InputLine(process.launch, line))
-        elif process.pending_lines is not None:
-            process.pending_lines.append(line)
-
     def sample_memory(self) -> dict[str, int]:
         return super().sample_memory() | self._local.sample_memory()
 
@@ -425,9 +413,6 @@ class HostEngine(RemoteProcesses[_Process]):
             return
         process.intent, process.placed_at, process.node = vm.spec.intent, vm.address, vm.node
         self._released.discard(vm.spec.intent)
-        for line in process.pending_lines or ():
-            self.agents.send(vm.spec.intent, m.InputLine(process.launch, line))
-        process.pending_lines = None
 
     def _gpu_on(self, vm: AgentStatus) -> str:
         """Choose the GPU of the next worker on a VM, which has as many as it may run workers, or none."""
@@ -459,6 +444,5 @@ class HostEngine(RemoteProcesses[_Process]):
                 self._lose(process, event.reason)
 
     def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
-        process.pending_lines = None
         (self._released.discard if status else self._released.add)(process.intent)
         super()._end(process, status, reason, refused=refused)

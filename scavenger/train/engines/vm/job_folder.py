@@ -27,13 +27,7 @@ class JobFolder:
     send: Callable[[m.AgentMessage], None]
     _sha256: str = ""
     _waiting: list[m.Start] = field(default_factory=list)
-    _lines: list[m.InputLine] = field(default_factory=list)
     _ready: Path | None = None
-
-    @property
-    def is_on_its_way(self) -> bool:
-        """Whether the folder is being fetched, so that processes wait for it."""
-        return bool(self._sha256) and self._ready is None
 
     def start(self, order: m.Start) -> None:
         """Run a process in the folder, as soon as the folder has arrived."""
@@ -45,10 +39,6 @@ class JobFolder:
             self._sha256 = order.folder
             self._archive.touch()
             self.send(m.Fetch(0))
-
-    def send_line(self, message: m.InputLine) -> None:
-        """Keep an input line for a process that may be waiting."""
-        self._lines.append(message)
 
     def forget(self, launch: int) -> None:
         """Cancel a process that is still waiting."""
@@ -62,7 +52,7 @@ class JobFolder:
         Raises:
             OSError: The disk does not take it, and nothing else runs here.
         """
-        if not self.is_on_its_way:
+        if not self._sha256 or self._ready is not None:
             return
         try:
             folder = self._take(chunk)
@@ -71,7 +61,6 @@ class JobFolder:
             for order in self._waiting:
                 self.runner.refuse(order.launch, f"the job's folder could not be copied to its VM: {error}")
             self._waiting.clear()
-            self._lines.clear()
             if is_disk_error(error) and not self.runner.busy:
                 raise  # the next process would end like these
             return
@@ -80,10 +69,7 @@ class JobFolder:
         self._ready = folder
         for order in self._waiting:
             self.runner.start(order, folder)
-        for message in self._lines:
-            self.runner.send_line(message.launch, message.line)
         self._waiting.clear()
-        self._lines.clear()
 
     def _take(self, chunk: m.Chunk) -> Path | None:
         """Write a chunk to the archive; return the unpacked folder after the last chunk, else None."""

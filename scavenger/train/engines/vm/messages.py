@@ -186,13 +186,6 @@ class Stop(Tagged, frozen=True):
     grace_s: _Seconds
 
 
-class InputLine(Tagged, frozen=True):
-    """See `Engine.send_line`."""
-
-    launch: _Count
-    line: bytes
-
-
 class ShowStack(Tagged, frozen=True):
     """See `Engine.show_stack`."""
 
@@ -253,7 +246,6 @@ AgentMessage = (
     | Start
     | Kill
     | Stop
-    | InputLine
     | ShowStack
     | Chunk
     | FileAnswer

@@ -137,11 +137,6 @@ class ProcessRunner:
         for process in self._processes.values():
             process.term_at, process.kill_at = now, now + grace_s
 
-    def send_line(self, launch: int, line: bytes) -> None:
-        if (process := self._processes.get(launch)) is not None:
-            with contextlib.suppress(ValueError):
-                process.engine.send_line(process.config.name, line)
-
     def show_stack(self, launch: int) -> None:
         if (process := self._processes.get(launch)) is not None and process.status is None:
             process.engine.show_stack(process.config.name)
