@@ -29,7 +29,7 @@ def clock() -> Clock:
 def registry(clock: Clock) -> ProcessRegistry:
     """A coordinator, an aggregator and three workers, of which the last is on another type of VM."""
     made = ProcessRegistry(cast(Engine, StubEngine()), clock)
-    made.launched("coordinator-1", Role.COORDINATOR, token=1)
+    made.launched("coordinator-1", Role.COORDINATOR)
     made.launched("aggregator-0", Role.AGGREGATOR)
     for name, vm in (("w0", "small"), ("w1", "small"), ("w2", "large")):
         made.launched(name, Role.WORKER, vm=vm)
@@ -104,7 +104,7 @@ def test_the_newest_coordinator_comes_first_and_a_restarted_aggregator_keeps_its
 ) -> None:
     registry.beat("aggregator-0", m.Beat(step=7, view=2))
     registry.expel("coordinator-1", "was silent")
-    registry.launched("coordinator-2", Role.COORDINATOR, token=2)
+    registry.launched("coordinator-2", Role.COORDINATOR)
     names = [process.name for process in registry.processes()]
 
     assert names == ["coordinator-2", "coordinator-1", "aggregator-0", "w0", "w1", "w2"]
