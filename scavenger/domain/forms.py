@@ -198,7 +198,7 @@ Budget = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "pattern": rf"^(?!\$[0.]*$){_MONEY}$"},
+                {"type": "string", "pattern": f"^{_MONEY}$"},
                 {"type": "number", "exclusiveMinimum": 0, "maximum": MONEY_MAX_USD},
             ]
         }
