@@ -145,11 +145,14 @@ def _serve_until(
         before = store.budgets()
         if (budgets := given.budgets(before)) != before:
             store.set_budgets(budgets)
-        console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
-        if line := _budget_line(budgets):
-            console.note(line)
+
+        def tell() -> None:
+            console.note(f"serving the jobs in {store.name}; Ctrl-C ends the server, and its jobs go on")
+            if line := _budget_line(budgets):
+                console.note(line)
+
         with notifying(store, address=address, limits=limits, within_s=_LAST_S), sweeping(store):
-            run(Server(store, limits, address=address), stop)
+            run(Server(store, limits, address=address), stop, begun=tell)
 
 
 def _budget_line(budgets: StoredBudgets) -> str:

@@ -419,8 +419,11 @@ def serve(server: Server) -> None:
         run(server, stop)
 
 
-def run(server: Server, stop: threading.Event) -> None:
+def run(server: Server, stop: threading.Event, *, begun: Callable[[], None] = lambda: None) -> None:
     """Serve until the event is set; see `serve`. For a thread beside the API.
+
+    Args:
+        begun: Called once it has the place of the store's server and is on record.
 
     Raises:
         TransientError, LeaseLostError: See `serve`.
@@ -428,6 +431,7 @@ def run(server: Server, stop: threading.Event) -> None:
     raise_descriptor_limit()  # runners inherit it
     server.start()
     try:
+        begun()
         while not stop.is_set():
             _serve_until_idle(server, stop)
             server.close()
