@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,7 @@ def assert_nothing_left(job: CloudJob) -> None:
     tokens = [vm.token for vm in vms]
     assert len(set(tokens)) == len(tokens)
     assert set(tokens) <= {one.id for one in intents}
+
+
+MakeJob = Callable[..., CloudJob]
+"""Makes a job on the test's cloud."""

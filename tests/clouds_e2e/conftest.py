@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob
+from cloud_jobs import CloudJob, MakeJob
 from machines import left, unavailable
 from real_jobs import Job, marked
 from rented import Rented, rented
 from waiting import wait_for
-
-MakeJob = Callable[..., CloudJob]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, paid_usd
-from conftest import MakeJob
+from cloud_jobs import CloudJob, CloudOutcome, MakeJob, assert_nothing_left, paid_usd
 from nested import built
 from real_jobs import marked
 from rented import Rented

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from audits import AUDIT_FILE, verify_audit
-from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, paid_usd
-from conftest import MakeJob
+from cloud_jobs import CloudJob, CloudOutcome, MakeJob, assert_nothing_left, paid_usd
 from rented import Rented, RentedVm
 from waiting import wait_for
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from audits import AUDIT_FILE, verify_audit
-from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left
+from cloud_jobs import CloudJob, CloudOutcome, MakeJob, assert_nothing_left
 from command_program import EPOCHS, PROGRAM, RUN, STEPS
-from conftest import MakeJob
 from rented import Rented
 from test_e2e_loop import _MODULE, SHARD, SHARDS
 from waiting import wait_for

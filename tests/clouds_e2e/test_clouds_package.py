@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cloud_jobs import assert_nothing_left
-from conftest import MakeJob
+from cloud_jobs import MakeJob, assert_nothing_left
 from machines import unavailable
 from rented import Rented, rented
 from test_package_fetch import PROGRAMS

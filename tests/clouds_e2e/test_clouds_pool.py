@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cloud_jobs import CloudJob, assert_nothing_left
-from conftest import MakeJob
+from cloud_jobs import CloudJob, MakeJob, assert_nothing_left
 from machines import ROOT
 from rented import Rented
 from waiting import wait_for

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from cloud_jobs import assert_nothing_left
-from conftest import MakeJob
+from cloud_jobs import MakeJob, assert_nothing_left
 from real_jobs import ROOT
 from rented import Rented
 

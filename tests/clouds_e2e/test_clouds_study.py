@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_jobs import CloudJob, assert_nothing_left, paid_usd
-from conftest import MakeJob
+from cloud_jobs import CloudJob, MakeJob, assert_nothing_left, paid_usd
 from rented import Rented
 from waiting import wait_for
 
