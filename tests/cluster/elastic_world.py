@@ -27,6 +27,7 @@ from pod_machines import MachineRunner
 from ruamel.yaml import YAML
 from waiting import eventually
 
+from scavenger.cloud.kubernetes.leader import LEADER_FOLDER
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, KIND, PLURAL, ROLE_LABEL, VERSION
 from tests.cluster.control_plane import ControlPlane
 
@@ -36,6 +37,15 @@ DEPLOY = ROOT / "deploy" / "kubernetes"
 def account(namespace: str, name: str) -> tuple[str, str]:
     """User and group of a service account."""
     return f"system:serviceaccount:{namespace}:{name}", "system:serviceaccounts"
+
+
+_MOUNTED = (
+    "sh",
+    "-c",
+    'while [ "$1" != -- ]; do mkdir -p "$2" && mount --bind "$1" "$2" || exit 1; shift 2; done; shift; exec "$@"',
+    "sh",
+)
+"""Mounts folders, each followed by the path where it is to be, and runs what stands behind `--`."""
 
 
 class PodRunner:
@@ -65,17 +75,10 @@ class PodRunner:
             one.mount_path: self._volume(pod, one.name, folder, read) for one in container.volume_mounts
         }
 
-        def there(text: str) -> str:
-            """A path in the container as a path here."""
-            for path, place in places.items():
-                if text == path or text.startswith(f"{path}/"):
-                    return str(place) + text.removeprefix(path)
-            return text
-
         variables = {}
         for one in container.env:
             if one.value_from is None:
-                variables[one.name] = there(one.value or "")
+                variables[one.name] = one.value or ""
             elif one.value_from.field_ref is not None:
                 variables[one.name] = self._address
             else:
@@ -84,9 +87,7 @@ class PodRunner:
         user = account(namespace, pod.spec.service_account_name)
         variables["KUBECONFIG"] = str(self._plane.kubeconfig(*user))
         command = [sys.executable if word == "python3" else word for word in container.command]
-        return _Leader(
-            self._address, command, {**variables, **self._environment}, Path(there("/work")), folder
-        )
+        return _Leader(self._address, command, {**variables, **self._environment}, places, folder)
 
     def _volume(self, pod: Any, name: str, folder: Path, read: Callable[[str], dict[str, str]]) -> Path:
         (volume,) = (one for one in pod.spec.volumes if one.name == name)
@@ -115,14 +116,31 @@ class _Leader:
     """See `kubelet.Running`."""
 
     def __init__(
-        self, address: str, command: list[str], variables: dict[str, str], work: Path, folder: Path
+        self,
+        address: str,
+        command: list[str],
+        variables: dict[str, str],
+        places: dict[str, Path],
+        folder: Path,
     ) -> None:
         self.address, self._folder = address, folder
         self._log = folder / "log"
+        work = places[LEADER_FOLDER]
+        mounts = [text for path, place in places.items() for text in (str(place), path)]
         settings = {f"XDG_{kind}_HOME": str(work / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command],
+                [
+                    "unshare",
+                    "--pid",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                    *_MOUNTED,
+                    *mounts,
+                    "--",
+                    *command,
+                ],
                 cwd=work,
                 env={
                     **os.environ,

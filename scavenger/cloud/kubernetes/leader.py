@@ -20,7 +20,7 @@ from scavenger.cloud.kubernetes.pods import (
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.errors import ConfigurationError
 
-LEADER_FOLDER = "/work"
+LEADER_FOLDER = "/var/lib/scavenger"
 """Where the volume of a leader is mounted, which is its home."""
 LEADER_SHAPE = PodShape(1, 2)
 _GRACE_S = 120
