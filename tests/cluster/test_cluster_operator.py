@@ -17,7 +17,7 @@ from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NODES = tuple(NodeShape(f"elastic-{name}", "zone-1", cpus=6, memory_gib=32) for name in "abc")
 TRAIN = ROOT / "examples" / "digits" / "train.py"
@@ -67,7 +67,7 @@ def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path) -> Iterator[Ela
 def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, kubelet: Kubelet) -> None:
     """The operator is killed before each change: the leader hears of it all the same, and the next one goes on."""
     operator = world.start_operator()
-    world.add("digits", {**digits(40), "replicas": 2})
+    world.add("digits", {**digits(30), "replicas": 2})
     until(lambda: world.status("digits").get("replicas") == 2, BEGUN_S, what="two workers")
     first = {pod.metadata.name for pod in world.pods("worker", name="digits")}
     until(lambda: world.status("digits").get("phase") == "Running", BEGUN_S)
@@ -90,7 +90,7 @@ def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, k
     operator = world.start_operator()
     world.scale("digits", 1)
     until(lambda: world.status("digits").get("replicas") == 1, what="one worker")
-    status = until(lambda: _ended(world, "digits"), BEGUN_S, what="the end")
+    status = until(lambda: _ended(world, "digits"), 2 * BEGUN_S, what="the end")
 
     assert status["phase"] == "Succeeded", status
     assert status["chosen"]["workers"] == 2
