@@ -17,7 +17,7 @@ from scavenger.store import Store
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NODES = tuple(NodeShape(f"elastic-{name}", "zone-1", cpus=6, memory_gib=32) for name in "abc")
 TRAIN = ROOT / "examples" / "digits" / "train.py"
