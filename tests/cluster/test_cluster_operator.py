@@ -67,7 +67,7 @@ def world(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path) -> Iterator[Ela
 def test_two_workers_then_three_then_one_and_the_job_ends(world: ElasticWorld, kubelet: Kubelet) -> None:
     """The operator is killed before each change: the leader hears of it all the same, and the next one goes on."""
     operator = world.start_operator()
-    world.add("digits", {**digits(30), "replicas": 2})
+    world.add("digits", {**digits(24), "replicas": 2})
     until(lambda: world.status("digits").get("replicas") == 2, BEGUN_S, what="two workers")
     first = {pod.metadata.name for pod in world.pods("worker", name="digits")}
     until(lambda: world.status("digits").get("phase") == "Running", BEGUN_S)
