@@ -37,8 +37,8 @@ PLAIN_INTERVAL_S = 10.0
 PLAIN_INTERVAL_MAX_S = 300.0
 """Longest time between two lines about steps: a job that hangs is noticed."""
 PLAIN_GROWTH = 0.5
-"""The time between two lines about steps as a share of the phase so far: four lines tell its first minute, and sixteen
-its first hour."""
+"""The time between two lines about steps as a share of the phase so far: five lines tell its first minute, and about
+twenty its first hour."""
 REDRAWS_PER_S = 8
 """Redraws per second of the live display: as many as the eye follows, so that training is not slowed."""
 DRAIN_S = 2.0
