@@ -16,7 +16,7 @@ help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: install  ## train a small network at the knee of its time-cost curve, on this machine
-	$(BIN)/scavenger optimize examples/digits/job.yaml --objective knee --yes
+	$(BIN)/scavenger demo examples/digits --yes
 
 test: install-dev  ## the whole test suite
 	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) --ignore tests/cluster

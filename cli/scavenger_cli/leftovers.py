@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BY_SERVER = (
     "optimize",
     "plan",
+    "demo",
     "status",
     "hosts",
     "logs",

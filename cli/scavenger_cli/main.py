@@ -47,6 +47,7 @@ app = make_app(
             "explain": "explain:explain",
             "status": "status:status",
             "init": "init:init",
+            "demo": "demo:demo",
             "logs": "logs:logs",
             "hosts": "hosts:hosts",
             "scale": "operate:scale",

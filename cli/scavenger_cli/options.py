@@ -65,6 +65,12 @@ VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="Show every event, and all that is known.")
 ]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
+JobFileOrScript = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The job file, or a script that calls fit.")
+]
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script, after --.")
+]
 JobKey = Annotated[
     str | None,
     typer.Argument(

@@ -11,6 +11,7 @@ import difflib
 import keyword
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeGuard
@@ -244,6 +245,55 @@ EntryPointText = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENTRY})$"}),
 ]
+
+_SCRIPT_MAX = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The training code as a script that calls `fit`, with its arguments: `train.py --epochs 5`.
+
+    Attributes:
+        path: Of the script, in the job file's folder.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return shlex.join((self.path, *self.arguments))
+
+    @classmethod
+    def find(cls, line: str) -> Script | None:
+        """The script that a line names; None if it names none, as `train:job`."""
+        try:
+            path, *arguments = shlex.split(line) or [""]
+        except ValueError:
+            return None  # a quote is not closed
+        return cls(path, tuple(arguments)) if path.endswith(".py") and ":" not in path else None
+
+
+def _parse_training(value: object) -> EntryPoint | Script:
+    if isinstance(value, Script):
+        return value
+    line = value if isinstance(value, str) and len(value) <= _SCRIPT_MAX and value.isprintable() else ""
+    return Script.find(line) or EntryPoint.parse(value)
+
+
+TrainingText = Annotated[
+    EntryPoint | Script,
+    PlainValidator(_parse_training),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^(?:{_ENTRY})$"},
+                {"type": "string", "pattern": r"^[^:]+\.py['\"]?(?:\s.*)?$"},
+            ]
+        }
+    ),
+]
+"""`train:` of a job file: an object of a module, or a script."""
 
 _OBJECT = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _ENGINE = rf"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{{1,5}}|{_OBJECT}(?:/{_OBJECT})?))?"

@@ -26,6 +26,8 @@ from scavenger.domain.forms import (
     JobName,
     Money,
     Path,
+    Script,
+    TrainingText,
     VmName,
     did_you_mean,
     fault,
@@ -63,6 +65,7 @@ __all__ = [
     "ProfileSpec",
     "ResourcesSpec",
     "RunSpec",
+    "Script",
     "SearchSpec",
     "TrackersSpec",
     "Utility",
@@ -292,9 +295,10 @@ class JobSpec(FrozenModel):
 
     version: Version = Field(description="Version of this format.", examples=[1])
     name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
-    train: EntryPointText | None = Field(
+    train: TrainingText | None = Field(
         default=None,
-        description="The training code, as module:object, the module in the job file's folder; or run.",
+        description="The training code in the job file's folder: module:object, or a script that calls fit, with its "
+        "arguments, as train.py --epochs 5; or run.",
         examples=["train:job"],
     )
     run: RunText | None = Field(
@@ -388,6 +392,11 @@ class JobSpec(FrozenModel):
             self.run.check_names(self.params)
         elif "KERAS_BACKEND" in self.env:
             raise fault("is tensorflow for all training code but commands (run)", "env", "KERAS_BACKEND")
+        if isinstance(self.train, Script) and (self.params or self.data is not None):
+            words = (
+                "is for a function of a module: a script has its arguments in train, as train.py --rate 0.01"
+            )
+            raise fault(words, "params" if self.params else "data")
         if both := [name for name in self.secrets if name in self.env]:
             raise fault("is a secret, too: keep it in one of env and secrets", "env", both[0])
         if "KERAS_BACKEND" in self.secrets:

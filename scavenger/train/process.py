@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import traceback
 from typing import Any
 
@@ -17,6 +16,7 @@ import zmq
 from scavenger import logs
 from scavenger.errors import TrainingCodeError
 from scavenger.masking import keep_secret, mask
+from scavenger.train.ending_with_parent import end_with_parent
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure, describe_limit
 from scavenger.train.transport import messages as m
@@ -37,14 +37,7 @@ def _read_configuration() -> m.ProcessConfiguration:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)  # the training code finds an empty standard input
     line = pipe.readline()
-
-    def watch() -> None:
-        pipe.read()  # to its end
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="scavenger-parent", daemon=True).start()
+    end_with_parent(pipe)
     return msgspec.json.decode(line, type=m.ProcessConfiguration)
 
 

@@ -79,7 +79,7 @@ def test_typers_own_runner_sees_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
 
     assert result.exit_code == 0
-    commands = "init optimize plan curves status logs scale migrate stop resume models schema doctor"
+    commands = "init demo optimize plan curves status logs scale migrate stop resume models schema doctor"
     for command in commands.split():
         assert f"  {command} " in result.output
     assert CliRunner().invoke(app, ["--version"]).output.startswith("scavenger ")
@@ -392,7 +392,9 @@ def test_the_job_schema_is_a_document(scavenger: Run) -> None:
 def test_the_doctor_says_of_each_thing_whether_it_is_well(scavenger: Run, tmp_path: Path) -> None:
     code, out, _ = scavenger("doctor")
     assert code == 0
-    assert {line.split()[0] for line in out.splitlines()} <= {"ok", "warn"}
+    *checks, last = out.splitlines()
+    assert {line.split()[0] for line in checks} <= {"ok", "warn"}
+    assert last == "next: scavenger optimize train.py (a script that calls fit), or scavenger demo"
     for name in ("Python", "TensorFlow", "memory", "shared memory", "store", "leftovers"):
         assert f" {name}: " in out
 

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from cli_fake import Run
 from scavenger_cli.commands.init import Example, examples_path
+from scavenger_cli.commands.scripts import bring_up_to_date
 
 from scavenger.control.job_file.load import load_job
+from scavenger.domain.fit import FitFound
+from scavenger.domain.forms import Script
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +67,8 @@ def test_the_job_has_its_folders_name_and_no_target_of_another_metric(scavenger:
         (("--name", "A b"), "name must be made of lower-case letters"),
         (("--target", "95"), "goal.target must be from 0 to 1 for val_accuracy, not 95; write 0.95 for 95 %"),
         (("--workers", "0"), "--workers '0': give positive whole numbers"),
-        (("--train", "train.py"), "train names a module, not a file: write train:job"),
+        (("--train", "train.py:job"), "train names a module, not a file: write train:job"),
+        (("--train", "train.py"), "`scavenger init --from train.py` is for a script"),
         (("--example", "digits", "--metric", "val_loss"), "--train and --metric go without --example"),
         (("--example", "own_loop", "--name", "x"), "--example own_loop has no job file"),
     ],
@@ -113,6 +117,74 @@ def test_json_names_the_files_and_the_next_command(scavenger: Run, tmp_path: Pat
     written = [f"{tmp_path}/job.yaml", f"{tmp_path}/train.py"]
     command = f"scavenger optimize {tmp_path}/job.yaml"
     assert json.loads(out) == {"schema_version": 1, "written": written, "next": command}
+
+
+def test_a_script_gets_a_job_file_beside_it_once(scavenger: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("EPOCHS = 4\nmodel.fit(x, y, epochs=EPOCHS, batch_size=64)\n")
+    words = (
+        "init",
+        "--from",
+        tmp_path / "net.py",
+        "--budget",
+        "5",
+        "--metric",
+        "val_loss",
+        "--target",
+        "0.2",
+    )
+    code, out, err = scavenger(*words)
+    job_file = tmp_path / "net.job.yaml"
+
+    assert (code, out) == (0, f"next: scavenger optimize {job_file}\n"), err
+    job = load_job(job_file)
+    assert (str(job.train), job.name, job.goal.max_epochs, job.batch_sizes) == ("net.py", "net", 4, (64,))
+    assert (job.constraints.budget, job.goal.metric, job.goal.target) == (5.0, "val_loss", 0.2)
+    assert scavenger("optimize", job_file, "--dry-run")[0] == 0
+    assert "net.job.yaml exists; nothing was written" in scavenger(*words)[2]
+    assert "so it takes no FOLDER, example or --train" in scavenger(*words, "--train", "net:job")[2]
+
+
+def test_what_is_the_scripts_follows_it_and_what_is_the_users_stays(scavenger: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("model.fit(x, y, epochs=4)\n")
+    assert scavenger("init", "--from", tmp_path / "net.py", "--budget", "5")[0] == 0
+    job_file, found = (
+        tmp_path / "net.job.yaml",
+        FitFound("net.py:1", "A", 1, 9, 0, 32, 7, "B", (), (), (), 0.0),
+    )
+    before = job_file.read_text()
+    for script in (Script("net.py", ("--rate", "0.1")), Script("net.py")):
+        bring_up_to_date(job_file, script, found)
+
+        job = load_job(job_file)
+        assert (job.train, job.goal.max_epochs, job.constraints.budget) == (script, 7, 5.0)
+    assert job_file.read_text() == before.replace("max_epochs: 4", "max_epochs: 7")
+
+
+def test_a_script_is_not_run_where_nothing_is_to_be_done_or_nobody_can_be_asked(
+    scavenger: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "net.py"
+    script.write_text("raise SystemExit('it was run')")
+    for words, complaint in (
+        (("optimize", script, "--dry-run"), f"so no script: `scavenger init --from {script}`"),
+        (("optimize", script), "there is no terminal on which to confirm"),
+        (("optimize", tmp_path / "none.py", "--yes"), "none.py: No such file or directory"),
+        (("plan", tmp_path / "job.yaml", "--", "--epochs", "5"), "--epochs 5: arguments are for a script"),
+    ):
+        code, out, err = scavenger(*words)
+        assert (code, out) == (2, "")
+        assert complaint in err
+    assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
+
+
+def test_the_demo_is_an_example_that_is_copied_once(scavenger: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    assert scavenger("demo", folder, "--yes")[0] == 0
+    (folder / "train.py").write_text("mine")
+    assert scavenger("demo", folder, "--yes")[0] == 0
+
+    assert (folder / "train.py").read_text() == "mine"
+    assert load_job(folder / "job.yaml") == load_job(examples_path() / "digits" / "job.yaml")
 
 
 @pytest.mark.slow

@@ -150,6 +150,7 @@ COMMANDS = (
     Command("leader-list", "leader list", by_server=False),
 )
 ELSEWHERE = {
+    "demo": "it answers as `optimize`",
     "doctor": "its checks are of the machine",
     "catalog refresh": "it asks clouds",
     "models backtest": "it computes for seconds; benchmarks tell its figures",

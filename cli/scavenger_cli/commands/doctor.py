@@ -287,6 +287,8 @@ def doctor(
                 "checks": console.plain(checks),
             }
         )
+    elif not failed:
+        console.emit("next: scavenger optimize train.py (a script that calls fit), or scavenger demo")
     return 1 if failed else 0
 
 

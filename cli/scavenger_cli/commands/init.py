@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -15,9 +14,10 @@ from typing import Annotated
 
 import typer
 
-from scavenger.control.job_file.load import load_job, override_job
-from scavenger.control.job_file.yaml_loader import read_scalar
-from scavenger.domain.job import JobSpec
+from scavenger.control.job_file.load import load_job, override_job, parse_job
+from scavenger.control.job_file.script_text import job_file_of, job_name, job_text, written_fit
+from scavenger.control.job_file.text import changed_text
+from scavenger.domain.job import JobSpec, Script
 from scavenger.domain.overrides import sizes
 from scavenger.domain.ranges import workers_of_text
 from scavenger.errors import ConfigurationError, Interrupted
@@ -40,6 +40,7 @@ class Example(StrEnum):
     OWN_LOOP = "own_loop"
     TORCH_DIGITS = "torch_digits"
     COMMAND_TORCH = "command_torch"
+    SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,15 @@ def examples_path() -> Path:
     raise ConfigurationError(f"this installation lacks {package / 'examples'}; install Scavenger again")
 
 
+def copy_example(example: Example, folder: Path) -> None:
+    """Copy an example as it is.
+
+    Raises:
+        ConfigurationError: If one of its files exists there, or cannot be written.
+    """
+    _write(folder, _copied(examples_path() / example.value))
+
+
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where to write. Default: this folder.")
@@ -120,11 +130,23 @@ def init(
     budget: Annotated[
         str | None, typer.Option(metavar="$", help="Highest cost in US dollars, such as 20 or $0.50.")
     ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="SCRIPT.py", help="Write the job file of a script that calls fit."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Write a job file and a training module to start from."""
+    """Write a job file and a training module to start from, or the job file of a script."""
     settings = StarterValues(name, train, metric, target, workers, budget)
+    if script is not None:
+        if folder != Path() or example is not None or train is not None:
+            raise ConfigurationError(
+                f"--from writes beside {script}, so it takes no FOLDER, example or --train"
+            )
+        job_file = job_file_of(script)
+        _write(script.parent, {job_file.name: _text_of_script(script, settings)})
+        return _show([job_file], f"scavenger optimize {shlex.quote(str(job_file))}", output)
     chosen = Example.STARTER if example is None else example
     source = examples_path() / chosen.value
     job_file = source / JOB_FILE
@@ -133,7 +155,9 @@ def init(
             raise ConfigurationError(
                 f"--example {chosen.value} has no job file, so it takes no other options"
             )
-        texts, command = _copied(source), f"{sys.executable} {shlex.quote(str(folder / 'run.py'))}"
+        texts = _copied(source)
+        ran = sys.executable if "run.py" in texts else "scavenger optimize"
+        command = f"{ran} {shlex.quote(str(folder / ('run.py' if 'run.py' in texts else MODULE)))}"
     else:
         job = load_job(job_file)
         if chosen is not Example.STARTER:
@@ -146,18 +170,39 @@ def init(
         texts = _begun(source, job, settings, folder)
         command = f"scavenger optimize {shlex.quote(str(folder / JOB_FILE))}"
     _write(folder, texts)
-    if output.is_json:
-        written = [str(folder / name) for name in texts]
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "written": written, "next": command})
-        return 0
-    for name in texts:
-        console.note(f"written: {folder / name}")
-    if not any(name.endswith(".py") for name in texts):
+    if not output.is_json and not any(name.endswith(".py") for name in texts):
         console.note(
             f"kept: the training module; {load_job(folder / JOB_FILE).train} is to be a KerasJob, or to return one"
         )
+    return _show([folder / name for name in texts], command, output)
+
+
+def _show(written: list[Path], command: str, output: Output) -> int:
+    """Say what was written, and what to type next; returns the exit code."""
+    if output.is_json:
+        paths = list(map(str, written))
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "written": paths, "next": command})
+        return 0
+    for path in written:
+        console.note(f"written: {path}")
     console.write(sys.stdout, f"next: {clean(command)}\n")
     return 0
+
+
+def _text_of_script(path: Path, settings: StarterValues) -> str:
+    """The job file of a script, as far as its text tells, with the user's values.
+
+    Raises:
+        ConfigurationError: If the text does not tell, or a value cannot be.
+    """
+    fit = written_fit(path)
+    script, place = Script(path.name), f"{path.name}:{fit.line}"
+    text = job_text(
+        script, place, epochs=fit.epochs, batch_size=fit.batch_size, processors=os.cpu_count() or 1
+    )
+    changed = changed_text(text, settings.changes()) if settings != StarterValues() else text
+    parse_job(changed, path=job_file_of(path).name)
+    return changed
 
 
 def _refuse_code(settings: StarterValues, job: JobSpec) -> None:
@@ -173,8 +218,7 @@ def _named(settings: StarterValues, folder: Path) -> StarterValues:
     """Name the job after its folder, unless it has a name."""
     if settings.name is not None:
         return settings
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower())[:63].strip("-")
-    return replace(settings, name=name if isinstance(read_scalar(name), str) and name else "my-job")
+    return replace(settings, name=job_name(folder.resolve().name) or "my-job")
 
 
 def _asked(job: JobSpec, settings: StarterValues) -> StarterValues:
@@ -234,6 +278,10 @@ def _drops_target(job: JobSpec, settings: StarterValues) -> bool:
 def _begun(source: Path, job: JobSpec, settings: StarterValues, folder: Path) -> dict[str, str]:
     """The files of a new job by their path in its folder."""
     entry = _changed(job, settings).train
+    if isinstance(entry, Script):
+        raise ConfigurationError(
+            f"--train names an object of a module, as train:job: `scavenger init --from {entry.path}` is for a script"
+        )
     texts = _copied(source)
     texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, settings)
     if source.name != Example.STARTER.value or entry is None:
@@ -256,30 +304,8 @@ def _copied(source: Path) -> dict[str, str]:
 
 def _job_text(text: str, job: JobSpec, settings: StarterValues) -> str:
     """The text of a job file with the user's values; comments stay."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap, CommentedSeq
-
-    yaml = YAML()
-    yaml.width = 110
-    document = yaml.load(text)
-    if _drops_target(job, settings):
-        document["goal"].pop("target", None)
-    for key, value in settings.changes().items():
-        *parents, leaf = key.split(".")
-        target = document
-        for parent in parents:
-            if parent not in target:
-                section = CommentedMap()
-                section.fa.set_flow_style()
-                target.insert(list(target).index("goal"), parent, section)
-            target = target[parent]
-        if isinstance(value, list):
-            value = CommentedSeq(value)
-            value.fa.set_flow_style()
-        target[leaf] = read_scalar(value) if isinstance(value, str) else value
-    stream = io.StringIO()
-    yaml.dump(document, stream)
-    return stream.getvalue()
+    without = ("goal.target",) if _drops_target(job, settings) else ()
+    return changed_text(text, settings.changes(), without=without)
 
 
 def _refuse_existing(folder: Path, names: Iterable[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from scavenger.domain.overrides import Overrides
+from scavenger.errors import ConfigurationError
 from scavenger_cli.commands.detaching import Detach, detach_job
 from scavenger_cli.commands.driving import Invocation, drive, refuse_to_ask_nobody
 from scavenger_cli.commands.previewing import show_preview
@@ -21,10 +23,12 @@ from scavenger_cli.options import (
     DetachOption,
     DryRunOption,
     JobFile,
+    JobFileOrScript,
     ObjectiveOption,
     Output,
     OutputOption,
     QuietOption,
+    ScriptArguments,
     StoreOption,
     StrategyOption,
     VerboseOption,
@@ -37,7 +41,8 @@ _PROFILE = "Rent VMs to profile on?"
 
 
 def optimize(
-    job_file: JobFile,
+    job_file: JobFileOrScript,
+    arguments: ScriptArguments = None,
     objective: ObjectiveOption = None,
     strategy: StrategyOption = None,
     budget: BudgetOption = None,
@@ -53,15 +58,17 @@ def optimize(
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Profile a job, choose what it should run on, and train it there."""
+    """Profile a job, choose what it should run on, and train it there; also a script that calls `fit`, as it is."""
     overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     how = Detach() if detach else None
-    return _execute(job_file, overrides, invocation, run=True, dry_run=dry_run, audit=audit, detach=how)
+    job_file = _job_file(job_file, arguments or (), invocation, run=True, dry_run=dry_run)
+    return execute(job_file, overrides, invocation, run=True, dry_run=dry_run, audit=audit, detach=how)
 
 
 def plan(
-    job_file: JobFile,
+    job_file: JobFileOrScript,
+    arguments: ScriptArguments = None,
     objective: ObjectiveOption = None,
     strategy: StrategyOption = None,
     budget: BudgetOption = None,
@@ -78,7 +85,8 @@ def plan(
     """Profile a job and predict its time and cost, without running it."""
     overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
-    return _execute(job_file, overrides, invocation, run=False, dry_run=dry_run)
+    job_file = _job_file(job_file, arguments or (), invocation, run=False, dry_run=dry_run)
+    return execute(job_file, overrides, invocation, run=False, dry_run=dry_run)
 
 
 def launch(
@@ -93,10 +101,32 @@ def launch(
     """Submit a job like `optimize --detach`, and show its log; Ctrl-C ends only the showing."""
     how = Detach(priority, follow=not (detach or output.is_json))
     invocation = Invocation(store_url, output.is_json, yes)
-    return _execute(job_file, Overrides(), invocation, run=True, audit=audit, detach=how)
+    return execute(job_file, Overrides(), invocation, run=True, audit=audit, detach=how)
 
 
-def _execute(
+def _job_file(
+    given: Path, arguments: Sequence[str], invocation: Invocation, *, run: bool, dry_run: bool
+) -> Path:
+    """The job file that is given, or that of the script that is given.
+
+    Raises:
+        ScavengerError: The script cannot be a job.
+    """
+    from scavenger_cli.commands.scripts import job_file_of_script, refuse_arguments
+
+    if given.suffix != ".py":
+        refuse_arguments(given, arguments)
+        return given
+    if dry_run:
+        raise ConfigurationError(
+            f"--dry-run runs no code of yours, and so no script: `scavenger init --from {given}` writes its job file"
+        )
+    if run:
+        refuse_to_ask_nobody(yes=invocation.yes)
+    return job_file_of_script(given, arguments)
+
+
+def execute(
     job_file: Path,
     overrides: Overrides,
     invocation: Invocation,

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from scavenger.control.places.needs import Kind
-from scavenger.domain.job import JobSpec
+from scavenger.domain.job import JobSpec, Script
 from scavenger.errors import ConfigurationError, NotSupportedError
 from scavenger.train.user_module import module_file
 
@@ -29,6 +29,8 @@ def kind_of(job: JobSpec, folder: Path) -> Kind:
     """
     if job.train is None:
         return Kind.COMMAND
+    if isinstance(job.train, Script):
+        return Kind.KERAS
     try:
         tree = ast.parse(module_file(folder, job.train.module).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -69,6 +71,9 @@ def check_code(job: JobSpec, kind: Kind, folder: Path) -> None:
         ConfigurationError: If it is not; the message says what is missing.
     """
     for key, entry in (("train", job.train), ("data", job.data)):
+        if isinstance(entry, Script):
+            _check_script(entry, folder)
+            continue
         if entry is None or entry.module.startswith(_OWN):
             continue
         path = folder.joinpath(*entry.module.split("."))
@@ -83,6 +88,17 @@ def check_code(job: JobSpec, kind: Kind, folder: Path) -> None:
         check_keras_backend(os.environ)
     elif kind is Kind.COMMAND:
         check_command(job, folder)
+
+
+def _check_script(script: Script, folder: Path) -> None:
+    path = folder / script.path
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigurationError(
+            f"train names {script.path}, which is not in {folder}, all that workers get: put the job file beside it",
+            key="train",
+        )
+    if not path.is_file():
+        raise ConfigurationError(f"train names {script.path}, which is not in {folder}", key="train")
 
 
 def check_command(job: JobSpec, folder: Path) -> None:

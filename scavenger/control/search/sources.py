@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scavenger.domain.environment import plain
-from scavenger.domain.job import JobSpec
+from scavenger.domain.job import JobSpec, Script
 from scavenger.presentation.formatting import plural
 from scavenger.train.training_folder import digest_of, programs
 from scavenger.train.transport.messages.values import Manifest
@@ -36,7 +36,8 @@ class Sources:
         if manifest.compared:
             return cls(compared=manifest.compared)
         files = tuple(programs(folder))
-        set_by_file = (sorted(job.params.items()), sorted(plain(job.env).items()))
+        arguments = job.train.arguments if isinstance(job.train, Script) else ()
+        set_by_file = (sorted(job.params.items()), sorted(plain(job.env).items()), *arguments)
         digests = {
             "training code": digest_of(files, folder).hex()[:_DIGITS],
             "params": hashlib.sha256(repr(set_by_file).encode()).hexdigest()[:_DIGITS],

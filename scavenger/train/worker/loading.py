@@ -10,10 +10,12 @@ from typing import Any
 
 import keras
 
+from scavenger.domain.forms import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.user_module import enter
 from scavenger.train.worker.program import Program
+from scavenger.train.worker.script import Fit, run_to_fit
 
 
 def load_program(
@@ -25,10 +27,11 @@ def load_program(
     params: Mapping[str, Any] | None = None,
     schedule_batch: int = 0,
 ) -> Program:
-    """Build the job that `module:object` names, after seeding every random generator that Keras controls.
+    """Build the job that `module:object` or a script names, after seeding every random generator that Keras controls.
 
     Args:
-        train: A `KerasJob`, or a function that returns one; with `data`, a function that returns a compiled model.
+        train: A `KerasJob`, or a function that returns one; with `data`, a function that returns a compiled model. Or a
+            script with its arguments, see `Script`.
         job_dir: The folder of the modules.
         seed: The job's seed.
         data: A function that returns the arguments of `KerasJob` besides the model; empty if `train` returns all.
@@ -39,14 +42,12 @@ def load_program(
         TrainingCodeError: If a module has no such object, or the object is not a job.
         NotSupportedError: If the module asks for another backend of Keras.
     """
+    if (script := Script.find(train)) is not None:
+        return load_fit(script, job_dir, seed).program(schedule_batch=schedule_batch)
     enter(job_dir, train.partition(":")[0])
     keras.utils.set_random_seed(seed % (1 << 32))
     module = importlib.import_module(train.partition(":")[0])
-    if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
-        raise NotSupportedError(
-            f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
-            "with TensorFlow: leave it out, or run the script as it is with run: (docs/command-jobs.md)"
-        )
+    _check_backend(module.__file__)
     job = _named(train)
     if params and (not callable(job) or isinstance(job, KerasJob)):
         raise TrainingCodeError(
@@ -67,6 +68,26 @@ def load_program(
             f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
     return Program(job, job_dir, schedule_batch=schedule_batch)
+
+
+def load_fit(script: Script, job_dir: str, seed: int) -> Fit:
+    """The first `fit` of a script, which is run as far as that with the generators seeded.
+
+    Raises:
+        NotSupportedError, TrainingCodeError: See `run_to_fit`; also if the script asks for another backend of Keras.
+    """
+    keras.utils.set_random_seed(seed % (1 << 32))
+    fit = run_to_fit(script, job_dir)
+    _check_backend(script.path)
+    return fit
+
+
+def _check_backend(file: str | None) -> None:
+    if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
+        raise NotSupportedError(
+            f"{file} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
+            "with TensorFlow: leave it out, or run the script as it is with run: (docs/command-jobs.md)"
+        )
 
 
 def _named(place: str) -> Any:

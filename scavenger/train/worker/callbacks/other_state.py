@@ -136,7 +136,7 @@ class OtherState:
         elif isinstance(value, types.MethodType):
             self._walk([value.__self__, value.__func__], label, names)
         elif isinstance(value, types.FunctionType):
-            if _is_users(value.__module__):
+            if is_users(value.__module__):
                 self._walk_function(value)
         elif isinstance(value, (list, tuple, dict)):
             items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -145,7 +145,7 @@ class OtherState:
                     self._add(value, key, f"{label}[{key!r}]", names, written=False)
                 else:
                     self._walk(item, f"{label}[{key!r}]", names)
-        elif isinstance(value, _OF_KERAS) or _is_users(type(value).__module__):
+        elif isinstance(value, _OF_KERAS) or is_users(type(value).__module__):
             self._walk_object(value, names, first=seen is None)
         elif isinstance(value, _NAMESPACES):
             for name in sorted(names & vars(value).keys()):
@@ -162,7 +162,7 @@ class OtherState:
             ]
             unread = set[str]()
             for function in found:
-                if _is_users(function.__module__):
+                if is_users(function.__module__):
                     self._walk_function(function)
                 read, wrote = _named_by(function.__code__)
                 unread |= read - named - _BEFORE_STEPS
@@ -173,7 +173,7 @@ class OtherState:
         for name in sorted(named & own.keys() - left_out):
             self._add(own, name, f"{_name_of(value)}.{name}", all_names, written=name in written)
         for kind in kinds:
-            if _is_users(kind.__module__):
+            if is_users(kind.__module__):
                 for name in sorted(named & vars(kind).keys() - own.keys()):
                     if _function(vars(kind)[name]) is None:
                         self._add(kind, name, f"{kind.__name__}.{name}", all_names, written=name in written)
@@ -189,7 +189,7 @@ class OtherState:
             value = function.__globals__[name]
             if not isinstance(value, (types.ModuleType, type)):
                 self._add(function.__globals__, name, name, names, written=name in written)
-            elif _is_users(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
+            elif is_users(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
                 for inner in sorted(names & vars(value).keys()):
                     self._add(value, inner, f"{name}.{inner}", names, written=inner in written)
 
@@ -271,10 +271,12 @@ def _named_by(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @functools.cache
-def _is_users(module: str | None) -> bool:
+def is_users(module: str | None) -> bool:
     """Whether a module is neither Python's, nor of an installed package, nor Scavenger's."""
     name = (module or "").partition(".")[0]
-    if name in ("", "builtins", "scavenger") or name in sys.stdlib_module_names - {"__main__"}:
+    if name == "__main__":
+        return True  # a script of the user's: what began this process has no state of the training
+    if name in ("", "builtins", "scavenger") or name in sys.stdlib_module_names:
         return False
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     installed = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))

@@ -65,6 +65,26 @@ def open_dataset(given: Any, *, shuffle: bool = True) -> SampleSource:
     )
 
 
+def batches_of(given: Any) -> tuple[int, bool, bool]:
+    """Samples of a batch of a `tf.data.Dataset`, whether it shuffles, and whether it drops a smaller last batch."""
+    size, shuffles, drops = 0, False, False
+    for one in chain(given):
+        name = type(one).__name__
+        shuffles |= name == "_ShuffleDataset"
+        if name in (*_BATCHES, _PADDED) and not size:
+            size, drops = int(one._batch_size), bool(one._drop_remainder)
+    return size or _batch_size(given), shuffles, drops
+
+
+def without_repeat(given: Any) -> Any:
+    """A data set without a final `.repeat()` that has no end; the same one if it has none."""
+    one = given
+    while type(one).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
+        one = one._input_dataset
+    endless = int(given.cardinality()) == tf.data.INFINITE_CARDINALITY
+    return one._input_dataset if endless and type(one).__name__ == "_RepeatDataset" else given
+
+
 def _peeled(dataset: Any) -> tuple[Any, list[str], bool]:
     """Remove what Scavenger does itself from the end of a data set.
 
