@@ -85,7 +85,7 @@ def test_arguments_of_the_script_are_its_own() -> None:
     fit = load_fit(Script("arguments.py", ("--epochs", "9", "--fast")), str(SCRIPTS), 0)
 
     assert (fit.epochs, fit.program().manifest.dataset_size) == (9, 48)
-    with pytest.raises(TrainingCodeError, match=r"^arguments.py:17: the script ended itself \(2\) before it"):
+    with pytest.raises(TrainingCodeError, match=r"^arguments.py:16: the script ended itself \(2\) before it"):
         load_fit(Script("arguments.py", ("--eposch", "9")), str(SCRIPTS), 0)
 
 
@@ -128,7 +128,7 @@ def test_a_script_without_fit_is_refused_and_a_fault_in_it_told() -> None:
     with pytest.raises(ZeroDivisionError):
         fit_of("1 / 0")
     with pytest.raises(TrainingCodeError, match=r"^script.py:6: ValueError"):
-        fit_of(f"{MODEL}model.fit(x, y[:, :0])").program()
+        fit_of(f"{MODEL}model.fit(x[:, :1], y)").program()
 
 
 def test_whole_passes_are_told_from_parts_of_them() -> None:
