@@ -64,6 +64,7 @@ OF_THIS_MACHINE = (
 )
 """Commands about this machine, whatever server is named."""
 WHY_NOT = {
+    "policy": "VMs have the tag of the database that is there",
     "catalog refresh": "it asks the clouds with the credentials of the machine whose prices it renews",
     "store backup": "a backup is made beside the database",
     "store restore": "a backup is restored beside the database",

@@ -59,6 +59,7 @@ app = make_app(
             "image": "image:image",
             "cost": "cost:cost",
             "doctor": "doctor:doctor",
+            "policy": "policy:policy",
             "models": CommandGroup(
                 "Manage the fitted models, which later jobs reuse.",
                 {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
-
-from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from scavenger.control.provisioning.bill import JobCost
@@ -16,9 +13,6 @@ if TYPE_CHECKING:
     from scavenger.domain.metrics import VmSums
     from scavenger.store import Store
     from scavenger.store.records import JobRecord
-
-log = logging.getLogger(__name__)
-
 
 BILLS_MAX = 20_000
 """Most bills of ended jobs that are kept."""
@@ -37,8 +31,7 @@ def cost_of(store: Store, job: JobRecord, at: datetime, intents: Sequence[Intent
     from scavenger.control.provisioning.bill import job_cost
 
     intents = store.intents(job.id) if intents is None else intents
-    prices, entries = _disk_prices(intents), store.entries(job.id)
-    cost = job_cost(job, intents, at=at, disk_prices=prices, entries=entries)
+    cost = job_cost(job, intents, at=at, entries=store.entries(job.id))
     if job.ended:
         return cost
     return replace(cost, alive=store.is_alive(job), has_runner=store.has_runner(job.id))
@@ -82,19 +75,3 @@ def _billed_once(store: Store, job: JobRecord, sums: VmSums, today: date) -> Job
             _bills.clear()
         found = _bills[key] = billed(store, job)
     return found
-
-
-def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | None]:
-    """Disk prices, US dollars per hour, by (provider, region) of the VMs; None where the catalogue has no price."""
-    places = {(intent.provider, intent.region) for intent in intents}
-    if not places:
-        return {}
-    from scavenger.control.provisioning.prices import open_catalog
-
-    try:
-        catalog = open_catalog()
-    except ConfigurationError as error:
-        log.warning("disks are not counted: %s", error)
-        return {}
-    prices = {place: catalog.disk_price(*place) for place in places}
-    return {place: None if price is None else price.usd_per_hour for place, price in prices.items()}

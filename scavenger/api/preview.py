@@ -73,7 +73,7 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
             yield "", "more of them, if earlier runs of the job show that they are worth it"
     if place.leader is not None:
         leader = place.leader
-        hourly = f"{money(leader.usd_per_hour)} an hour{' with its disk' if leader.disk_usd_per_hour else ''}"
+        hourly = f"{money(leader.usd_per_hour)} an hour {leader.extras}".rstrip()
         yield "leader", f"1 {clean(leader.offer.vm)} on demand, {hourly}, since {leader.reason}"
         for line in leader_lines(job, leader):
             yield "", line

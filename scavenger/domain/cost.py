@@ -77,22 +77,49 @@ class SpotRisk:
             _require(name, getattr(self, name))
 
 
+@dataclass(frozen=True, slots=True)
+class VmExtras:
+    """What a VM has that is paid for by the hour beside its type; as text: `with its disk and public address`.
+
+    Attributes:
+        disk_usd_per_hour: Price of its boot disk; None if it is not known.
+        address_usd_per_hour: Price of its public address; 0 if it has none.
+    """
+
+    disk_usd_per_hour: float | None = None
+    address_usd_per_hour: float = 0.0
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of both, as far as it is known."""
+        return (self.disk_usd_per_hour or 0.0) + self.address_usd_per_hour
+
+    def __str__(self) -> str:
+        parts = {"disk": self.disk_usd_per_hour, "public address": self.address_usd_per_hour}
+        known = [name for name, usd_per_hour in parts.items() if usd_per_hour]
+        return f"with its {' and '.join(known)}" if known else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCosts:
-    """The VMs that hold the master copy of the model or lead the job, and the disk of every VM; none by default.
+    """The VMs that hold the master copy of the model or lead the job, and the extras of every VM; none by default.
 
     Attributes:
         aggregators: VMs that hold the master copy; on demand, all the time.
         usd_per_aggregator_hour: Price of one aggregator VM; None only if there are no aggregators.
         disk_gib: Size of each VM's boot disk.
         usd_per_gib_hour: Price of disk; None if unknown, which the estimate then notes.
-        usd_per_leader_hour: Price of the leader's VM with its disk; 0 if the job is led where it costs nothing.
+        usd_per_address_hour, usd_per_spot_address_hour: Price of the public address of a VM on demand, and of a spot
+            VM; 0 if VMs have none.
+        usd_per_leader_hour: Price of the leader's VM with its extras; 0 if the job is led where it costs nothing.
     """
 
     aggregators: int = 0
     usd_per_aggregator_hour: float | None = None
     disk_gib: float = 0.0
     usd_per_gib_hour: float | None = None
+    usd_per_address_hour: float = 0.0
+    usd_per_spot_address_hour: float = 0.0
     usd_per_leader_hour: float = 0.0
 
     def __post_init__(self) -> None:
@@ -100,20 +127,20 @@ class SharedCosts:
             raise ValueError("aggregators need a price: unknown is not 0")
         for name in (
             *("aggregators", "usd_per_aggregator_hour", "disk_gib", "usd_per_gib_hour"),
-            "usd_per_leader_hour",
+            *("usd_per_address_hour", "usd_per_spot_address_hour", "usd_per_leader_hour"),
         ):
             if (value := getattr(self, name)) is not None:
                 _require(name, value)
 
-    @property
-    def disk_usd_per_hour(self) -> float:
-        """Hourly price of one VM's disk; 0 if unknown."""
-        return self.disk_gib * (self.usd_per_gib_hour or 0.0)
+    def extras(self, *, spot: bool = False) -> VmExtras:
+        """Those of one VM, on demand or spot."""
+        disk = None if self.usd_per_gib_hour is None else self.disk_gib * self.usd_per_gib_hour
+        return VmExtras(disk, self.usd_per_spot_address_hour if spot else self.usd_per_address_hour)
 
     @property
     def usd_per_hour(self) -> float:
-        """Hourly cost that does not depend on the number of workers: aggregators and leader, with their disks."""
-        aggregators = self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.disk_usd_per_hour)
+        """Hourly cost that does not depend on the number of workers: aggregators and leader, with their extras."""
+        aggregators = self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.extras().usd_per_hour)
         return aggregators + self.usd_per_leader_hour
 
 
@@ -122,7 +149,7 @@ class CostTerms:
     """Costs and delays of a job other than its workers' training; none by default.
 
     Attributes:
-        shared: The aggregators and the disks.
+        shared: The aggregators and the extras of VMs.
         setup_s: Time from the launch of a VM to the first step of its worker; it is paid for.
         risks: Preemption risk by VM type, for types used as spot VMs; the estimate notes a missing one as unknown.
         ready: Number of VMs of each type that are already set up.
@@ -163,7 +190,7 @@ class Rental:
         setup_s: Time from launch to the first step; paid for, on every VM.
         changes: Number of planned cluster changes: profiled configurations and the move to the chosen one.
         change_s: How long all workers pause at each change.
-        shared: The aggregators and the disks.
+        shared: The aggregators and the extras of VMs.
         traffic_usd_per_hour: Cost of the traffic between zones.
     """
 
@@ -297,11 +324,11 @@ class TrafficPrice:
         return f"{self.source}, {self.dated.isoformat()}"
 
 
-Item = Literal["workers", "vms", "disks", "traffic", "share", "leader", "earlier", "pool"]
+Item = Literal["workers", "vms", "disks", "addresses", "traffic", "share", "leader", "earlier", "pool"]
 """Items of a job's cost, of which none has another's dollars. `workers`: what a job has counted itself that rents
-nothing. `vms`, `disks`: its VMs as they are charged, and their disks. `traffic`: between zones. `share`: its part of a
-pool. `leader`: the VM that leads it. `earlier`: what a record that comes from another store tells. `pool`: the VMs of a
-pool, with their disks, which jobs pay by their shares."""
+nothing. `vms`, `disks`, `addresses`: its VMs as they are charged, their disks and public addresses. `traffic`: between
+zones. `share`: its part of a pool. `leader`: the VM that leads it. `earlier`: what a record that comes from another
+store tells. `pool`: the VMs of a pool, with their extras, which jobs pay by their shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +336,7 @@ class LedgerEntry:
     """What a job has used of one item, and what that has cost.
 
     Attributes:
-        quantity: Seconds of workers, VMs, disks, the leader or processors of a pool; GiB of traffic.
+        quantity: Seconds of workers, VMs, disks, addresses, the leader or processors of a pool; GiB of traffic.
         usd: US dollars.
         basis: What is priced, or by which price, as text; empty if the quantity says it.
     """

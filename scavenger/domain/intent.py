@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
+from scavenger.domain.cost import VmExtras
 from scavenger.domain.vm import LaunchTemplate, VmRequest
 
 IntentState = Literal["PLAN", "UP", "DELETING", "GONE"]
@@ -39,9 +40,13 @@ Ending = Literal[
 """Why an intent ends; empty while it is wanted. The last three: its launch was refused."""
 
 
+HEARD_LATE_S = 60.0
+"""By how much a VM may have been heard, and renewed, after the last record of that."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """A placement option: a VM type in a zone, on-demand or spot, with its price.
+    """A placement option: a VM type in a zone, on-demand or spot, with its price, and that of what a VM has beside it.
 
     Raises:
         ValueError: If the price is not a positive number: an unknown price is never taken for 0.
@@ -51,10 +56,16 @@ class PlacementOption:
     zone: str
     spot: bool
     price_usd_per_hour: float
+    extras: VmExtras = field(default_factory=VmExtras)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour > 0):
             raise ValueError(f"{self.vm} in {self.zone} has no price: {self.price_usd_per_hour}")
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price with the extras."""
+        return self.price_usd_per_hour + self.extras.usd_per_hour
 
     @property
     def key(self) -> tuple[str, str, bool]:
@@ -88,7 +99,6 @@ class FleetSpec:
         template: The launch parameters that all its VMs share.
         vms_max: Largest number of VMs at any time, including those that are being deleted.
         budget_usd: Limit on the cost of all its VMs, past ones included; infinite if there is no limit.
-        disk_usd_per_hour: Price of a VM's boot disk; 0 if it is not known.
         drain_s: Time that the job needs to save its state; reserved for each VM in addition to the time to end it.
         boot_key: Key from which the single-use join keys of the VMs are derived, hexadecimal. Every process that
             launches VMs in the region needs it, so it is stored as long as the job wants VMs.
@@ -114,7 +124,6 @@ class FleetSpec:
     attempt: int = 1
     register_s: float = 600.0
     launches: bool = True
-    disk_usd_per_hour: float = 0.0
 
     def options_of(self, slot: VmSlot) -> tuple[PlacementOption, ...]:
         """Placement options for the VM of a slot."""
@@ -147,8 +156,11 @@ class VmCharges:
 
     Attributes:
         reserved_usd: Reserved when the intent was stored: the cost from the decision to end the VM to its end.
-        billed_s, spent_usd: Counted so far; corrected by the cloud's own timestamps when the VM has ended.
+        billed_s, spent_usd: Counted so far, without its extras; corrected by the cloud's own timestamps when the VM
+            has ended.
         charged_at: Time up to which they are counted, by Scavenger's clock.
+        extras: What it has beside its type.
+        disk_after_s: For how long its disk was paid for after the VM had ended.
     """
 
     price_usd_per_hour: float
@@ -156,6 +168,19 @@ class VmCharges:
     billed_s: float = 0.0
     spent_usd: float = 0.0
     charged_at: datetime | None = None
+    extras: VmExtras = field(default_factory=VmExtras)
+    disk_after_s: float = 0.0
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price with the extras."""
+        return self.price_usd_per_hour + self.extras.usd_per_hour
+
+    @property
+    def cost_usd(self) -> float:
+        """What is counted so far, with the extras."""
+        after_usd = self.disk_after_s / 3600.0 * (self.extras.disk_usd_per_hour or 0.0)
+        return self.spent_usd + self.billed_s / 3600.0 * self.extras.usd_per_hour + after_usd
 
     def plus(self, seconds: float, usd: float) -> VmCharges:
         """These charges with more billed time and cost."""
@@ -252,7 +277,23 @@ class Intent:
     def option(self) -> PlacementOption:
         """The placement option that was requested."""
         request = self.request
-        return PlacementOption(request.vm, request.zone, request.spot, self.charges.price_usd_per_hour)
+        charges = self.charges
+        return PlacementOption(
+            request.vm, request.zone, request.spot, charges.price_usd_per_hour, charges.extras
+        )
+
+    @property
+    def ends_itself_by(self) -> datetime | None:
+        """When its VM has ended itself at the latest, if nothing more is heard of it; None if there are no times."""
+        times = self.times
+        known = [at for at in (times.created_at, times.launched_at, times.last_ack_at) if at is not None]
+        return max(known) + timedelta(seconds=self.request.life_s + HEARD_LATE_S) if known else None
+
+    @property
+    def uncharged_s_max(self) -> float:
+        """For how long its VM may have run since it was charged last, if nothing was heard of it."""
+        by, charged_at = self.ends_itself_by, self.charges.charged_at
+        return math.inf if by is None or charged_at is None else max(0.0, (by - charged_at).total_seconds())
 
     def __str__(self) -> str:
         name = self.instance_id or f"the VM of intent {self.id}"

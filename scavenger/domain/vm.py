@@ -141,6 +141,7 @@ class VmSeen:
         reason: Why it is stopping or gone, in the cloud's words; empty if it does not report one.
         run_max_s: Time after its launch at which it ends itself in any case, as its tags say; 0 if they do not.
         queued: Whether its launch is accepted and waits in a queue: it is not there yet, and nothing is paid for it.
+        disk_after_s: For how long its disk was there after its end.
     """
 
     instance_id: str
@@ -156,6 +157,7 @@ class VmSeen:
     reason: str = ""
     run_max_s: int = 0
     queued: bool = False
+    disk_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class AggregatorVms:
         copies: o.
         largest_share: Largest share of the model on one VM: 1 / n if tensors could be divided at will.
         vm_bytes_per_s: R, or more; None if unknown.
-        usd_per_hour: Price of one of them, with its disk.
+        usd_per_hour: Price of one of them, with its extras.
     """
 
     vms: int

@@ -35,7 +35,7 @@ BILLED_MIN_S = 60.0
 """Minimum billed time: Compute Engine and EC2 (Linux) bill by the second, and at least one minute."""
 
 NEVER_COUNTED = (
-    "network traffic other than between zones, public addresses and load balancers",
+    "network traffic other than between zones, and load balancers",
     "storage of checkpoints, data and images",
     "taxes, licences, and discounts that the price file does not have",
 )
@@ -148,8 +148,8 @@ def estimate(rental: Rental) -> CostEstimate:
         hourly = shared.usd_per_aggregator_hour
         items.append(item("aggregators", shared.aggregators, time_s, hourly, "VM", " on demand"))
     if shared.usd_per_leader_hour:
-        disk = "" if shared.usd_per_gib_hour is None else " with its disk"
-        items.append(item("leader", 1, time_s, shared.usd_per_leader_hour, "VM", f" on demand{disk}"))
+        which = f" on demand {shared.extras()}".rstrip()
+        items.append(item("leader", 1, time_s, shared.usd_per_leader_hour, "VM", which))
     disks = vms + shared.aggregators
     if rental.traffic_usd_per_hour:
         usd = time_s / _HOUR_S * rental.traffic_usd_per_hour
@@ -163,6 +163,11 @@ def estimate(rental: Rental) -> CostEstimate:
         not_counted.append(
             f"{disks} disk{'' if disks == 1 else 's'} of {shared.disk_gib:g} GiB: their price is not known"
         )
+    hourly = vms * shared.extras(spot=rental.spot).address_usd_per_hour
+    hourly += shared.aggregators * shared.extras().address_usd_per_hour
+    if hourly:
+        how = f"of {disks} VM{'' if disks == 1 else 's'} x {time_s:.0f} s at ${hourly / disks:.6g} per hour"
+        items.append(CostItem("public addresses", time_s / _HOUR_S * hourly, how))
     if rental.spot and risk is None:
         not_counted.append("interruptions of spot VMs: how often they come is not known")
     return CostEstimate(time_s, tuple(items), (*not_counted, *NEVER_COUNTED))
@@ -219,6 +224,8 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         counted.append(f"the leader's VM (${shared.usd_per_leader_hour:.6g} per hour)")
     if shared.disk_gib and shared.usd_per_gib_hour is not None:
         counted.append(f"boot disks ({shared.disk_gib:g} GiB)")
+    if shared.usd_per_address_hour:
+        counted.append(f"public addresses (${shared.usd_per_address_hour:.6g} per hour)")
     if terms.elsewhere and terms.traffic_usd_per_step:
         workers = "1 worker" if terms.elsewhere == 1 else f"{terms.elsewhere:.3g} workers"
         counted.append(f"traffic of {workers} in another zone than the aggregators")

@@ -290,7 +290,9 @@ class JobModel:
         setup_s = np.zeros(len(count))
         if costs is not None:
             usd_per_second = (
-                usd_per_second + (vms * costs.shared.disk_usd_per_hour + costs.shared.usd_per_hour) / 3600.0
+                usd_per_second
+                + (vms * costs.shared.extras(spot=offer.spot).usd_per_hour + costs.shared.usd_per_hour)
+                / 3600.0
             )
             usd_per_second = usd_per_second + traffic_usd_per_second(count, step_time_s, costs)
             usd_per_second = usd_per_second + (costs.aggregation_usd_per_step or 0.0) / step_time_s

@@ -9,6 +9,7 @@ from typing import Literal
 
 from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import VmExtras
 from scavenger.domain.vm import VmSeen
 
 _OBJECT_STORE = "checkpoint.path: s3://..., or checkpoints in the settings of the cloud"
@@ -60,17 +61,17 @@ class LeaderPlan:
     Attributes:
         reason: Why it is rented, see `LeaderChoice`.
         offer: Its type and price, on demand.
-        disk_usd_per_hour: Price of its disk; 0 if unknown.
+        extras: What it has beside its type.
     """
 
     reason: str
     offer: Offer
-    disk_usd_per_hour: float
+    extras: VmExtras
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of the VM with its disk."""
-        return self.offer.price_usd_per_hour + self.disk_usd_per_hour
+        """Price of the VM with its extras."""
+        return self.offer.price_usd_per_hour + self.extras.usd_per_hour
 
     def usd_afterwards(self, stays_s: float) -> float:
         """The most that the VM costs after the end of its job, if it stays for so many seconds."""

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from scavenger.domain.cost import VmExtras
 from scavenger.domain.intent import (
     FleetSpec,
     Intent,
@@ -35,11 +36,17 @@ SHORTAGES = "told"
 
 _UNHEALTHY = ("never_joined", "died")
 
-_TAGS, _TEMPLATE, _CHARGES, _TIMES, _PLAIN = (
-    tuple(one.name for one in fields(kind) if one.name not in ("request", "charges", "times"))
-    for kind in (VmTags, LaunchTemplate, VmCharges, VmTimes, Intent)
+_TAGS, _TEMPLATE, _CHARGES, _EXTRAS, _TIMES, _PLAIN = (
+    tuple(one.name for one in fields(kind) if one.name not in ("request", "charges", "extras", "times"))
+    for kind in (VmTags, LaunchTemplate, VmCharges, VmExtras, VmTimes, Intent)
 )
 """Fields of an intent's parts, and of the intent itself, that are columns or keys of the same name and type."""
+
+_DISK_S = IntentRow.billed_s + IntentRow.disk_after_s
+DISK_USD = _DISK_S / 3600.0 * func.coalesce(IntentRow.disk_usd_per_hour, 0.0)
+ADDRESS_USD = IntentRow.billed_s / 3600.0 * IntentRow.address_usd_per_hour
+COST_USD = IntentRow.spent_usd + DISK_USD + ADDRESS_USD
+"""What the disk, the public address, and all of a VM have cost as counted so far; see `VmCharges.cost_usd`."""
 
 
 def settle(row: IntentRow, before_s: float = 0.0) -> None:
@@ -67,7 +74,7 @@ def past_of(session: Session, job_id: str, attempt: int, provider: str, region: 
             IntentRow.state,
             IntentRow.provider,
             IntentRow.region,
-            func.sum(IntentRow.spent_usd).label("spent"),
+            func.sum(COST_USD).label("spent"),
             func.sum(IntentRow.reserved_usd).label("reserved"),
         )
         .where(of_job)
@@ -132,7 +139,20 @@ def _slot_of(given: Mapping[str, Any]) -> VmSlot:
 
 
 def _options_of(given: Collection[Mapping[str, Any]]) -> tuple[PlacementOption, ...]:
-    return tuple(PlacementOption(**one) for one in given)
+    return tuple(
+        PlacementOption(
+            **{name: value for name, value in one.items() if name not in _EXTRAS},
+            extras=VmExtras(**{name: one[name] for name in _EXTRAS if name in one}),
+        )
+        for one in given
+    )
+
+
+def _option_document(option: PlacementOption) -> dict[str, Any]:
+    """A placement option; the prices of what a VM has beside its type only where there are any."""
+    document = asdict(option)
+    extras = document.pop("extras")
+    return document | {name: usd for name, usd in extras.items() if usd}
 
 
 def _template_from(given: dict[str, Any]) -> LaunchTemplate:
@@ -159,9 +179,9 @@ def _template_document(template: LaunchTemplate) -> dict[str, Any]:
 
 def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
     """The document of a fleet spec's row; flat, under the names of its first version."""
-    options = [asdict(one) for one in spec.options]
+    options = [_option_document(one) for one in spec.options]
     slots = [
-        {"slot": one.number, "generation": one.generation, "places": [asdict(o) for o in one.options]}
+        {"slot": one.number, "generation": one.generation, "places": list(map(_option_document, one.options))}
         for one in spec.slots
     ]
     return {
@@ -173,7 +193,6 @@ def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
         "boot_key": spec.boot_key,
         "attempt": spec.attempt,
         "register_s": spec.register_s,
-        **({"disk_usd_per_hour": spec.disk_usd_per_hour} if spec.disk_usd_per_hour else {}),
         **({} if spec.launches else {"launches": False}),
         **_template_document(spec.template),
     }
@@ -191,7 +210,10 @@ def intent_of(row: IntentRow) -> Intent:
         raise StoreError(f"intent {row.id} cannot be read: {error}") from error
     return Intent(
         request=request,
-        charges=VmCharges(**{name: getattr(row, name) for name in _CHARGES}),
+        charges=VmCharges(
+            **{name: getattr(row, name) for name in _CHARGES},
+            extras=VmExtras(**{name: getattr(row, name) for name in _EXTRAS}),
+        ),
         times=VmTimes(**{name: getattr(row, name) for name in _TIMES}),
         **{name: getattr(row, name) for name in _PLAIN},
     )
@@ -214,6 +236,7 @@ def row_of(intent: Intent, created_at: datetime) -> IntentRow:
         generation=intent.generation,
         request=request.pop("tags") | _template_document(intent.request.template) | request,
         **{name: getattr(intent.charges, name) for name in _CHARGES} | {"charged_at": created_at},
+        **asdict(intent.charges.extras),
         **times,
         **{name: getattr(intent, name) for name in _PLAIN},
     )

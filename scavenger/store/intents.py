@@ -31,6 +31,7 @@ from scavenger.errors import LeaseLostError, StoreError
 from scavenger.store.base import Part, job_row
 from scavenger.store.handovers import hand_over, held_before_s
 from scavenger.store.intent_rows import (
+    COST_USD,
     SHORTAGES,
     fleet_spec_document,
     fleet_spec_of,
@@ -325,8 +326,10 @@ class IntentsPart(Part):
                 row.instance_id = row.instance_id or vm.instance_id
                 if row.taken_at is None:
                     row.launched_at = vm.launched_at or row.launched_at
-                row.ended_at = vm.ended_at
+                row.ended_at, row.disk_after_s = vm.ended_at, vm.disk_after_s
             if row.instance_id and not never:
+                if fence is None and row.ended_at is None:
+                    _charge_to_its_end(row, self._clock())
                 settle(row, held_before_s(session, row))
             note_vms(session, [row.job_id], self._clock())
             return intent_of(row)
@@ -433,6 +436,15 @@ def _living(
     return session.scalar(select(IntentRow).where(IntentRow.id == intent_id, IntentRow.state.in_(among)))
 
 
+def _charge_to_its_end(row: IntentRow, now: datetime) -> None:
+    """Charge the most that a VM may have cost since it was charged last, where the cloud does not tell its end."""
+    intent = intent_of(row)
+    charged_at = intent.charges.charged_at or now
+    seconds = min(max(0.0, (now - charged_at).total_seconds()), intent.uncharged_s_max)
+    row.billed_s += seconds
+    row.spent_usd += seconds / 3600.0 * row.price_usd_per_hour
+
+
 def _is_allowed(session: Session, intent: Intent) -> bool:
     """Whether the job may have one more VM; checked in the transaction that writes its intent."""
     key = (intent.job_id, intent.provider, intent.region)
@@ -456,8 +468,6 @@ def _may_take(session: Session, key: tuple[str, str, str], attempt: int, reserve
     ).all()
     here = sum((one.job_id, one.provider, one.region) == key for one in living)
     reserved = sum(one.reserved_usd for one in living)
-    spent = session.scalar(
-        select(func.coalesce(func.sum(IntentRow.spent_usd), 0.0)).where(IntentRow.job_id == job_id)
-    )
+    spent = session.scalar(select(func.coalesce(func.sum(COST_USD), 0.0)).where(IntentRow.job_id == job_id))
     committed = float(spent or 0.0) + reserved + reserved_usd
     return here < spec.vms_max and committed <= spec.budget_usd

@@ -26,6 +26,7 @@ from scavenger.errors import LimitReachedError
 from scavenger.presentation.formatting import used_up
 from scavenger.store.base import Part, open_submissions
 from scavenger.store.documents import budget_of
+from scavenger.store.intent_rows import ADDRESS_USD, DISK_USD
 from scavenger.store.operations import KEPT, POOL
 from scavenger.store.owner import is_owner_alive, owner_of, this_process
 from scavenger.store.records import LIVE_STATES, Owner
@@ -222,25 +223,20 @@ def note(
 
 
 def note_vms(session: Session, job_ids: Iterable[str], at: datetime) -> None:
-    """Note what the VMs of jobs, and their disks, have been charged."""
+    """Note what the VMs of jobs, and their extras, have been charged."""
     session.flush()
-    place = (IntentRow.job_id, IntentRow.provider, IntentRow.region)
-    sums = (*place, func.sum(IntentRow.billed_s), func.sum(IntentRow.spent_usd))
-    query = select(*sums).where(IntentRow.job_id.in_(set(job_ids))).group_by(*place)
-    vms: dict[str, LedgerEntry] = defaultdict(LedgerEntry)
-    disks: dict[str, LedgerEntry] = defaultdict(LedgerEntry)
-    for job_id, provider, region, seconds, usd in session.execute(query).all():
-        vms[job_id] += LedgerEntry(float(seconds), float(usd))
-        wanted = session.get(FleetSpecRow, (job_id, provider, region))
-        usd_per_hour = 0.0 if wanted is None else wanted.document.get("disk_usd_per_hour", 0.0)
-        disks[job_id] += LedgerEntry(float(seconds), float(seconds) / 3600.0 * usd_per_hour)
-    for job_id, entry in vms.items():
-        job, of_disks = session.get(JobRow, job_id), disks[job_id]
+    sums = map(func.sum, (IntentRow.billed_s, IntentRow.spent_usd, DISK_USD, ADDRESS_USD))
+    of_jobs = IntentRow.job_id.in_(set(job_ids))
+    query = select(IntentRow.job_id, *sums).where(of_jobs).group_by(IntentRow.job_id)
+    for job_id, *found in session.execute(query).all():
+        seconds, *costs = map(float, found)
+        job = session.get(JobRow, job_id)
         if job is not None and POOL in job.spec:
-            note(session, job_id, "pool", LedgerEntry(entry.quantity, entry.usd + of_disks.usd), at)
+            note(session, job_id, "pool", LedgerEntry(seconds, sum(costs)), at)
             continue
-        note(session, job_id, "vms", entry, at)
-        note(session, job_id, "disks", of_disks if of_disks.usd else LedgerEntry(), at)
+        items: tuple[Item, ...] = ("vms", "disks", "addresses")
+        for item, usd in zip(items, costs, strict=True):
+            note(session, job_id, item, LedgerEntry(seconds, usd) if usd else LedgerEntry(), at)
 
 
 def note_counted(session: Session, job: JobRow, usd: float, at: datetime) -> None:

@@ -237,6 +237,7 @@ class IntentRow(Base):
         CheckConstraint("asked OR instance_id = ''", name="asked"),
         *positive("price_usd_per_hour", "attempt"),
         *not_negative("slot", "generation", "reserved_usd", "acks", "billed_s", "spent_usd"),
+        *not_negative("disk_usd_per_hour", "address_usd_per_hour", "disk_after_s"),
         Index(None, "state", "provider", "region"),
     )
 
@@ -249,6 +250,8 @@ class IntentRow(Base):
     region: Mapped[str]
     request: Mapped[dict[str, Any]]
     price_usd_per_hour: Mapped[float]
+    disk_usd_per_hour: Mapped[float | None]
+    address_usd_per_hour: Mapped[float]
     reserved_usd: Mapped[float]
     attempt: Mapped[int]
     state: Mapped[str]
@@ -257,6 +260,7 @@ class IntentRow(Base):
     acks: Mapped[int]
     billed_s: Mapped[float]
     spent_usd: Mapped[float]
+    disk_after_s: Mapped[float]
     charged_at: Mapped[datetime | None]
     launched_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]

@@ -84,7 +84,7 @@ class _LiveProject(Project):
     def _powered_off(self, machine: Machine) -> None:
         with self.lock:
             if self.clock() < machine.ends_at:
-                machine.off_at = self.clock()
+                self.power_off(machine)
 
     def end(self) -> None:
         """End every VM at once."""

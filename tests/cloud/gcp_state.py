@@ -311,6 +311,11 @@ class Project:
         machine.end(self.clock(), self.preempted_after_s, "Instance was preempted.")
         self._begin("compute.instances.preempted", machine, self.preempted_after_s, "")
 
+    def power_off(self, machine: Machine) -> None:
+        """It has shut itself down: it is there still, `TERMINATED`, until somebody deletes it."""
+        machine.off_at = self.clock()
+        self._begin("compute.instances.guestTerminate", machine, 0.0, "")
+
     def _known(self, request_id: str) -> Operation | None:
         if not request_id:
             return None

@@ -187,6 +187,26 @@ def test_the_end_of_a_deleted_vm_is_told_by_its_operation_as_long_as_the_zone_re
         world.provider.describe(first.instance_id, first.zone)
 
 
+def test_a_vm_that_powered_itself_off_ended_then_and_its_disk_when_it_was_deleted(world: GcpWorld) -> None:
+    first, other = (world.provider.launch(make_request(world, number, spot=True)) for number in range(2))
+    world.advance(LONG_S)
+    began_at, project = EPOCH + timedelta(seconds=world.clock()), world.server.project
+    with project.lock:
+        project.power_off(project.find(first.zone, first.instance_id))
+        project.preempt(int(other.instance_id))
+    world.advance(LONG_S)
+    assert world.provider.describe(first.instance_id, first.zone).ended_at == began_at
+    world.provider.terminate(first.instance_id, first.zone)
+    world.advance(LONG_S)
+
+    seen = world.provider.describe(first.instance_id, first.zone)
+    assert (seen.state, seen.ended_at) == ("gone", began_at)
+    assert seen.disk_after_s == LONG_S + project.deleted_after_s
+    taken = world.provider.describe(other.instance_id, other.zone)
+    assert (taken.state, taken.disk_after_s) == ("gone", 0.0)
+    assert taken.ended_at == began_at + timedelta(seconds=project.preempted_after_s)
+
+
 @pytest.mark.parametrize("fault", ["fail", "throttle", "lose", "garble"])
 def test_an_accepted_insert_is_followed_through_faults(world: GcpWorld, fault: str) -> None:
     world.server.faults.plan(fault, 3, "zoneOperations.get")

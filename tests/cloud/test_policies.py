@@ -23,6 +23,7 @@ from gcp_state import Clock
 from gcp_world import world_on
 
 from scavenger.cloud.aws import provider
+from scavenger.cloud.policies import policy_of
 from scavenger.errors import CredentialsError
 
 __all__ = ["aws", "server", "session", "started"]  # fixtures
@@ -70,18 +71,55 @@ def test_every_image_that_is_looked_for_may_be_found() -> None:
         assert any(fnmatch(parameter, one) for one in allowed), parameter
 
 
-def test_only_what_bears_our_tag_can_be_ended(aws: AwsWorld) -> None:
-    known = statements("aws.json")
-    tagged = {"Null": {"aws:ResourceTag/scavenger-owner": "false"}}
+def allows(document: str, action: str, **tags: str) -> bool:
+    """Whether a policy allows something for what has these tags: `ResourceTag` or `RequestTag`, by our key."""
 
-    assert known["EndAndRemoveOwn"]["Condition"] == tagged
-    assert "aws:RequestTag/scavenger-owner" in known["StartOwnVms"]["Condition"]["Null"]
+    def holds(condition: dict[str, dict[str, Any]]) -> bool:
+        return all(
+            any(
+                fnmatch(tags.get(key.partition(":")[2].partition("/")[0], ""), pattern)
+                for pattern in patterns
+            )
+            for kind, wanted in condition.items()
+            for key, patterns in wanted.items()
+            if kind == "StringLike" and key.endswith("/scavenger-owner")
+        )
+
+    return any(
+        action in one["Action"] and holds(one.get("Condition", {}))
+        for one in json.loads(document)["Statement"]
+    )
+
+
+def test_an_installation_ends_what_has_its_tag_or_that_of_its_leaders_and_nothing_of_another() -> None:
+    document = policy_of("aws", "scavenger-0a1b2c3d4e5f")
+
+    for action in ("ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeleteSecurityGroup"):
+        for tag in ("scavenger-0a1b2c3d4e5f", "scavenger-0a1b2c3d4e5f-8d3c1a90"):
+            assert allows(document, action, ResourceTag=tag)
+        for tag in (
+            "",
+            "scavenger-ffffffffffff",
+            "scavenger-0a1b2c3d4e5f0",
+            "scavenger-ffffffffffff-8d3c1a90",
+        ):
+            assert not allows(document, action, ResourceTag=tag)
+    started = [
+        one for one in json.loads(document)["Statement"] if "arn:aws:ec2:*:*:instance/*" in one["Resource"]
+    ]
+    whole = json.dumps({"Statement": started})
+    assert allows(whole, "ec2:RunInstances", RequestTag="scavenger-0a1b2c3d4e5f")
+    assert not allows(whole, "ec2:RunInstances", RequestTag="scavenger-ffffffffffff")
+    assert "INSTALLATION" not in document
+
+
+def test_only_one_statement_ends_anything_and_each_action_is_named() -> None:
     ending = ("Terminate", "Delete", "Authorize", "Stop", "Modify")
-    for sid, statement in known.items():
+    for sid, statement in statements("aws.json").items():
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         if any(action.partition(":")[2].startswith(ending) for action in actions):
             assert sid == "EndAndRemoveOwn"
-        assert not any("*" in action for action in actions), "each action is named"
+        assert not any("*" in action for action in actions)
 
 
 def test_what_the_policies_lack_is_refused_by_the_servers(

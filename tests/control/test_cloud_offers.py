@@ -149,7 +149,10 @@ def test_the_terms_hold_all_that_is_paid_beside_the_workers() -> None:
     terms = here.terms(offered, disk_gib=30.0, setup_s=150.0)
 
     assert (terms.shared.aggregators, terms.shared.usd_per_aggregator_hour) == (1, 0.085)
-    assert terms.shared.usd_per_hour == pytest.approx(0.085 + 30 * spot_prices.DISK_USD_PER_GIB_HOUR)
+    assert terms.shared.usd_per_hour == pytest.approx(0.085 + 30 * spot_prices.DISK_USD_PER_GIB_HOUR + 0.005)
+    private = cloud("auto", public=False).extras(30.0, spot=False)
+    assert (private.address_usd_per_hour, str(private)) == (0.0, "with its disk")
+    assert str(here.extras(30.0, spot=True)) == "with its disk and public address"
     more = cloud("auto", aggregator_vms=3)
     several = more.terms(offered, disk_gib=30.0, setup_s=150.0)
     assert more.hardware() != here.hardware() == f"aws/{spot_prices.REGION}"

@@ -22,7 +22,6 @@ from scavenger.store.records import JobRecord, Owner
 START = datetime(2026, 7, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 NOW = START + 10 * HOUR
-DISKS = {("aws", "us-east-1"): 1e-4}
 
 
 def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
@@ -46,6 +45,7 @@ def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
         "billed_s": 3600.0,
         "spent_usd": 0.035,
         "ending": "preempted",
+        "disk_usd_per_hour": 0.002,
     }
     return built(
         Intent,
@@ -88,10 +88,19 @@ def job(**more: Any) -> JobRecord:
 
 
 def test_a_vm_that_has_ended_costs_what_the_clouds_times_make_of_the_price_that_was_charged() -> None:
-    (vm,) = paid_for([intent()], at=NOW, disk_prices=DISKS).vms
+    (vm,) = paid_for([intent()], at=NOW).vms
 
     assert (vm.billed_s, vm.usd, vm.basis, vm.ended, vm.ending) == (3600.0, 0.035, "cloud", True, "preempted")
     assert vm.disk_usd == pytest.approx(20 * 1e-4)
+
+
+def test_a_public_address_is_paid_for_as_long_as_its_vm_and_a_disk_until_it_is_deleted() -> None:
+    paid = paid_for([intent(address_usd_per_hour=0.005, disk_after_s=1800.0)], at=NOW)
+
+    (vm,) = paid.vms
+    assert (vm.address_usd, vm.disk_usd) == (0.005, pytest.approx(1.5 * 0.002))
+    assert {item.name: item.usd for item in paid.items}["public addresses"] == 0.005
+    assert paid.total_usd == pytest.approx(vm.cost_usd) == pytest.approx(0.035 + 0.005 + 0.003)
 
 
 def test_a_vm_that_runs_is_billed_up_to_now_by_the_clouds_launch() -> None:
@@ -144,9 +153,7 @@ def test_a_launch_that_came_to_nothing_is_no_vm_and_one_that_nobody_answered_is_
 
 
 def test_aggregators_and_workers_on_demand_and_spot_are_told_apart() -> None:
-    paid = paid_for(
-        [intent(0, spot=False), intent(1), intent(2), intent(3, spot=False)], at=NOW, disk_prices=DISKS
-    )
+    paid = paid_for([intent(0, spot=False), intent(1), intent(2), intent(3, spot=False)], at=NOW)
 
     assert {item.name: round(item.usd, 6) for item in paid.items} == {
         "workers, on demand": 0.035,
@@ -173,14 +180,15 @@ def test_the_total_is_the_sum_over_the_vms_and_never_falls_as_time_goes_on(
         )
         for slot, spot, state, usd in rows
     ]
-    early, late = (paid_for(intents, at=at, disk_prices=DISKS) for at in (NOW, NOW + HOUR))
+    early, late = (paid_for(intents, at=at) for at in (NOW, NOW + HOUR))
 
-    assert early.total_usd == pytest.approx(sum(vm.usd + (vm.disk_usd or 0.0) for vm in early.vms))
+    assert early.total_usd == pytest.approx(sum(vm.cost_usd for vm in early.vms))
     assert late.total_usd >= early.total_usd
 
 
 def test_a_job_on_vms_costs_what_they_did_whatever_it_counted_itself() -> None:
-    cost = job_cost(job(cost_usd=9.9), [intent(), intent(0, spot=False)], at=NOW)
+    unknown = {"disk_usd_per_hour": None}
+    cost = job_cost(job(cost_usd=9.9), [intent(**unknown), intent(0, spot=False, **unknown)], at=NOW)
 
     assert cost.actual_usd == pytest.approx(0.07)
     assert "cloud's own timestamps" in cost.how

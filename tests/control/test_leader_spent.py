@@ -20,7 +20,7 @@ from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.seats import seat_of
 from scavenger.control.leading.spent import book_leader, leader_usd
 from scavenger.control.provisioning.bill import VmCost, job_cost, with_vms
-from scavenger.domain.cost import Item
+from scavenger.domain.cost import Item, VmExtras
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmCharges, VmSlot, VmTimes
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmState, VmTags
 from scavenger.errors import ConfigurationError
@@ -28,13 +28,13 @@ from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-DISK_GIB = LaunchTemplate(3600.0).disk_gib
-PRICE, DISK = 3.6, 0.36
-"""US dollars per hour: a tenth of a cent a second, and a hundredth of one."""
+PRICE = 3.6
+"""US dollars per hour: a tenth of a cent a second."""
+EXTRAS = VmExtras(0.36, 0.036)
 VM_THERE = VmCost(
-    "i-1", "c5.large", "us-east-1a", False, "worker", 1800.0, 0.04, None, "cloud", True, "unwanted"
+    "i-1", "c5.large", "us-east-1a", False, "worker", 1800.0, 0.04, None, 0.0, "cloud", True, "unwanted"
 )
-SECOND_USD = (PRICE + DISK) / 3600.0
+SECOND_USD = (PRICE + EXTRAS.usd_per_hour) / 3600.0
 RECORD = LeaderRecord(
     "0a1b2c3d",
     "digits",
@@ -44,7 +44,6 @@ RECORD = LeaderRecord(
     "ssh-ed25519 AAAA",
     "/jobs/.scavenger",
     job_id="ffff-1",
-    disk_usd_per_hour=DISK,
 )
 
 
@@ -56,7 +55,7 @@ def launched(at: datetime = AT, *, ended: datetime | None = None, slot: int = LE
         request,
         "aws",
         "us-east-1",
-        VmCharges(PRICE, 0.0, seconds, seconds * PRICE / 3600.0),
+        VmCharges(PRICE, 0.0, seconds, seconds * PRICE / 3600.0, extras=EXTRAS),
         state="UP" if ended is None else "GONE",
         instance_id="i-1",
         times=VmTimes(launched_at=at, ended_at=ended),
@@ -69,11 +68,10 @@ def wanted(job_id: str, slot: int = LEADER_SLOT) -> FleetSpec:
         provider="aws",
         region="us-east-1",
         slots=(VmSlot(slot),),
-        options=(PlacementOption("c6a.large", "us-east-1a", False, PRICE),),
+        options=(PlacementOption("c6a.large", "us-east-1a", False, PRICE, EXTRAS),),
         template=launched().request.template,
         vms_max=1,
         budget_usd=float("inf"),
-        disk_usd_per_hour=DISK,
     )
 
 
@@ -85,7 +83,7 @@ def test_a_vm_costs_more_the_longer_it_is_there_and_what_the_cloud_bills_once_th
     a_s: float, b_s: float
 ) -> None:
     def usd(one: Intent, at_s: float, *, there: bool, seen_usd: float = 0.0) -> float:
-        return leader_usd([one], DISK, AT + timedelta(seconds=at_s), there=there, seen_usd=seen_usd)
+        return leader_usd([one], AT + timedelta(seconds=at_s), there=there, seen_usd=seen_usd)
 
     first_s, last_s = min(a_s, b_s), max(a_s, b_s)
     seen_usd = usd(launched(), first_s, there=True)
@@ -214,7 +212,6 @@ def test_a_bill_comes_to_the_sum_of_the_ledgers_items_which_is_what_budgets_coun
                 store.job(job_id),
                 store.intents(job_id),
                 at=AT + timedelta(days=90),
-                disk_prices={("aws", "us-east-1"): DISK / DISK_GIB},
                 entries=store.entries(job_id),
             )
             spent = sum(store.spending(AT).spent.values())

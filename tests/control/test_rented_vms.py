@@ -34,6 +34,7 @@ from scavenger.errors import (
     QuotaError,
     ThrottledError,
 )
+from scavenger.presentation.formatting import money
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
@@ -280,22 +281,28 @@ def test_a_leaders_vm_is_in_the_table_with_its_price_and_in_the_curve_of_its_job
     assert found.leader is not None
     assert found.leader.offer.cpus == 2
     assert found.leader.usd_per_hour == pytest.approx(
-        found.leader.offer.price_usd_per_hour + found.costs.disk_usd_per_hour
+        found.leader.offer.price_usd_per_hour + found.costs.extras().usd_per_hour
     )
+    assert found.costs.extras().address_usd_per_hour == 0.005
     prepared = PreparedJob(Path("job.yaml"), tmp_path, found)
     rows = dict(preview_rows(prepared, run=True, yes=True))
     assert found.leader.offer.vm in rows["leader"]
-    assert f"${found.leader.usd_per_hour:.2g}" in rows["leader"]
+    assert f"{money(found.leader.usd_per_hour)} an hour" in rows["leader"]
+    assert "public address, since" in rows["leader"]
     assert ADDRESS_VARIABLE in rows["leader"]
 
     with pytest.raises(ConfigurationError, match="leader_profile"):
         _ = found.leader_placement
     settings.write_text('[aws]\nleader_profile = "scavenger-leader"\ninstance_profile = "scavenger-vms"\n')
+    with settings.open("a") as file:
+        file.write("public_address = false\n")
     found = renting((), environment={SETTINGS_VARIABLE: str(settings)})
     assert found.leader is not None
     found.__dict__["provider"] = FakeProvider(name="aws", types=(found.leader.offer.vm,))
     options, template = found.leader_placement
     assert {(one.vm, one.spot) for one in options} == {(found.leader.offer.vm, False)}
+    assert {one.extras for one in options} == {found.costs.extras()}
+    assert found.costs.extras().address_usd_per_hour == 0.0
     assert template.settings.identity == "scavenger-leader"
 
 

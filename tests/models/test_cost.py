@@ -76,6 +76,8 @@ def test_every_item_is_counted_once_and_says_how() -> None:
         usd_per_aggregator_hour=1.0,
         disk_gib=20.0,
         usd_per_gib_hour=0.001,
+        usd_per_address_hour=0.004,
+        usd_per_spot_address_hour=0.001,
     )
     made = estimate(rental)
     work_s = 3600.0 + 360.0
@@ -90,6 +92,7 @@ def test_every_item_is_counted_once_and_says_how() -> None:
             "set-up": 2 * 0.1 * 2.0,
             "aggregators": made.time_s / 3600,
             "disks": 3 * 20 * 0.001 * made.time_s / 3600,
+            "public addresses": (2 * 0.001 + 0.004) * made.time_s / 3600,
         }
     )
     assert made.total_usd == pytest.approx(sum(items(made).values()))
@@ -116,6 +119,7 @@ def test_what_is_not_known_is_named_and_not_counted_as_nothing() -> None:
             "setup_s": seconds,
             "disk_gib": positive,
             "usd_per_gib_hour": positive,
+            "usd_per_address_hour": positive,
             "change_s": seconds,
         },
     ),

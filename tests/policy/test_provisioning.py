@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from nested import built, changed
 
 from scavenger.control.provisioning.fleet_agents import ACKNOWLEDGE_S
-from scavenger.domain.intent import FleetSpec, Intent, Past, PlacementOption, RegionSnapshot, VmSlot
+from scavenger.domain.intent import (
+    HEARD_LATE_S,
+    FleetSpec,
+    Intent,
+    Past,
+    PlacementOption,
+    RegionSnapshot,
+    VmSlot,
+)
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.policy.provisioning.actions import (
     Action,
@@ -34,7 +42,7 @@ from scavenger.policy.provisioning.actions import (
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, VmLimits
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
-from scavenger.policy.provisioning.money import HEARD_LATE_S, charges
+from scavenger.policy.provisioning.money import Account, charges
 from scavenger.train.engines.vm.silence_watch import KEEP_S
 
 OWNER = "me"
@@ -575,3 +583,34 @@ def test_a_vm_that_is_neither_listed_nor_heard_is_charged_until_it_has_ended_its
     assert not charged()
     scene.look([vm()])
     assert charged(), "it is listed: its timer has failed"
+
+
+def test_a_process_that_begins_charges_a_vm_that_it_never_sees_no_longer_than_until_it_has_ended_itself() -> (
+    None
+):
+    """Credentials are refused, and commands come and go: each knows only from the store when the VM was heard last."""
+    life_s = CONFIG.vm.life_s
+    one = intent(acks=1, created_at=AT, last_ack_at=AT, charged_at=AT)
+    billed_s = 0.0
+    for hour in range(1, 4):
+        scene, wall = Scene(one), AT + timedelta(hours=hour)
+        scene.look(after_s=1.0)
+        for _ in range(2):
+            added = charges(scene.situation, scene.memory, scene.now_s, wall, life_s)
+            seconds, _usd = added.get("t0", (0.0, 0.0))
+            billed_s += seconds
+            one = changed(one, billed_s=billed_s, charged_at=wall if seconds else one.charges.charged_at)
+            scene.memory.charged_s["t0"] = scene.now_s
+            scene.change(one)
+            scene.look(after_s=600.0)
+
+    assert billed_s == pytest.approx(life_s)
+
+
+def test_disk_and_address_count_against_the_budget() -> None:
+    extras = {"disk_usd_per_hour": 0.03, "address_usd_per_hour": 0.006}
+    one = intent(billed_s=3600.0, spent_usd=0.36, **extras)
+    account = Account(Scene(one).situation, "job", CONFIG)
+
+    assert account.rate_usd_per_hour == pytest.approx(0.396)
+    assert account.committed_usd == pytest.approx(0.396 + 0.1)

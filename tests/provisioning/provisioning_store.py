@@ -99,7 +99,7 @@ class MemoryStore:
         told = [one for one in told if one.acks or one.ending in ("never_joined", "died")]
         return Past(
             generations,
-            sum(one.charges.spent_usd for one in rows if one.state == "GONE"),
+            sum(one.charges.cost_usd for one in rows if one.state == "GONE"),
             tuple(one.acks > 0 for one in reversed(told[-32:])),
             self.pulses.get(job_id, ""),
             any(one.ending == "budget" and one.attempt == attempt for one in rows),
@@ -112,7 +112,7 @@ class MemoryStore:
         rows = [one for one in self.rows.values() if one.job_id == intent.job_id]
         living = [one for one in rows if one.state != "GONE"]
         key = (intent.slot, intent.generation)
-        committed = sum(one.charges.spent_usd for one in rows) + sum(
+        committed = sum(one.charges.cost_usd for one in rows) + sum(
             one.charges.reserved_usd for one in living
         )
         if not self._holds(fence) or spec is None or intent.job_id in self.ended_jobs:

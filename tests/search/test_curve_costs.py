@@ -41,6 +41,8 @@ some_terms = st.builds(
         usd_per_aggregator_hour=st.floats(0.01, 5),
         disk_gib=st.floats(0, 500),
         usd_per_gib_hour=st.none() | st.floats(1e-5, 1e-3),
+        usd_per_address_hour=st.floats(0, 0.01),
+        usd_per_spot_address_hour=st.floats(0, 0.01),
     ),
     setup_s=st.floats(0, 1000),
     risks=st.just({})
@@ -115,7 +117,7 @@ def test_aggregator_vms_cost_their_number_times_price_times_time_and_nothing_els
 ) -> None:
     none = build_curve(MODEL, SPOT_SPACE, costs=replace(terms, shared=replace(terms.shared, aggregators=0)))
     shared = replace(terms.shared, aggregators=vms)
-    each_usd_per_hour = (shared.usd_per_aggregator_hour or 0.0) + shared.disk_usd_per_hour
+    each_usd_per_hour = (shared.usd_per_aggregator_hour or 0.0) + shared.extras().usd_per_hour
 
     for before, after in zip(
         none, build_curve(MODEL, SPOT_SPACE, costs=replace(terms, shared=shared)), strict=True

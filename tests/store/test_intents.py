@@ -20,7 +20,7 @@ from provisioning_world import World
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
+from scavenger.domain.intent import HEARD_LATE_S, Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
@@ -61,7 +61,7 @@ class Bench:
         self.store.want_vms(desired)
         return desired
 
-    def intent(self, slot: int = 0, generation: int = 0, reserved_usd: float = 0.1) -> Intent:
+    def intent(self, slot: int = 0, generation: int = 0, reserved_usd: float = 0.1, **more: Any) -> Intent:
         token = str(uuid4())
         request = built(
             VmRequest,
@@ -83,10 +83,11 @@ class Bench:
             request=request,
             price_usd_per_hour=0.36,
             reserved_usd=reserved_usd,
+            **more,
         )
 
-    def written(self, slot: int = 0, generation: int = 0) -> str:
-        intent = self.intent(slot, generation)
+    def written(self, slot: int = 0, generation: int = 0, **more: Any) -> str:
+        intent = self.intent(slot, generation, **more)
         assert self.store.write_intent(self.fence, intent)
         return intent.id
 
@@ -182,6 +183,16 @@ class TestWriting:
         assert not bench.store.write_intent(bench.fence, bench.intent(0, 1))
         assert bench.store.write_intent(bench.fence, bench.intent(0, 1, reserved_usd=0.09))
 
+    def test_the_budget_counts_disks_and_addresses(self, bench: Bench) -> None:
+        bench.want(budget_usd=0.25)
+        first = bench.written(0, disk_usd_per_hour=0.03, address_usd_per_hour=0.03)
+        bench.store.charge(bench.fence, {first: (600.0, 0.06)}, AT)  # and a cent for disk and address
+        bench.gone(first)
+
+        assert not bench.store.write_intent(bench.fence, bench.intent(1, reserved_usd=0.185))
+        assert bench.store.write_intent(bench.fence, bench.intent(1, reserved_usd=0.175))
+        assert bench.store.situation("sim", "region-1").past[bench.job_id].spent_usd == pytest.approx(0.07)
+
     def test_a_job_that_has_ended_or_wants_nothing_gets_nothing(self, bench: Bench) -> None:
         bench.want(slots=(), vms_max=0)
         assert not bench.store.write_intent(bench.fence, bench.intent())
@@ -225,7 +236,7 @@ class TestStates:
         assert bench.store.is_clean(bench.job_id)
 
     def test_an_intent_is_read_as_it_was_written(self, bench: Bench) -> None:
-        intent = bench.intent()
+        intent = bench.intent(disk_usd_per_hour=0.03, address_usd_per_hour=0.005)
         bench.store.write_intent(bench.fence, intent)
 
         assert bench.one(intent.id) == changed(intent, created_at=AT, charged_at=AT)
@@ -453,3 +464,25 @@ class TestDatabase:
         opened[0].close()
 
         assert world.counts["made"] > 2
+
+
+def test_a_vm_whose_end_nobody_saw_is_charged_until_it_has_ended_itself_when_it_is_found_gone(
+    url: str,
+) -> None:
+    """A command was killed, and `scavenger gc` comes after the cloud has forgotten the VM."""
+    now = [AT]
+    with DatabaseStore.open(url, clock=lambda: now[0]) as store:
+        bench = Bench(store, store.create_job("digits", spec={}, job_file="job.yaml").id)
+        keys = [bench.written(slot) for slot in range(2)]
+        for slot, key in enumerate(keys):
+            store.mark_up(bench.fence, key, vm(f"i-{slot}", launched_at=AT))
+        store.charge(bench.fence, dict.fromkeys(keys, (30.0, 0.003)), AT + timedelta(seconds=30))
+
+        for key, later_s in zip(keys, (100, 90_000), strict=True):
+            now[0] = AT + timedelta(seconds=later_s)
+            store.mark_gone(None, key, "unwanted", "", vm("", launched_at=AT), never=False)
+
+        first, other = map(bench.one, keys)
+        assert first.charges.billed_s == pytest.approx(100.0)
+        assert other.charges.billed_s == pytest.approx(other.request.life_s + HEARD_LATE_S)
+        assert other.charges.spent_usd == pytest.approx(other.charges.billed_s / 3600.0 * 0.36)

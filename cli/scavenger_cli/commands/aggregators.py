@@ -298,7 +298,8 @@ def _renting(rent: RentOptions, tenants: int) -> Iterator[NodeSource]:
         node, limits = spec.node, spec.limits
         console.note(
             f"rented when jobs need them: up to {plural(limits.nodes_max, 'node')} at {node.place}, each a "
-            f"{node.machine} at {money(node.usd_per_hour)} per hour with its disk ({clean(spec.price_source)}); "
+            f"{node.machine} at {money(node.usd_per_hour)} per hour {spec.options[0].extras} "
+            f"({clean(spec.price_source)}); "
             f"{money(limits.nodes_max * node.usd_per_hour)} per hour at most, and each ends after "
             f"{duration(limits.idle_s)} without aggregators"
         )

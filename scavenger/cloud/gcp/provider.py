@@ -65,6 +65,8 @@ _POLL_FIRST_S, _POLL_MAX_S, _POLL_GROWTH = 1.0, 5.0, 1.5
 
 _NOTICE = re.compile(r"preemption.?notice", re.IGNORECASE)
 """In a refusal of `scheduling.preemptionNoticeDuration`."""
+_ENDS = r"delete|compute\.instances\.(preempted|guestTerminate)"
+"""Operations after which a VM is not paid for; its disk is until it is deleted."""
 _QUOTAS = re.compile(r"(?!COMMITTED_)(\w+_)?(CPUS|GPUS)|INSTANCES|(DISKS|SSD|HDB)_TOTAL_GB|IN_USE_ADDRESSES")
 
 
@@ -196,17 +198,27 @@ class GcpProvider:
         raise of_operation(operation, doing=doing, region=self.region, location=request.zone)
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
-        """See `Provider.describe`; Compute Engine forgets a VM as soon as it is deleted, and its deletion later."""
+        """See `Provider.describe`; Compute Engine forgets a VM as soon as it is deleted, and its end later."""
         deadline = self._deadline()
         try:
             return self._seen(instance_id, zone, deadline)
         except GoneError:
-            ended_at = None
+            ends: list[datetime] = []
             with suppress(ScavengerError):
-                ended_at = self._deleted_at(instance_id, zone, deadline)
-            if ended_at is None:
+                ends = self._ends_of(instance_id, zone, deadline)
+            if not ends:
                 raise
-            return VmSeen(instance_id, "", zone, False, "gone", ended_at=ended_at, reason="it was deleted")
+            ended_at, deleted_at = min(ends), max(ends)
+            return VmSeen(
+                instance_id,
+                "",
+                zone,
+                False,
+                "gone",
+                ended_at=ended_at,
+                reason="it was deleted",
+                disk_after_s=(deleted_at - ended_at).total_seconds(),
+            )
 
     def terminate(self, instance_id: str, zone: str) -> None:
         """See `Provider.terminate`: the VM's disk goes with it."""
@@ -337,28 +349,27 @@ class GcpProvider:
             ]
         return sorted(found, key=lambda operation: time_of(operation.insert_time) or _LONG_AGO)
 
-    def _deleted_at(self, instance_id: str, zone: str, deadline: float) -> datetime | None:
-        """When the deletion of a VM was over, by the cloud's clock; None where the zone remembers none."""
+    def _ends_of(self, instance_id: str, zone: str, deadline: float) -> list[datetime]:
+        """When a VM powered itself off, was preempted and was deleted, by the cloud's clock, as the zone remembers."""
         with self._told(f"looking for the end of VM {instance_id}", zone):
             listed = self._zone_operations.list(
                 request=compute_v1.ListZoneOperationsRequest(
                     project=self.project,
                     zone=zone,
-                    filter='operationType = "delete"',
+                    filter=f'operationType eq "{_ENDS}"',
                     order_by="creationTimestamp desc",
                     max_results=_PAGE,
                 ),
                 **self._limits(deadline),
             )
             latest = next(iter(self._pages(listed, deadline)), None)
-            ends = [
+            return [
                 ended_at
                 for operation in (() if latest is None else latest.items)
-                if operation.operation_type == "delete" and str(operation.target_id) == instance_id
+                if str(operation.target_id) == instance_id
                 if _is_done(operation) and not _has_failed(operation)
                 if (ended_at := time_of(operation.end_time)) is not None
             ]
-        return min(ends, default=None)
 
     def _followed(
         self, operation: compute_v1.Operation, zone: str, deadline: float

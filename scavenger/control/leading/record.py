@@ -43,7 +43,6 @@ class LeaderRecord:
         address: Where its VM is reached; empty before there is one.
         ending: Whether its VM was to be ended; the record stays until all of it is gone.
         namespace, claim: Of a leader's pod, where it keeps its folder; empty for a VM.
-        disk_usd_per_hour: Price of its VM's disk.
         before_usd: What the ledger had of its job's leaders before this one.
         counted_usd: What its job's record, as it was fetched, has of its VM.
         seen_usd: What its VM had cost when it was looked at last.
@@ -63,7 +62,6 @@ class LeaderRecord:
     ending: bool = False
     namespace: str = ""
     claim: str = ""
-    disk_usd_per_hour: float = 0.0
     before_usd: float = 0.0
     counted_usd: float = 0.0
     seen_usd: float = 0.0

@@ -20,16 +20,13 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 
 
-def leader_usd(
-    intents: Iterable[Intent], disk_usd_per_hour: float, at: datetime, *, there: bool, seen_usd: float
-) -> float:
+def leader_usd(intents: Iterable[Intent], at: datetime, *, there: bool, seen_usd: float) -> float:
     """Cost of a leader's VMs: of one that has ended by the cloud's times, else up to when it was there last.
 
     A VM ends by itself, and not every cloud tells when that was.
 
     Args:
         intents: From the store of a leader; those of other VMs are left out.
-        disk_usd_per_hour: Price of a VM's disk.
         at: With a time zone.
         there: Whether the VM that has not ended is there at that time.
         seen_usd: What this was when the VM was there last.
@@ -40,8 +37,8 @@ def leader_usd(
             continue
         ended = one.state == "GONE" and None not in (one.times.launched_at, one.times.ended_at)
         known = known and (ended or there)
-        for vm in paid_for([one], at=at).vms if ended or there else ():
-            spent_usd += vm.usd + vm.billed_s / 3600.0 * disk_usd_per_hour
+        if ended or there:
+            spent_usd += paid_for([one], at=at).total_usd
     return spent_usd if known else max(spent_usd, seen_usd)
 
 
@@ -65,7 +62,7 @@ def book_leader(
     if capabilities_of(record.provider).pods or not (record.job_id or record.ending):
         return record
     with leaders.open_store(record) as own:
-        usd = leader_usd(own.intents(), record.disk_usd_per_hour, at, there=there, seen_usd=record.seen_usd)
+        usd = leader_usd(own.intents(), at, there=there, seen_usd=record.seen_usd)
     more_usd = max(0.0, usd - record.counted_usd)
     store.note(
         record.job_id or record.id,

@@ -53,6 +53,7 @@ def start_leader(
     begin = seat.prepare(start)
     record = seat.change()
     with seat.open_store() as store:
+        store.adopt_installation(f"{books.installation()}-{record.id[:8]}")  # a policy allows what begins so
         spec = start.prepared.job.written()
         store.create_job(record.name, spec=spec, job_file=record.job_file, job_id=record.id)
     try:
@@ -99,7 +100,7 @@ def _seat(
 def _record(start: Start) -> LeaderRecord:
     prepared, resources = start.prepared, start.resources
     provider, settings = resources.provider, resources.settings
-    checkpoint, plan = prepared.job.checkpoint, prepared.place.leader
+    checkpoint = prepared.job.checkpoint
     namespace, claim = "", ""
     if isinstance(settings, KubernetesSettings):
         namespace, claim = settings.namespace, settings.leader_claim
@@ -115,7 +116,6 @@ def _record(start: Start) -> LeaderRecord:
         checkpoint_every_s=600.0 if checkpoint is None else checkpoint.every,
         namespace=namespace,
         claim=claim,
-        disk_usd_per_hour=0.0 if plan is None else plan.disk_usd_per_hour,
         before_usd=start.led_usd,
     )
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
+from scavenger.cloud.catalog.traffic import address_price
 from scavenger.cloud.catalog.types import CatalogEntry, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
+from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk, VmExtras
 from scavenger.domain.fingerprint import hardware_of_vms
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
@@ -71,6 +72,7 @@ class CatalogCloud:
         catalog: The price catalogue; by default this user's.
         environment: Environment variables, which may name the user's price file.
         aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
+        public: Whether VMs have a public address; where their subnet decides, they are taken to have one.
 
     Raises:
         ConfigurationError: If the catalogue cannot be opened.
@@ -86,11 +88,12 @@ class CatalogCloud:
         environment: Mapping[str, str] = os.environ,
         changes: ChangeCosts | None = None,
         aggregator_vms: int = 1,
+        public: bool = True,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
         self._catalog: Catalog | PodCatalog = catalog or open_catalog(environment)
         self._changes = changes or ChangeCosts()
-        self._aggregator_vms = aggregator_vms
+        self._aggregator_vms, self._public = aggregator_vms, public
 
     def hardware(self) -> str:
         """What determines the speed of a VM type: its processors may differ by region.
@@ -180,7 +183,7 @@ class CatalogCloud:
     def terms(
         self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
     ) -> CostTerms:
-        """Costs besides the workers: VMs for the aggregators, disks, setup and interruptions.
+        """Costs besides the workers: VMs for the aggregators, extras of VMs, setup and interruptions.
 
         Args:
             disk_gib: Size of each VM's boot disk.
@@ -194,6 +197,8 @@ class CatalogCloud:
                 usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
                 disk_gib=disk_gib,
                 usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
+                usd_per_address_hour=self._address_usd_per_hour(spot=False),
+                usd_per_spot_address_hour=self._address_usd_per_hour(spot=True),
             ),
             setup_s=setup_s,
             risks=offered.risks,
@@ -242,10 +247,16 @@ class CatalogCloud:
         gbits = self._catalog.listing(self._provider, self._region, vm).machine.network_gbits
         return None if gbits is None else gbits * 1e9 / 8.0
 
-    def disk_usd_per_hour(self, gib: float) -> float:
-        """Price of a VM's boot disk; 0 if unknown."""
+    def extras(self, disk_gib: float, *, spot: bool) -> VmExtras:
+        """What a VM has beside its type, with a boot disk of this size."""
         disk = self._catalog.disk_price(self._provider, self._region)
-        return 0.0 if disk is None else gib * disk.usd_per_hour
+        return VmExtras(
+            None if disk is None else disk_gib * disk.usd_per_hour, self._address_usd_per_hour(spot=spot)
+        )
+
+    def _address_usd_per_hour(self, *, spot: bool) -> float:
+        price = address_price(self._provider, spot=spot) if self._public else None
+        return 0.0 if price is None else price.usd_per_hour
 
     @property
     def _knows_spot_prices(self) -> bool:

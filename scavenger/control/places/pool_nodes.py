@@ -140,7 +140,6 @@ class PoolNodes:
             vms_max=2 * self._spec.limits.nodes_max,  # those that end count, too
             budget_usd=math.inf,
             boot_key=server.boot_key.hex(),
-            disk_usd_per_hour=self._spec.node.usd_per_hour - self._spec.options[0].price_usd_per_hour,
         )
         self._store.want_vms(self._fleet)
         self._boots = FleetBoots(
@@ -161,7 +160,6 @@ class PoolNodes:
             job_id,
             agents=VmAgents(self._store, server, self._verifier),
             config=self._config,
-            disk_usd_per_hour=self._fleet.disk_usd_per_hour,
         )
         self._group.start()
 
@@ -267,7 +265,8 @@ def open_pool_nodes(
     """
     settings = settings_of(infra, environment)
     provider = open_provider(infra.provider, infra.region, environment, settings)
-    cloud = CatalogCloud(infra.provider, infra.region, environment=environment)
+    public = settings.public_address is not False
+    cloud = CatalogCloud(infra.provider, infra.region, environment=environment, public=public)
     offer = cloud.on_demand_offer(vm) if vm else cloud.small_offer()
     if vm and offer.vm != vm:
         raise ConfigurationError(f"--vm {vm}: nodes have no GPUs, and 2 to 8 vCPUs with 4 GiB at least")
@@ -278,14 +277,15 @@ def open_pool_nodes(
             f"--infra: {offer.vm} is available in {', '.join(zones)}, not in {infra.zone}"
         )
     zones = (infra.zone,) if infra.zone else zones
-    usd_per_hour = offer.price_usd_per_hour + cloud.disk_usd_per_hour(DISK_GIB)
+    extras = cloud.extras(DISK_GIB, spot=False)
+    usd_per_hour = offer.price_usd_per_hour + extras.usd_per_hour
     affordable = min(
         nodes_max, int(usd_per_hour_max / usd_per_hour) if math.isfinite(usd_per_hour_max) else nodes_max
     )
     if affordable < 1:
         raise ConfigurationError(
-            f"--budget-per-hour {usd_per_hour_max:g}: a node ({offer.vm} with its disk) costs {money(usd_per_hour)} an "
-            "hour"
+            f"--budget-per-hour {usd_per_hour_max:g}: a node ({f'{offer.vm} {extras}'.rstrip()}) costs "
+            f"{money(usd_per_hour)} an hour"
         )
     spec = PoolNodesSpec(
         node=Node(
@@ -299,7 +299,9 @@ def open_pool_nodes(
             int(cloud.network_bytes_per_s(offer.vm) or 0),
         ),
         limits=RentalLimits(affordable, idle_s),
-        options=tuple(PlacementOption(offer.vm, zone, False, offer.price_usd_per_hour) for zone in zones),
+        options=tuple(
+            PlacementOption(offer.vm, zone, False, offer.price_usd_per_hour, extras) for zone in zones
+        ),
         template=template,
         # aggregators write checkpoints, which may be in the storage of the cloud
         package=package_of(environment, (infra.provider,)),

@@ -18,7 +18,7 @@ from scavenger.control.training.item_meter import ItemMeter
 from scavenger.control.training.limits import weights_bytes
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.cost import CostTerms
+from scavenger.domain.cost import CostTerms, VmExtras
 from scavenger.domain.job import JobSpec
 from scavenger.models.aggregation import AggregatorVms, loop_leader_lack, optimizer_copies
 from scavenger.train.pool.lodging import Lodgings
@@ -50,10 +50,9 @@ class RentalCosts:
     aggregator_vms: int
     leader_usd_per_hour: float
 
-    @property
-    def disk_usd_per_hour(self) -> float:
-        """Price of a VM's boot disk; 0 if unknown."""
-        return self.cloud.disk_usd_per_hour(self.disk_gib)
+    def extras(self, *, spot: bool = False) -> VmExtras:
+        """What a VM has beside its type, on demand or spot."""
+        return self.cloud.extras(self.disk_gib, spot=spot)
 
     def planned_terms(self, aggregator_vms: int) -> CostTerms:
         """Costs besides the workers with so many aggregator VMs, before anything is rented."""
@@ -81,7 +80,7 @@ class RentalCosts:
             copies=optimizer_copies(manifest.optimizer),
             largest_share=largest_share(layout, vms),
             vm_bytes_per_s=self.cloud.network_bytes_per_s(offer.vm),
-            usd_per_hour=offer.price_usd_per_hour + self.disk_usd_per_hour,
+            usd_per_hour=offer.price_usd_per_hour + self.extras().usd_per_hour,
         )
 
 

@@ -58,7 +58,7 @@ from scavenger.train.engines.vm.engine import HostEngine, HostSource
 
 RUN_MARGIN_S = 3_600.0
 _LEADER_IDENTITIES = {
-    "aws": "an instance profile as aws.leader_profile in {path}, whose role may do what the policy aws.json allows",
+    "aws": "an instance profile as aws.leader_profile in {path}, whose role may do what `scavenger policy aws` allows",
     "gcp": "a service account as gcp.leader_service_account in {path}, which has the role of gcp.yaml",
     "kubernetes": "a service account as kubernetes.leader_service_account in {path}, such as scavenger-leader of "
     "deploy/kubernetes",
@@ -115,6 +115,7 @@ class RentedVms(Place):
             environment=environment,
             aggregator_vms=vms,
             catalog=self._catalog(),
+            public=self.settings.public_address is not False,
         )
         workers, asked = job.worker_counts, self._resources()
         self.offered = self.cloud.offers_for(
@@ -201,7 +202,7 @@ class RentedVms(Place):
         )
         if choice.at == "here":
             return None
-        return LeaderPlan(choice.reason, self.cloud.small_offer(), self.costs.disk_usd_per_hour)
+        return LeaderPlan(choice.reason, self.cloud.small_offer(), self.costs.extras())
 
     @property
     def leader_identity(self) -> str:
@@ -248,11 +249,14 @@ class RentedVms(Place):
 
     def _options(self, offer: Offer, zones: tuple[str, ...]) -> tuple[PlacementOption, ...]:
         """Placement options in the order to try: with `spot: auto`, on-demand options follow the spot options."""
-        options = [PlacementOption(offer.vm, zone, offer.spot, offer.price_usd_per_hour) for zone in zones]
+        prices = {offer.spot: offer.price_usd_per_hour}
         if offer.spot and self.job.spot == "auto":
-            price = self.cloud.price_usd_per_hour(offer.vm, spot=False)
-            options += [PlacementOption(offer.vm, zone, False, price) for zone in zones]
-        return tuple(options)
+            prices[False] = self.cloud.price_usd_per_hour(offer.vm, spot=False)
+        return tuple(
+            PlacementOption(offer.vm, zone, spot, price, self.costs.extras(spot=spot))
+            for spot, price in prices.items()
+            for zone in zones
+        )
 
     # ---- before anything is rented ------------------------------------------------------------------------------
 
@@ -389,7 +393,6 @@ class RentedVms(Place):
                 budget_usd=math.inf if budget_usd is None else budget_usd,
                 template=template,
                 attempt=record.attempts,
-                disk_usd_per_hour=costs.disk_usd_per_hour,
             ),
             package=self.package(context.folder),
             options={
@@ -400,7 +403,7 @@ class RentedVms(Place):
             threads={offer.vm: offer.cpus for offer in (aggregator, *offers)},
             aggregators_on=evenly(costs.aggregators, costs.aggregator_vms) if costs.aggregator_vms else (),
             wait_max_s=job.limits.vms,
-            before_usd=counted_usd(context.store.intents(record.id), costs.disk_usd_per_hour),
+            before_usd=counted_usd(context.store.intents(record.id)),
             traffic_price=traffic_price(provider.name),
             leader_usd_per_hour=costs.leader_usd_per_hour,
             met_in=leader_zone(self.environment) if self.kind.meets_at_leader else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -18,15 +18,11 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import BILLED_MIN_S, NEVER_COUNTED, ledger, pricing_curves
-from scavenger.policy.provisioning.config import VmLimits
-from scavenger.policy.provisioning.money import HEARD_LATE_S
 from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 from scavenger.search.curve import repriced
 from scavenger.store.records import LIVE_STATES, JobRecord
 
 Basis = Literal["cloud", "counted", "bound"]
-DiskPrices = Mapping[tuple[str, str], float | None]
-"""US dollars per GiB and hour by (provider, region); None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +33,9 @@ class VmCost:
         instance_id: Id of the VM; empty if its launch was never answered.
         role: `aggregator`, `worker` or `leader`.
         billed_s: Billed time; at least a minute if the VM ran.
-        usd: Cost without the disk.
+        usd: Cost without disk and address.
         disk_usd: Cost of the disk; None if the price of disks is unknown.
+        address_usd: Cost of the public address; 0 if it has none.
         basis: `cloud`: by the cloud's own timestamps. `counted`: by the local clock, from before the launch until the
             VM was seen gone, as the cloud did not report both times. `bound`: the most that it may have cost, as its
             end, or whether it ever was, is not known.
@@ -54,9 +51,15 @@ class VmCost:
     billed_s: float
     usd: float
     disk_usd: float | None
+    address_usd: float
     basis: Basis
     ended: bool
     ending: str
+
+    @property
+    def cost_usd(self) -> float:
+        """Cost with disk and address, as far as it is known."""
+        return self.usd + (self.disk_usd or 0.0) + self.address_usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Paid:
 
     @property
     def items(self) -> tuple[CostItem, ...]:
-        """Items for aggregators, workers and leaders, on demand and spot, and for disks."""
+        """Items for aggregators, workers and leaders, on demand and spot, and for disks and public addresses."""
         items = []
         for role in ("worker", "aggregator", "leader"):
             for spot in (False, True):
@@ -84,8 +87,11 @@ class Paid:
                     how = f"{len(vms)} {'VM' if len(vms) == 1 else 'VMs'}, {hours:.4g} VM-hours"
                     items.append(CostItem(f"{role}s, {kind}", math.fsum(vm.usd for vm in vms), how))
         disks = [vm.disk_usd for vm in self.vms if vm.disk_usd is not None]
+        addresses = [vm.address_usd for vm in self.vms if vm.address_usd]
         if math.fsum(disks):
             items.append(CostItem("disks", math.fsum(disks), f"{len(disks)} boot disks"))
+        if addresses:
+            items.append(CostItem("public addresses", math.fsum(addresses), f"of {len(addresses)} VMs"))
         return tuple(items)
 
     @property
@@ -131,18 +137,12 @@ class JobCost:
         return self.state not in LIVE_STATES
 
 
-def counted_usd(intents: Iterable[Intent], disk_usd_per_hour: float) -> float:
-    """Cost of VMs as the reconciler has counted it up to now, and for ended ones settled by the cloud's times.
-
-    Args:
-        disk_usd_per_hour: Price of a VM's boot disk, which the count does not include.
-    """
-    return math.fsum(
-        one.charges.spent_usd + one.charges.billed_s / 3600.0 * disk_usd_per_hour for one in intents
-    )
+def counted_usd(intents: Iterable[Intent]) -> float:
+    """Cost of VMs as the reconciler has counted it up to now, and for ended ones settled by the cloud's times."""
+    return math.fsum(one.charges.cost_usd for one in intents)
 
 
-def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices | None = None) -> Paid:
+def paid_for(intents: Iterable[Intent], *, at: datetime) -> Paid:
     """Compute the cost of VMs up to a time.
 
     A VM whose start and end the cloud has reported is billed by these times, at the mean price while it ran. A running
@@ -152,18 +152,16 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
     Args:
         intents: Intents from the store.
         at: With a time zone.
-        disk_prices: Prices of boot disks.
 
     Raises:
         ConfigurationError: If an intent has an absurd price.
     """
-    prices = disk_prices or {}
     vms, not_counted = [], []
     for intent in intents:
         never = not intent.instance_id and (intent.state == "GONE" or not intent.asked)
         if never and not intent.charges.spent_usd:
             continue
-        one = _cost_of(intent, at, prices.get((intent.provider, intent.region)))
+        one = _cost_of(intent, at)
         vms.append(one)
         if one.basis != "cloud":
             not_counted.append(_reservation(intent, one))
@@ -181,17 +179,16 @@ def _reservation(intent: Intent, cost: VmCost) -> str:
     return f"{intent.instance_id}: the cloud did not report its times; counted by the local clock"
 
 
-def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) -> VmCost:
-    request, times = intent.request, intent.times
+def _cost_of(intent: Intent, at: datetime) -> VmCost:
+    request, times, extras = intent.request, intent.times, intent.charges.extras
     seconds, usd = intent.charges.billed_s, intent.charges.spent_usd
     basis: Basis = "counted" if intent.instance_id else "bound"
     if times.launched_at is not None and times.ended_at is not None and intent.state == "GONE":
         basis = "cloud"
     elif times.launched_at is not None and intent.state != "GONE":
         basis = "cloud"
-        heard_at = max(times.launched_at, times.last_ack_at or times.launched_at)
-        ended_by = heard_at + timedelta(seconds=VmLimits().life_s + HEARD_LATE_S)
-        if intent.slot != LEADER_SLOT and ended_by < at:
+        ended_by = intent.ends_itself_by
+        if intent.slot != LEADER_SLOT and ended_by is not None and ended_by < at:
             at, basis = ended_by, "bound"
         seen = VmSeen(
             intent.instance_id,
@@ -219,8 +216,9 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
         billed_s=seconds,
         usd=usd,
         disk_usd=None
-        if disk_usd_per_gib_hour is None
-        else request.template.disk_gib * disk_usd_per_gib_hour * seconds / 3600.0,
+        if extras.disk_usd_per_hour is None
+        else extras.disk_usd_per_hour * (seconds + intent.charges.disk_after_s) / 3600.0,
+        address_usd=extras.address_usd_per_hour * seconds / 3600.0,
         basis=basis,
         ended=intent.state == "GONE",
         ending=intent.ending.replace("_", " "),
@@ -275,7 +273,6 @@ def job_cost(
     intents: Sequence[Intent],
     *,
     at: datetime,
-    disk_prices: DiskPrices | None = None,
     entries: Mapping[Item, LedgerEntry] | None = None,
 ) -> JobCost:
     """Compute the predicted and actual cost of a job.
@@ -284,17 +281,16 @@ def job_cost(
         job: The job's record, with its report if it has ended.
         intents: Intents of this job.
         at: With a time zone.
-        disk_prices: Prices of boot disks.
-        entries: What the ledger has of the job. VMs and disks are billed by the intents instead.
+        entries: What the ledger has of the job. VMs and their extras are billed by the intents instead.
 
     Raises:
         ConfigurationError: As `paid_for`.
     """
-    paid = paid_for(intents, at=at, disk_prices=disk_prices)
+    paid = paid_for(intents, at=at)
     noted = {} if entries is None else {item: one for item, one in entries.items() if one.usd or one.quantity}
     if "infra" not in job.spec and not noted.get("earlier", LedgerEntry()).basis:
         noted.pop("earlier", None)  # it ran on the machine of another store, by workers alone
-    others = {item: one for item, one in noted.items() if item not in ("workers", "vms", "disks")}
+    others = {item: one for item, one in noted.items() if item not in _BY_VMS}
     not_counted = [words for item, words in _NOT_COUNTED.items() if item in others]
     led = "leader" in others and others["leader"].basis  # a leader waits for VMs, and may never get one
     items: tuple[CostItem, ...]
@@ -344,8 +340,9 @@ def _vms_there(report: Mapping[str, Any] | None) -> tuple[VmCost, ...]:
 
 
 _THERE = "vms"
+_BY_VMS: tuple[Item, ...] = ("workers", "vms", "disks", "addresses")
 _ITEMS: tuple[Item, ...] = ("earlier", "traffic", "leader", "share", "pool")
-"""Items in the order of a bill, after workers, VMs and disks."""
+"""Items in the order of a bill, after workers and VMs with their extras."""
 _NOT_COUNTED: Mapping[Item, str] = {
     "leader": "the leader's VM after the end of the job",
     "share": "what the pool's nodes cost while no job used them",

@@ -147,7 +147,6 @@ class Fleet:
             show=self._notes.put,
             alarm=self._notes.put,
             config=self._config,
-            disk_usd_per_hour=inputs.spec.disk_usd_per_hour,
         )
         self._looked_at = -LOOK_S
         self._needs: Needs | None = None

@@ -33,9 +33,7 @@ class FleetKeeping:
         config: ProvisioningConfig,
     ) -> None:
         self._kept, self._server, self._inputs = kept, server, inputs
-        self._region = Region(
-            store, provider, verifier, config, server.address, server.port, inputs.spec.disk_usd_per_hour
-        )
+        self._region = Region(store, provider, verifier, config, server.address, server.port)
         template = inputs.spec.template
         # a template's user data is the job's own, and how long a VM may run is compared by itself
         self._made_of = (replace(template, user_data="", run_max_s=1.0), inputs.package)

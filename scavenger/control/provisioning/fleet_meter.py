@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.cost import Item
-from scavenger.domain.intent import Intent
+from scavenger.domain.intent import HEARD_LATE_S, Intent
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
 
+class _Charged(NamedTuple):
+    """What a VM was charged, and since when that is so."""
+
+    billed_s: float
+    since: float
+
+
 class VmCostMeter(CostMeter):
-    """Adds the costs charged by the reconciler and the present rate since then.
+    """Adds the costs charged by the reconciler, and each VM's rate since its last charge.
+
+    A VM that is neither heard nor listed any more is not charged once it must have ended itself, and nothing is added
+    after that.
 
     Args:
-        inputs: Specification of the job's VMs, with the prices of disks and VM types.
+        inputs: Specification of the job's VMs, with the prices of VM types.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -27,11 +38,10 @@ class VmCostMeter(CostMeter):
 
     def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inputs, self._clock = inputs, clock
-        self._disk_usd_per_hour = inputs.spec.disk_usd_per_hour
         self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
-        self._charged_usd, self._charged_at_s = 0.0, clock()
-        self._spent_usd = 0.0
+        self._charged: dict[str, _Charged] = {}
+        self._charged_usd = self._spent_usd = 0.0
         self.items: dict[Item, ItemMeter] = {}
         self._since = clock()
         self._is_final = False
@@ -39,30 +49,37 @@ class VmCostMeter(CostMeter):
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
         """Update from the store's records of the job's VMs; with `final`, all VMs have ended."""
         self._intents, self._is_final = intents, final
-        charged_usd = counted_usd(intents, self._disk_usd_per_hour) - self._inputs.before_usd
+        now, before = self._clock(), self._charged
+        self._charged = {
+            one.id: known
+            if (known := before.get(one.id)) is not None and known.billed_s == one.charges.billed_s
+            else _Charged(one.charges.billed_s, now)
+            for one in intents
+        }
+        self._charged_usd = counted_usd(intents) - self._inputs.before_usd
         if not final:  # VMs of an earlier attempt may be settled at less than was counted
-            charged_usd = max(0.0, charged_usd)
-        if charged_usd != self._charged_usd:
-            self._charged_usd, self._charged_at_s = charged_usd, self._clock()
+            self._charged_usd = max(0.0, self._charged_usd)
 
     def spent_usd(self) -> float:
         """See `CostMeter.spent_usd`; it never decreases before the last VM has ended."""
         counted_usd = self._charged_usd + sum(meter.attempt.usd for meter in self.items.values())
         if self._is_final:
             return counted_usd
-        since_s = max(0.0, self._clock() - self._charged_at_s)
-        now_usd = counted_usd + sum(map(self._rate, self._paid_for())) * since_s / 3600.0
-        self._spent_usd = max(self._spent_usd, now_usd)
+        for one in self._living:
+            uncharged_s = min(self._charged_s_ago(one), one.uncharged_s_max)
+            counted_usd += uncharged_s / 3600.0 * one.charges.usd_per_hour
+        self._spent_usd = max(self._spent_usd, counted_usd)
         return self._spent_usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        living = sum(map(self._rate, self._paid_for())) + self._inputs.leader_usd_per_hour
+        living = sum(one.charges.usd_per_hour for one in self._paid_for()) + self._inputs.leader_usd_per_hour
         living += self._pooled_usd_per_hour
         return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
 
     def shared_usd_per_hour(self) -> float:
         """See `CostMeter.shared_usd_per_hour`: the aggregator VMs or the share of a pool, and the leader's VM."""
-        aggregators = sum(self._rate(one) for one in self._paid_for() if is_for_aggregators(one.slot))
+        living = self._paid_for()
+        aggregators = sum(one.charges.usd_per_hour for one in living if is_for_aggregators(one.slot))
         return aggregators + self._inputs.leader_usd_per_hour + self._pooled_usd_per_hour
 
     def reserved_usd(self) -> float:
@@ -74,8 +91,15 @@ class VmCostMeter(CostMeter):
         used_usd = self.items["share"].attempt.usd if "share" in self.items else 0.0
         return used_usd / max(1.0, self._clock() - self._since) * 3600.0
 
-    def _rate(self, intent: Intent) -> float:
-        return intent.charges.price_usd_per_hour + self._disk_usd_per_hour
+    @property
+    def _living(self) -> list[Intent]:
+        return [one for one in self._intents if one.state != "GONE" and one.asked]
 
     def _paid_for(self) -> list[Intent]:
-        return [one for one in self._intents if one.state != "GONE" and one.asked]
+        """The VMs that may be there: not those that must have ended themselves, so that their charges have ended."""
+        return [
+            one for one in self._living if self._charged_s_ago(one) <= max(HEARD_LATE_S, one.uncharged_s_max)
+        ]
+
+    def _charged_s_ago(self, intent: Intent) -> float:
+        return max(0.0, self._clock() - self._charged[intent.id].since)

@@ -34,7 +34,6 @@ class Region:
 
     Attributes:
         address, port: Where its agents join; a port of 0 is any.
-        disk_usd_per_hour: Price of a VM's boot disk.
     """
 
     store: Store
@@ -43,7 +42,6 @@ class Region:
     config: ProvisioningConfig
     address: str
     port: int
-    disk_usd_per_hour: float
 
 
 class Agents(VmAgents):
@@ -92,7 +90,6 @@ class WarmPool(VmGroup):
             job_id,
             agents=self.agents,
             config=region.config,
-            disk_usd_per_hour=region.disk_usd_per_hour,
         )
         self.start()
 
@@ -110,7 +107,6 @@ class WarmPool(VmGroup):
             budget_usd=math.inf,
             drain_s=DRAIN_S,
             launches=False,
-            disk_usd_per_hour=self.region.disk_usd_per_hour,
         )
 
 

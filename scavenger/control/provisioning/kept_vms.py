@@ -183,7 +183,7 @@ class KeptVms:
             now = self._clock()
             if vacant and self.ready < self.waiting:
                 self._look(place, now)
-            kept = self._is_kept(place, region, leaving, returned_usd)
+            kept = self._is_kept(place, leaving, returned_usd)
             arriving = self._arriving(leaving, wants, now) if kept else []
             chosen, ready = self._chosen(wants, vacant, now), self._ready(now)
             taken = {slot: id for slot, id in chosen.items() if id in ready}
@@ -232,20 +232,17 @@ class KeptVms:
             return None
         return place
 
-    def _is_kept(
-        self, place: WarmPool, region: Region, leaving: Sequence[Intent], returned_usd: float
-    ) -> bool:
+    def _is_kept(self, place: WarmPool, leaving: Sequence[Intent], returned_usd: float) -> bool:
         """Whether the study's budget has what these VMs may cost while they wait."""
         if not leaving:
             return False
-        rates = {one.id: one.charges.price_usd_per_hour + region.disk_usd_per_hour for one in leaving}
+        rates = {one.id: one.charges.usd_per_hour for one in leaving}
         more_usd = idle_limit_usd(rates, dict.fromkeys(rates, 0.0), self._idle_s)
         limit_usd = self._limit_usd(self._clock()) + more_usd
         return self.budgeted(place.spent_usd, limit_usd, returned_usd)
 
     def _limit_usd(self, now: float) -> float:
-        disk_usd = 0.0 if self._place is None else self._place.region.disk_usd_per_hour
-        rates = {id: vm.intent.charges.price_usd_per_hour + disk_usd for id, vm in self._vms.items()}
+        rates = {id: vm.intent.charges.usd_per_hour for id, vm in self._vms.items()}
         return idle_limit_usd(rates, {id: now - vm.since for id, vm in self._vms.items()}, self._idle_s)
 
     def _arriving(self, leaving: Sequence[Intent], wants: TrialWants, now: float) -> list[_Kept]:
@@ -290,13 +287,11 @@ class KeptVms:
         return found
 
     def _to_here(self, place: WarmPool, spec: FleetSpec, vm: _Kept) -> Handover:
-        price, config = vm.intent.charges.price_usd_per_hour, place.region.config
-        reserved_usd = reserve_usd(price, DRAIN_S, config)
+        reserved_usd = reserve_usd(vm.intent.charges.usd_per_hour, DRAIN_S, place.region.config)
         return Handover(vm.intent.id, spec.job_id, place.job_id, vm.slot, 1, reserved_usd)
 
     def _to_trial(self, place: WarmPool, spec: FleetSpec, slot: int, generation: int, vm: _Kept) -> Handover:
-        price, config = vm.intent.charges.price_usd_per_hour, place.region.config
-        reserved_usd = reserve_usd(price, spec.drain_s, config)
+        reserved_usd = reserve_usd(vm.intent.charges.usd_per_hour, spec.drain_s, place.region.config)
         return Handover(vm.intent.id, place.job_id, spec.job_id, slot, spec.attempt, reserved_usd, generation)
 
     def _carried_out(

@@ -20,7 +20,7 @@ class LeaderPrice:
     """The VM on which a job is led: there is no other job on it.
 
     Attributes:
-        usd_per_hour: Price of the VM with its disk.
+        usd_per_hour: Price of the VM with its extras.
         launched_at_s: Seconds since the epoch.
     """
 
@@ -38,7 +38,7 @@ def leader_text(vm: str, usd_per_hour: float, launched_at_s: float, zone: str = 
     """The value of the variable.
 
     Args:
-        usd_per_hour: Price of the VM with its disk.
+        usd_per_hour: Price of the VM with its extras.
         launched_at_s: Seconds since the epoch.
         zone: Where the VM is; empty if that is not known.
     """

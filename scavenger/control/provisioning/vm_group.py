@@ -46,7 +46,6 @@ class VmGroup:
         show, alarm: Show a warning, and an alarm, to the user; called on the reconciler's thread.
         failing: What cannot be done while an iteration fails, for a warning.
         launching: The cloud as launches see it; None: VMs boot by what is on record.
-        disk_usd_per_hour: Price of a VM's boot disk.
 
     Attributes:
         intents: All VMs that were ever requested for the record, as read last.
@@ -64,11 +63,9 @@ class VmGroup:
         failing: str = "managing the VMs",
         config: ProvisioningConfig,
         launching: Provider | None = None,
-        disk_usd_per_hour: float = 0.0,
     ) -> None:
         self.store, self.provider, self.job_id, self.config = store, provider, job_id, config
         self._agents, self._show, self._failing = agents, show, failing
-        self._disk_usd_per_hour = disk_usd_per_hour
         self.intents: tuple[Intent, ...] = ()
         self._done_at: dict[str, float] = {}
         self._reconciler = Reconciler(
@@ -161,7 +158,7 @@ class VmGroup:
     @property
     def spent_usd(self) -> float:
         """What the VMs have cost, as read last."""
-        return counted_usd(self.intents, self._disk_usd_per_hour)
+        return counted_usd(self.intents)
 
     def _is_due(self, what: str, every_s: float, now: float) -> bool:
         if now - self._done_at.get(what, -math.inf) < every_s:

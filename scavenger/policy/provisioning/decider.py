@@ -372,7 +372,7 @@ class Decider:
                 spec, option, slot.number, max(past.generations.get(slot.number, -1) + 1, slot.generation)
             )
             left_usd -= intent.charges.reserved_usd
-            if left_usd < self._accounts[job_id].tick_usd(option.price_usd_per_hour):
+            if left_usd < self._accounts[job_id].tick_usd(option.usd_per_hour):
                 yield Alarm(
                     "unaffordable",
                     job_id,
@@ -400,7 +400,8 @@ class Decider:
             region=spec.region,
             charges=VmCharges(
                 option.price_usd_per_hour,
-                reserve_usd(option.price_usd_per_hour, spec.drain_s, self._config),
+                reserve_usd(option.usd_per_hour, spec.drain_s, self._config),
+                extras=option.extras,
             ),
             attempt=spec.attempt,
         )

@@ -73,7 +73,7 @@ class FleetInputs:
         wait_max_s: Longest wait for VMs while none of a type is to be had.
         before_usd: Known cost of the VMs of earlier attempts.
         traffic_price: Price of traffic between zones; None if unknown.
-        leader_usd_per_hour: Price of the leader's VM with its disk; 0 if the job is led where that costs nothing.
+        leader_usd_per_hour: Price of the leader's VM with its extras; 0 if the job is led where that costs nothing.
         met_in: The zone where workers exchange gradients if no VM is rented for that; empty if it is not known.
     """
 

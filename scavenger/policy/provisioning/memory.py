@@ -103,6 +103,10 @@ class Memory:
         listed_s = math.inf if one is None else self.attended_s - one.seen_s
         return min(listed_s, self.age_s("intent", intent.id), self.age_s("acks", intent.id))
 
+    def was_listed(self, intent: Intent) -> bool:
+        """Whether this process has seen an intent's VM in a listing."""
+        return ("vm", intent.instance_id) in self._watched
+
     def unheard(self, intents: Iterable[Intent]) -> tuple[Intent, ...]:
         """Those whose VMs are silent for so long that the cloud's own checks of them are worth asking for."""
         return tuple(

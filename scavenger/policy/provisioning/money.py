@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from scavenger.domain.intent import FleetSpec, Intent, Past, RegionSnapshot
+from scavenger.domain.intent import HEARD_LATE_S, FleetSpec, Intent, Past, RegionSnapshot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.policy.provisioning.spot_prices import metered_usd_per_hour
-
-HEARD_LATE_S = 60.0
-"""By how much a VM may have been heard, and renewed, after the last record of that."""
 
 
 def money(usd: float) -> str:
@@ -20,9 +17,9 @@ def money(usd: float) -> str:
     return f"${usd:.2f}"
 
 
-def reserve_usd(price_usd_per_hour: float, drain_s: float, config: ProvisioningConfig) -> float:
-    """The reserve for one VM: its cost for the longest time that ending it may take."""
-    return price_usd_per_hour * config.reserved_s(drain_s) / 3600.0
+def reserve_usd(usd_per_hour: float, drain_s: float, config: ProvisioningConfig) -> float:
+    """The reserve for one VM with its extras: its cost for the longest time that ending it may take."""
+    return usd_per_hour * config.reserved_s(drain_s) / 3600.0
 
 
 class Account:
@@ -30,14 +27,14 @@ class Account:
 
     Attributes:
         committed_usd: Cost so far, and the reserve for ending the present VMs.
-        rate_usd_per_hour: Price of all present VMs.
+        rate_usd_per_hour: Price of all present VMs, with their extras.
     """
 
     def __init__(self, situation: RegionSnapshot, job_id: str, config: ProvisioningConfig) -> None:
         living = [intent for intent in situation.intents if intent.job_id == job_id]
         self.committed_usd = situation.past.get(job_id, Past()).spent_usd
-        self.committed_usd += sum(one.charges.spent_usd + one.charges.reserved_usd for one in living)
-        self.rate_usd_per_hour = sum(intent.charges.price_usd_per_hour for intent in living)
+        self.committed_usd += sum(one.charges.cost_usd + one.charges.reserved_usd for one in living)
+        self.rate_usd_per_hour = sum(intent.charges.usd_per_hour for intent in living)
         self._look_s = config.look.interval_s
 
     def tick_usd(self, more_usd_per_hour: float = 0.0) -> float:
@@ -61,7 +58,8 @@ def charges(
 
     The time between two looks of one process is taken from the monotonic clock, the time without a process from the
     wall clock. If the latter is implausible, `life_s` is charged: a VM that was not renewed ran at most that long.
-    One that was neither listed nor heard for longer has ended itself: what it may have cost is counted by then.
+    One that was neither listed nor heard for longer has ended itself: what it may have cost is counted by then, also
+    if this process does not know for how long it has been silent.
     The price is the present one where the job names it, and of spot VMs as it was read last.
     """
     prices = {
@@ -77,6 +75,8 @@ def charges(
         if intent.slot != LEADER_SLOT and memory.unseen_s(intent) > life_s + HEARD_LATE_S:
             continue
         seconds = now_s - before_s if before_s is not None else _unattended_s(intent, wall, life_s)
+        if intent.instance_id and intent.slot != LEADER_SLOT and not memory.was_listed(intent):
+            seconds = min(seconds, intent.uncharged_s_max)
         price = prices.get((intent.job_id, *intent.option.key), intent.charges.price_usd_per_hour)
         price = metered_usd_per_hour(intent, price, memory.spot_usd)
         added[intent.id] = (seconds, price * seconds / 3600.0)

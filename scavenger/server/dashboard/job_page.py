@@ -316,7 +316,7 @@ def vm_lines(intents: Sequence[Intent], paid: Mapping[str, VmCost], now: datetim
         began = times.launched_at or times.created_at
         ended = times.ended_at if intent.state == "GONE" else None
         age_s = None if began is None else ((ended or now) - began).total_seconds()
-        usd = intent.charges.spent_usd if billed is None else billed.usd + (billed.disk_usd or 0.0)
+        usd = intent.charges.cost_usd if billed is None else billed.cost_usd
         lines.append(
             VmLine(
                 name=clean(intent.instance_id) or "(no answer yet)",
@@ -326,7 +326,7 @@ def vm_lines(intents: Sequence[Intent], paid: Mapping[str, VmCost], now: datetim
                 kind="spot" if intent.request.spot else "on demand",
                 state=State(_VM_STATES[intent.state], "idle" if intent.state == "GONE" else "live"),
                 age="-" if age_s is None else duration(float(round(max(0.0, age_s)))),
-                price=f"{money(intent.charges.price_usd_per_hour)}/h",
+                price=f"{money(intent.charges.usd_per_hour)}/h",
                 cost=money(usd),
                 ending=clean(intent.reason or intent.ending.replace("_", " ")),
             )

@@ -109,7 +109,7 @@ def vms_page(
         decides: Whether who looks may end and keep them.
     """
     lines = [replace(line, job=link_of(job)) for job, intents in vms for line in vm_lines(intents, {}, now)]
-    rate = math.fsum(one.charges.price_usd_per_hour for _, intents in vms for one in intents)
+    rate = math.fsum(one.charges.usd_per_hour for _, intents in vms for one in intents)
     return VmsPage(
         tuple(lines),
         f"{money(rate)} per hour",

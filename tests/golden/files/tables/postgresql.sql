@@ -124,6 +124,8 @@ CREATE TABLE intents (
 	region TEXT NOT NULL,
 	request JSON NOT NULL,
 	price_usd_per_hour FLOAT(53) NOT NULL,
+	disk_usd_per_hour FLOAT(53),
+	address_usd_per_hour FLOAT(53) NOT NULL,
 	reserved_usd FLOAT(53) NOT NULL,
 	attempt BIGINT NOT NULL,
 	state TEXT NOT NULL,
@@ -132,6 +134,7 @@ CREATE TABLE intents (
 	acks BIGINT NOT NULL,
 	billed_s FLOAT(53) NOT NULL,
 	spent_usd FLOAT(53) NOT NULL,
+	disk_after_s FLOAT(53) NOT NULL,
 	charged_at TIMESTAMP WITH TIME ZONE,
 	launched_at TIMESTAMP WITH TIME ZONE,
 	ended_at TIMESTAMP WITH TIME ZONE,
@@ -157,6 +160,9 @@ CREATE TABLE intents (
 	CONSTRAINT ck_intents_acks CHECK (acks >= 0),
 	CONSTRAINT ck_intents_billed_s CHECK (billed_s >= 0),
 	CONSTRAINT ck_intents_spent_usd CHECK (spent_usd >= 0),
+	CONSTRAINT ck_intents_disk_usd_per_hour CHECK (disk_usd_per_hour >= 0),
+	CONSTRAINT ck_intents_address_usd_per_hour CHECK (address_usd_per_hour >= 0),
+	CONSTRAINT ck_intents_disk_after_s CHECK (disk_after_s >= 0),
 	CONSTRAINT fk_intents_job_id FOREIGN KEY(job_id) REFERENCES jobs (id)
 )
 CREATE INDEX ix_intents_state_provider_region ON intents (state, provider, region)
@@ -229,7 +235,7 @@ CREATE TABLE ledger (
 	usd FLOAT(53) NOT NULL,
 	basis TEXT NOT NULL,
 	CONSTRAINT pk_ledger PRIMARY KEY (job_id, item, month),
-	CONSTRAINT ck_ledger_item CHECK (item IN ('workers', 'vms', 'disks', 'traffic', 'share', 'leader', 'earlier', 'pool'))
+	CONSTRAINT ck_ledger_item CHECK (item IN ('workers', 'vms', 'disks', 'addresses', 'traffic', 'share', 'leader', 'earlier', 'pool'))
 )
 CREATE INDEX ix_ledger_month ON ledger (month)
 CREATE INDEX ix_ledger_name ON ledger (name)
