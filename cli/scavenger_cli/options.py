@@ -103,6 +103,13 @@ BatchSizesOption = Annotated[
         help="Global batch sizes, such as 32,64, or 32..256 (doubling), instead of the job file's.",
     ),
 ]
+EpochsFixedOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--epochs-fixed",
+        help="Without a target: compare as many epochs of every batch size, not as many as make equal progress.",
+    ),
+]
 BudgetOption = Annotated[
     str | None, typer.Option(metavar="$", help="Highest cost in US dollars, such as 20 or $0.50.")
 ]

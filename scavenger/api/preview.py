@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,8 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         yield "", clean(note)
     if place.rents:
         yield "checkpoints", clean(checkpoint_words(prepared))
+    if place.rents:
+        yield "dollars", _dollars(prepared)
     limits = _limits(job.profile.max_time, job.profile.max_cost)
     steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
     yield "profile", steps + (f", {limits} in all" if limits else "")
@@ -89,6 +91,28 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         question = "without asking" if yes else "after asking, with the predicted time and cost"
         yield "run", f"{question}, until {_goal(job)}"
     yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
+
+
+def _dollars(prepared: PreparedJob) -> str:
+    """What the VMs of the smallest and the largest cluster cost an hour together, and what holds the whole."""
+    job, place = prepared.job, prepared.place
+    shared = 0.0 if place.leader is None else place.leader.usd_per_hour
+    if place.aggregators is not None:
+        shared += job.elastic.known_aggregator_vms * place.aggregators.price_usd_per_hour
+
+    def hourly(workers: int, of: Callable[[Iterable[float]], float]) -> float:
+        return shared + of(
+            -(-workers // offer.workers_per_vm) * offer.price_usd_per_hour for offer in place.space.offers
+        )
+
+    least, most = place.space.workers[0], place.space.workers[-1]
+    low, high = hourly(least, min), hourly(most, max)
+    rate = f"{money(low)} an hour in all with {plural(least, 'worker')}"
+    rate += f", {money(high)} with {most}" if high > low else ""
+    budget = job.constraints.budget
+    return f"{rate}; " + (
+        f"{money(budget)} at most, the budget" if budget is not None else "no budget holds the whole"
+    )
 
 
 def checkpoint_words(prepared: PreparedJob) -> str:
@@ -117,6 +141,8 @@ def leader_lines(job: JobSpec, leader: LeaderPlan) -> Iterator[str]:
 
 def _goal(job: JobSpec) -> str:
     epochs = plural(job.goal.max_epochs, "epoch")
+    if job.at_equal_progress:
+        return f"the progress of {epochs} at batch {job.reference_batch_size} is made"
     if job.goal.target is None:
         return f"{epochs} are done"
     return f"{job.goal.metric} reaches {job.goal.target}, or {epochs} are done"

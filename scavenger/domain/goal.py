@@ -121,7 +121,15 @@ class GoalSpec(FrozenModel):
         "Keras's, or ends like one.",
     )
     max_epochs: int = Field(
-        ge=1, le=EPOCHS_MAX, description="Epochs after which to stop, target or not.", examples=[60]
+        ge=1,
+        le=EPOCHS_MAX,
+        description="Epochs after which to stop, target or not; without a target, at the job's own batch.",
+        examples=[60],
+    )
+    epochs_fixed: bool = Field(
+        default=False,
+        description="Without a target: whether all batch sizes train max_epochs, though a larger one comes less far in "
+        "them; else each trains as many as make the progress of max_epochs at the job's own batch.",
     )
     epochs_hint: float | None = Field(
         default=None,
@@ -147,6 +155,8 @@ class GoalSpec(FrozenModel):
                     f"{'above' if self.mode == 'max' else 'below'} {self.target:g} a success",
                     "mode",
                 )
+        if self.epochs_fixed and self.target is not None:
+            raise fault("is for goals without a target, which says when training ends", "epochs_fixed")
         if self.epochs_hint is not None and self.epochs_hint > self.max_epochs:
             raise fault(
                 f"must be at most max_epochs ({self.max_epochs}), not {self.epochs_hint:g}", "epochs_hint"

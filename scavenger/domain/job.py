@@ -442,19 +442,18 @@ class JobSpec(FrozenModel):
 
     @property
     def reference_batch_size(self) -> int:
-        """The batch size that `goal.max_epochs` refers to: Keras's default if the search has it, else its smallest."""
+        """The job's own batch, that of `goal.max_epochs`: Keras's default if it is searched, else the smallest."""
         return KERAS_BATCH_SIZE if KERAS_BATCH_SIZE in self.batch_sizes else self.batch_sizes[0]
 
     @property
-    def batch_size_unproven(self) -> bool:
-        """Whether the effect of the batch size on the trained model is unknown, since the goal has no target."""
-        return self.goal.target is None and len(self.batch_sizes) > 1
+    def at_equal_progress(self) -> bool:
+        """Whether batch sizes differ in their epochs, by the progress of `goal.max_epochs` at the job's own batch."""
+        return self.goal.target is None and not self.goal.epochs_fixed and len(self.batch_sizes) > 1
 
     @property
     def batch_size_varies(self) -> bool:
         """Whether steps may have another batch size than the job's own, `reference_batch_size`."""
-        searched = len(self.batch_sizes) > 1 and not self.batch_size_unproven
-        return searched or (self.elastic.batch == "weak" and len(self.worker_counts) > 1)
+        return len(self.batch_sizes) > 1 or (self.elastic.batch == "weak" and len(self.worker_counts) > 1)
 
     @property
     def elastic_range(self) -> tuple[int, int]:

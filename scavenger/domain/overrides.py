@@ -22,6 +22,7 @@ class Overrides:
     deadline: str | None = None
     workers: str | None = None
     batch_size: str | None = None
+    epochs_fixed: bool | None = None
 
     def changes(self) -> dict[str, object]:
         """The overrides as keys and values of the job file.
@@ -39,6 +40,7 @@ class Overrides:
             "constraints.deadline": self.deadline,
             "search.workers": sizes("--workers", self.workers, workers_of_text),
             "search.batch_size": sizes("--batch-size", self.batch_size, batch_sizes_of_text),
+            "goal.epochs_fixed": self.epochs_fixed,
         }
         return {key: value for key, value in given.items() if value is not None}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice
+from scavenger.domain.figures import rounded
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import (
     ChoiceMade,
@@ -93,10 +94,10 @@ class Progress:
             f"epoch {self.epoch + 1}",
             f"step {self.step}",
             str(self.configuration),
-            f"loss {self.loss:.4g}",
+            f"loss {rounded(self.loss)}",
         ]
         if self.value is not None:
-            words.append(f"{self.metric} {self.value:.4g}")
+            words.append(f"{self.metric} {rounded(self.value)}")
         if self.left_s is not None and self.left_interval_s is not None:
             low, high = self.left_interval_s
             words.append(f"{self.left_s:.0f} s left (90 %: {low:.0f} to {high:.0f})")

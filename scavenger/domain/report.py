@@ -196,10 +196,13 @@ class SearchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Prediction for this run, from start to end, made at the time of the choice; with 90 % intervals.
+    """Prediction for a run, from start to end, made at the time of the choice; with 90 % intervals.
+
+    It is for the run that makes the choice or, of a plan, for one that begins at the chosen configuration.
 
     Attributes:
         spent_s, spent_usd: Part of `time_s` and `cost_usd`: spent before the choice, and due for starting workers.
+        search_s, search_usd: Part of these: spent on the search.
         epochs: Of the whole run, trained ones included, in epochs at the chosen batch size.
         remaining: Share of the training that is left when those workers have started, in [0, 1].
         end_s: Part of `time_s`: for saving the model and ending the processes.
@@ -215,6 +218,8 @@ class Predicted:
     spent_usd: float = 0.0
     remaining: float = 1.0
     end_s: float = 0.0
+    search_s: float = 0.0
+    search_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from scipy.special import logsumexp, ndtri
 
 from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.even_points import even_points
+from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.types import Finite, NotNegative, Positive
 
 LAW_LOG_SD = 0.08
@@ -156,35 +157,6 @@ class NoiseLinear:
         """d ln e / d ln c1: the share of the epochs that depends on B, in [0, 1]."""
         part = self.epochs_per_noise * self.noise_slope / np.sqrt(global_batch_size)
         return np.asarray(part / self.epochs(global_batch_size))
-
-
-@dataclass(frozen=True, slots=True)
-class FixedEpochs:
-    """The run lasts a fixed number of epochs at every batch size, since it has no target.
-
-    Attributes:
-        critical_batch_size: B*, samples; None where nothing is known of it.
-    """
-
-    epochs_all: Positive
-    critical_batch_size: Positive | None = None
-    kind: Literal["fixed"] = "fixed"
-
-    def epochs(self, global_batch_size: FloatArray) -> FloatArray:
-        return np.full(np.shape(global_batch_size), self.epochs_all)
-
-    def progress_share(self, global_batch_size: FloatArray) -> FloatArray | None:
-        """Progress of the epochs at each B, as a share of that of as many epochs at a vanishing batch size.
-
-        The epochs to a given loss grow as 1 + B / B* [2]_, so a fixed number of them comes as far as 1 / (1 + B / B*)
-        times as many at a vanishing batch size: 1/2 at B*. None where nothing is known of B*.
-        """
-        if self.critical_batch_size is None:
-            return None
-        return np.asarray(1.0 / (1.0 + np.asarray(global_batch_size) / self.critical_batch_size))
-
-    def shape_gradient(self, global_batch_size: FloatArray) -> FloatArray:
-        return np.zeros(np.shape(global_batch_size))
 
 
 EpochLaw = Annotated[CriticalBatch | UShaped | NoiseLinear | FixedEpochs, Field(discriminator="kind")]

@@ -144,6 +144,7 @@ class JobModel:
         epochs_hint: float | None,
         max_epochs: int,
         fixed_epochs: bool = False,
+        reference_batch_size: int | None = None,
         prior: JobModel | None = None,
         noise: Sequence[NoiseReading] | None = None,
         rate_kept: bool = False,
@@ -153,6 +154,7 @@ class JobModel:
         Args:
             epochs_hint: The user's own estimate at the smallest batch size.
             max_epochs: An upper bound, or the exact number if `fixed_epochs` states that there is no target.
+            reference_batch_size: See `fit_statistical`.
             prior: A stored model of a similar job, used where the profile has no data.
             noise: Readings over the run so far; None takes those of the measurements.
             rate_kept: See `fit_statistical`.
@@ -173,6 +175,7 @@ class JobModel:
             epochs_hint=epochs_hint,
             max_epochs=max_epochs,
             fixed_epochs=fixed_epochs,
+            reference_batch_size=reference_batch_size,
             prior=None if prior is None else prior.statistical,
             noise=noise,
             passage_sd=0.0 if prior is None or prior.course is None else prior.course.passage_sd(),

@@ -25,21 +25,22 @@ from scipy.special import ndtri, stdtrit
 
 from scavenger.domain.curve import EPOCHS_FROM, FloatArray
 from scavenger.domain.measurement import ConvergenceRecord, Measurement
-from scavenger.models.critical_batch import ScalePrior, readings_of, scale_prior, three_digits
+from scavenger.models.critical_batch import readings_of, scale_prior
 from scavenger.models.epoch_laws import (
     CRITICAL_BATCH_LOG_SD,
     LAW_LOG_SD,
     CriticalBatch,
     EpochEvidence,
     EpochLaw,
-    FixedEpochs,
     LawName,
     NoiseLinear,
     UShaped,
     posterior,
 )
-from scavenger.models.noise import NoiseReading
+from scavenger.models.fixed_epochs import FixedEpochs
+from scavenger.models.noise import NoiseReading, critical_batch_from_noise
 from scavenger.models.types import Finite, NotNegative, Positive
+from scavenger.models.without_target import without_target
 
 __all__ = [
     "CRITICAL_BATCH_LOG_SD",
@@ -144,13 +145,19 @@ class StatisticalModel:
         deviation = np.sqrt(variance[place] + self.run_log_sd**2 / np.asarray(runs))
         return np.exp(log_epochs[: len(sizes)])[place], deviation
 
+    @property
+    def fixed(self) -> FixedEpochs | None:
+        """The law of a run without a target; None with one."""
+        return self.law if isinstance(self.law, FixedEpochs) else None
+
     def progress_share(self, global_batch_size: FloatArray) -> FloatArray | None:
         """What a run without a target keeps of its progress at each B; see `FixedEpochs.progress_share`.
 
         Returns:
-            Shares in (0, 1), shape `(n,)`; None with a target, which takes more epochs instead, or without a B*.
+            Shares in (0, 1), shape `(n,)`; None with a target or at equal progress, which take more epochs instead, or
+            without a B*.
         """
-        return self.law.progress_share(global_batch_size) if isinstance(self.law, FixedEpochs) else None
+        return None if self.fixed is None else self.fixed.progress_share(global_batch_size)
 
     def most_informative(self, candidates: Sequence[int]) -> int:
         """The batch size at which finished runs would lower the uncertainty over the known range most.
@@ -238,6 +245,7 @@ def fit_statistical(
     epochs_hint: float | None,
     max_epochs: float,
     fixed_epochs: bool = False,
+    reference_batch_size: int | None = None,
     law: Literal["critical-batch", "u-shaped", "noise-linear"] | None = None,
     prior: StatisticalModel | None = None,
     noise: Sequence[NoiseReading] | None = None,
@@ -253,7 +261,8 @@ def fit_statistical(
         convergence: Finished runs; invalid ones (not positive, not finite) are left out.
         global_batch_sizes: Batch sizes of the search space, increasing; `epochs_hint` is for the smallest, and
             `max_epochs` bounds the largest.
-        fixed_epochs: Without a target, every run lasts `max_epochs`.
+        fixed_epochs: Without a target, every run lasts `max_epochs`,
+        reference_batch_size: or, given this, as many as make the progress of `max_epochs` at this batch size.
         law: The only law to fit; None weights all laws by the evidence.
         prior: Stored model that gives the level or B* if there is no other evidence.
         noise: φ over the run so far, with its progress; None takes that of the measurements.
@@ -270,9 +279,17 @@ def fit_statistical(
     seen = [run.global_batch_size for run in runs] + [m.configuration.global_batch_size for m in measurements]
     low, high = (min(seen), max(seen)) if seen else (global_batch_sizes[0], global_batch_sizes[-1])
     readings = readings_of(measurements) if noise is None else noise
-    scale = scale_prior(readings, global_batch_sizes, _stored_scale(prior), rate_kept=rate_kept)
+    stored = _stored_scale(prior)
+    scale = scale_prior(readings, global_batch_sizes, stored, rate_kept=rate_kept)
     if fixed_epochs:
-        return _without_target(max_epochs, scale, (low, high))
+        fixed, notes = without_target(
+            max_epochs,
+            scale,
+            global_batch_sizes,
+            reference=reference_batch_size,
+            known=stored is not None or critical_batch_from_noise(readings) is not None,
+        )
+        return StatisticalModel(fixed, 0.0, 0.0, 0.0, 0.0, low, high, notes=notes)
 
     level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior, passage_sd)
     floor, slope = _noise_line(measurements)
@@ -300,21 +317,6 @@ def _stored_scale(prior: StatisticalModel | None) -> tuple[float, float] | None:
     fixed = isinstance(prior.law, FixedEpochs)
     spread = CRITICAL_BATCH_LOG_SD if fixed else max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
     return prior.law.critical_batch_size, spread
-
-
-def _without_target(epochs: float, scale: ScalePrior, known: tuple[float, float]) -> StatisticalModel:
-    """Build the model of a run that lasts a fixed number of epochs; see `_by_evidence`."""
-    notes = [f"no target: every run lasts {epochs:g} epochs"]
-    critical = math.exp(scale.log_mean) if scale.informed else None
-    if critical is None:
-        notes.append("no noise scale was measured: how much progress a larger batch gives up is unknown")
-    else:
-        worth = f"{epochs:g} / (1 + B / {three_digits(critical)})"
-        notes.append(
-            f"progress: {epochs:g} epochs at batch B do the work of {worth} of very small batches; {scale.note}"
-        )
-    law = FixedEpochs(epochs, critical)
-    return StatisticalModel(law, 0.0, 0.0, 0.0, 0.0, *known, notes=tuple(notes))
 
 
 def _by_evidence(

@@ -124,7 +124,8 @@ class Client(JobRunner):
 
         Args:
             job: The job.
-            choice: The configuration: a plan, whose choice it is, or any point of its curve.
+            choice: The configuration: a plan, whose choice it is, or any point of its curve. The run of a plan is held
+                against what the plan has predicted.
             workers: The number of workers, if there is no `choice`.
             batch_size: The global batch size, samples, if there is no `choice`.
             observer: Receives what happens, on the thread that runs the job.
@@ -133,7 +134,9 @@ class Client(JobRunner):
             ConfigurationError: If no configuration is named, or it is not one of the job's.
             ScavengerError: As of `optimize`.
         """
-        return self.attempt(fixed(job, choice, workers, batch_size), observer=observer).check()
+        approved = choice.predicted if isinstance(choice, Plan) else None
+        narrowed = fixed(job, choice, workers, batch_size)
+        return self.attempt(narrowed, observer=observer, approved=approved).check()
 
     @named
     def study(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from scavenger.api.calls import Local, Remote, Source
 from scavenger.api.costs import show_cost
@@ -23,7 +23,7 @@ from scavenger.control.jobs.variables import asked_variables
 from scavenger.domain.document import report_from_document
 from scavenger.domain.operation import StopJob
 from scavenger.domain.overrides import Renewal
-from scavenger.domain.report import Observer, PhaseChanged
+from scavenger.domain.report import Observer, PhaseChanged, Predicted
 from scavenger.errors import (
     ConfigurationError,
     LimitReachedError,
@@ -112,20 +112,28 @@ class JobRunner:
             for kept in self._kept:
                 ending.callback(kept.close)
 
-    def attempt(self, job: Job, *, observer: Observer | None = None, job_id: str | None = None) -> Run:
+    def attempt(
+        self,
+        job: Job,
+        *,
+        observer: Observer | None = None,
+        job_id: str | None = None,
+        approved: Predicted | None = None,
+    ) -> Run:
         """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
 
         Args:
             job: The job.
             observer: Receives what happens.
             job_id: A new UUID, which is to be the job's id; None, and for a server's job, to leave that open.
+            approved: What was predicted of it before, which it is held against; None for its own prediction.
 
         Raises:
             ScavengerError: If it cannot begin.
         """
         if isinstance(self._source, Remote):
-            return self._there(job, observer)
-        return self._here(job, run=True, observer=observer, job_id=job_id)
+            return self._there(job, observer).against(approved)
+        return self._here(job, run=True, observer=observer, job_id=job_id, approved=approved)
 
     def resume(
         self,
@@ -280,7 +288,7 @@ class JobRunner:
         with self._lock:  # it is opened by the first who needs it
             return self._source.store
 
-    def _here(self, job: Job, *, run: bool, observer: Observer | None, job_id: str | None = None) -> Run:
+    def _here(self, job: Job, *, run: bool, observer: Observer | None, **more: Any) -> Run:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.prepared import prepare_job
 
@@ -291,7 +299,7 @@ class JobRunner:
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
-                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, job_id=job_id)
+                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, **more)
 
             return self._driven(begin, allowance, observer)
 

@@ -29,7 +29,10 @@ def fixed(job: Job, choice: Choices | None, workers: int | None, batch_size: int
     if choice is not None:
         found = choice.choice if isinstance(choice, Plan) else choice
         at = found if isinstance(found, Configuration) else found.configuration
-        changes = {"search.workers": at.workers, "search.batch_size": at.global_batch_size}
+        point = found.point if isinstance(found, Choice) else found
+        if job.spec.goal.target is None and isinstance(point, CurvePoint):
+            changes["goal.max_epochs"] = max(1, round(point.epochs))  # those that were compared
+        changes = changes | {"search.workers": at.workers, "search.batch_size": at.global_batch_size}
         if job.spec.infra.capabilities.rents:
             changes["resources"] = {"vm": at.vm}
     if job.spec.search.strategy == "auto":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.presentation.formatting import (
+    beside_target,
     clean,
     difference,
     duration,
@@ -31,9 +32,9 @@ from scavenger.presentation.formatting import (
     money,
     money_range,
     plural,
-    quantity,
     when,
 )
+from scavenger.presentation.total import total_words
 
 if TYPE_CHECKING:
     from scavenger.api.models import ListedModel
@@ -169,6 +170,8 @@ class Plan(_Shown):
         done = plural(self.profiled, "configuration") + " profiled" if self.profiled else "nothing profiled"
         spent = f"{duration(search.time_s)} for {money(search.cost_usd)}"
         yield f"Job {clean(self.name)} ({self.id[:8]}): {done} in {spent}"
+        if self.predicted is not None:
+            yield total_words(self.predicted)
         yield from self._choice_parts()
 
     def _choice_parts(self) -> Iterator[str | Table]:
@@ -231,6 +234,10 @@ class Run(Plan):
         words = report.error or f"job {self.name} ({self.id[:8]}) ended: {self.state}"
         return _ERRORS.get(report.exit_code, ScavengerError)(words)
 
+    def against(self, predicted: Predicted | None) -> Run:
+        """This run beside what was predicted of it before it began; as it is if nothing was."""
+        return self if predicted is None else Run(replace(self.report, predicted=predicted))
+
     def check(self) -> Run:
         """This run, if it has reached its goal or last epoch.
 
@@ -246,8 +253,8 @@ class Run(Plan):
         words = self.state.replace("_", " ")
         metric = self.metric
         if metric is not None and metric.value is not None:
-            target = "" if metric.target is None else f" (target {quantity(metric.target, 4)})"
-            words += f"; {clean(metric.name)} {quantity(metric.value, 4)}{target}"
+            value, target = beside_target(metric.value, metric.target)
+            words += f"; {clean(metric.name)} {value}{f' (target {target})' if target else ''}"
         yield f"Job {clean(self.name)} ({self.id[:8]}): {words}"
         if self.report.error:
             yield f"error: {clean(self.report.error)}"

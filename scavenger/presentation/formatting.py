@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 UNKNOWN = "unknown"
@@ -14,6 +15,8 @@ _DIGITS_MAX = 17
 RANGE_MIN = 5.0
 """A range is in minutes, hours or days if it ends at this many or more: below, its start is often a fraction."""
 _UNITS = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+PLACES_MAX = 9
+"""Most places after the point of a sum of money."""
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours and cursor movements
     r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC and similar: titles, links, clipboard
@@ -55,6 +58,17 @@ def digits_apart(one: float, other: float, digits: int) -> int:
     return digits
 
 
+def beside_target(value: float | None, target: float | None) -> tuple[str, str]:
+    """A metric's value and its target, of four digits, or of as many as show that they differ; the target may be empty.
+
+    Values that frameworks tell in single precision equal a target that they have met.
+    """
+    if value is None or target is None or not math.isfinite(value):
+        return quantity(value, 4), "" if target is None else quantity(target, 4)
+    digits = 4 if math.isclose(value, target, rel_tol=1e-7) else digits_apart(value, target, 4)
+    return quantity(value, digits), quantity(target, digits)
+
+
 def duration(seconds: float | None) -> str:
     """A duration, such as `85 ms`, `12.3 s`, `4 min 10 s`, `1 h 12 min`, `3 d 4 h`."""
     if seconds is None or not math.isfinite(seconds):
@@ -83,16 +97,12 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_range(low: float, high: float) -> str:
-    """A range such as `58-90 min`: both ends in one unit, so that they are easy to compare."""
+    """A range such as `58-90 min`: both ends in one unit, so that they are easy to compare, and rounded outwards."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
     unit, name = next((u for u in _UNITS if high >= u[0] * (RANGE_MIN if u[0] > 1.0 else 1.0)), _UNITS[-1])
-    return _range(low / unit, high / unit) + f" {name}"
-
-
-def _range(low: float, high: float) -> str:
-    first, second = quantity(low, 2), quantity(high, 2)
-    return first if first == second else f"{first}-{second}"
+    first, second = quantity(_down(low / unit), 2), quantity(_up(high / unit), 2)
+    return f"{first if first == second else f'{first}-{second}'} {name}"
 
 
 def money(usd: float | None, digits: int = 3) -> str:
@@ -103,21 +113,92 @@ def money(usd: float | None, digits: int = 3) -> str:
         return "-" + money(-usd, digits)
     if usd == 0:
         return "$0"
+    places = _places(usd, digits)
     if usd >= 0.995:
-        return f"${usd:,.2f}" if usd < 10_000 else f"${usd:,.0f}"
-    places = digits - 1 - math.floor(math.log10(usd))
-    if places > 9:
+        return f"${usd:,.{places}f}"
+    if places > PLACES_MAX:
         return "<$0.000001"
     text = f"{usd:.{places}f}".rstrip("0")
     return f"${text:0<4}"
 
 
 def money_range(low: float, high: float) -> str:
-    """A range of US dollars, such as `$0.0040-0.0052`."""
+    """A range of US dollars, such as `$0.0040-0.0052`, rounded outwards."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
-    first, second = money(low, 2), money(high, 2)
+    first, second = money(_down_usd(low), 2), money(_up_usd(high), 2)
     return first if first == second else f"{first}-{second.removeprefix('$')}"
+
+
+def duration_within(seconds: float, low: float, high: float) -> str:
+    """A duration with its 90 % interval, such as `2 min 20 s (90 %: 40 s to 3 min)`, which always holds it."""
+    return f"{duration(seconds)} (90 %: {duration_span(low, high)})"
+
+
+def duration_span(low: float, high: float) -> str:
+    """An interval of durations as each is written, such as `40 s to 2 min 50 s`, rounded outwards."""
+    return f"{duration(_down(low))} to {duration(_up(high))}"
+
+
+def money_within(usd: float, low: float, high: float) -> str:
+    """US dollars with their 90 % interval, such as `$0.025 (90 %: $0.012 to $0.053)`, which always holds them."""
+    return f"{money(usd)} (90 %: {money(_down_usd(low))} to {money(_up_usd(high))})"
+
+
+def _down(value: float, digits: int = 2) -> float:
+    """The largest number of so many significant digits that is not above a value."""
+    return _outward(value, digits, math.floor)
+
+
+def _up(value: float, digits: int = 2) -> float:
+    """The smallest number of so many significant digits that is not below a value."""
+    return _outward(value, digits, math.ceil)
+
+
+def _down_usd(usd: float) -> float:
+    return _at_place(usd, math.floor) if 0.995 <= usd < math.inf else _down(usd)
+
+
+def _up_usd(usd: float) -> float:
+    return _at_place(usd, math.ceil) if 0.995 <= usd < math.inf else _up(usd)
+
+
+def _at_place(usd: float, whole: Callable[[float], int]) -> float:
+    scale = 10.0 ** _places(usd)
+    return whole(round(usd * scale, 6)) / scale
+
+
+def _outward(value: float, digits: int, whole: Callable[[float], int]) -> float:
+    if value == 0.0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits)
+    # what is such a number but for its last bits stays as it is
+    return whole(round(value / unit, 9)) * unit
+
+
+def money_parts(usd: float, parts: Sequence[float]) -> tuple[str, ...]:
+    """Parts of a sum of money with the places that `money` rounds the sum to, so that they add up to it as shown.
+
+    What rounding leaves goes to the parts that lost most by it. Parts that are not finite, not above 0 or do not add
+    up to the sum are shown as `money` shows them.
+    """
+    places = _places(usd) if math.isfinite(usd) and usd > 0 else PLACES_MAX + 1
+    if places > PLACES_MAX or min(parts) < 0 or not math.isclose(math.fsum(parts), usd, rel_tol=1e-6):
+        return tuple(map(money, parts))
+    each = [part * 10.0**places for part in parts]
+    units = [math.floor(one) for one in each]
+    lost = sorted(range(len(parts)), key=lambda at: units[at] - each[at])
+    whole = round(float(f"{usd:.{places}f}") * 10.0**places)  # as `money` rounds it
+    for at in lost[: whole - sum(units)]:
+        units[at] += 1
+    return tuple(f"${count / 10.0**places:,.{places}f}" if count else "$0" for count in units)
+
+
+def _places(usd: float, digits: int = 3) -> int:
+    """Places after the point of a sum of money above 0: cents from one dollar on, significant digits below."""
+    if usd >= 0.995:
+        return 2 if usd < 10_000 else 0
+    return digits - 1 - math.floor(math.log10(usd))
 
 
 def size(count: float) -> str:
@@ -138,6 +219,8 @@ def difference(predicted: float, actual: float) -> str:
     if actual == 0:
         return "was 0"
     percent = 100 * (predicted - actual) / abs(actual)
+    if not math.isfinite(percent):  # too far apart for a number
+        return UNKNOWN
     if percent >= 1000:
         return f"{quantity(predicted / actual)} times"
     return "0 %" if abs(percent) < 0.05 else f"{percent:+.1f} %"

@@ -24,7 +24,7 @@ def choose(
     spent_usd: float = 0.0,
     remaining: float = 1.0,
     worth: Callable[[float], float] | None = None,
-    global_batch_size: int | None = None,
+    only: tuple[int, str] | None = None,
 ) -> Choice | Infeasible:
     """Choose the allowed point that is best by the objective.
 
@@ -32,8 +32,7 @@ def choose(
         curve: Tradeoff curve, built with the same limits.
         objective: `time`, `cost`, `knee` or `utility`.
         worth: Worth of the result, dollars, as a function of its time in seconds; for `utility` only.
-        global_batch_size: Choose among points of this batch size, where one is allowed: at another, the same number of
-            epochs may give a worse model without any sign of it.
+        only: A batch size, to choose among points of it where one is allowed, and why; None to choose among all.
 
     Returns:
         The choice; or, if no point is allowed, the point that exceeds deadline and budget by the least, and by how
@@ -49,18 +48,14 @@ def choose(
     allowed = np.flatnonzero(curve.marks.excluded == 0)
     if not len(allowed):
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
-    alike = (
-        allowed
-        if global_batch_size is None
-        else allowed[curve.configurations.global_batch_size[allowed] == global_batch_size]
-    )
+    alike = allowed if only is None else allowed[curve.configurations.global_batch_size[allowed] == only[0]]
     among = alike if len(alike) else allowed
     if objective == "utility" and worth is not None:
         index, reason = _by_utility(curve, among, worth, (spent_time_s, spent_usd, remaining))
     else:
         index, reason = OBJECTIVES[objective](curve, among)
-    if len(among) < len(allowed):
-        reason += f"; at batch {global_batch_size} alone, as the goal has no target to compare others by"
+    if only is not None and len(among) < len(allowed):
+        reason += f"; at batch {only[0]} alone, as {only[1]}"
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
     if curve.progress_share is not None and curve.progress_share[index] < 0.5:

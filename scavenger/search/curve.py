@@ -241,7 +241,9 @@ def _notes_on_epochs(
                 "unknown; both are held during the run all the same"
             )
         return
-    if over := int(np.sum(allowed & (predicted.epochs > model.max_epochs))):
+    if model.statistical.fixed is None and (
+        over := int(np.sum(allowed & (predicted.epochs > model.max_epochs)))
+    ):
         yield f"{over} allowed configurations would need more than the {model.max_epochs:g} epochs allowed"
 
 

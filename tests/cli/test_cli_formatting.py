@@ -87,8 +87,8 @@ def test_durations_are_never_off_by_more_than_one_percent(seconds: float) -> Non
 
 def test_the_ends_of_an_interval_share_a_unit_that_suits_both() -> None:
     assert duration_range(3500, 5400) == "58-90 min"
-    assert duration_range(47, 132) == "47-130 s"
-    assert duration_range(60, 192) == "60-190 s"
+    assert duration_range(47, 132) == "47-140 s"
+    assert duration_range(60, 192) == "60-200 s"
     assert duration_range(0.2, 0.9) == "200-900 ms"
     assert duration_range(0.0, 5.0) == "0-5 s"
     assert money_range(0.004, 0.0052) == "$0.004-0.0052"

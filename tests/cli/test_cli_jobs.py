@@ -54,7 +54,7 @@ def test_status_shows_how_far_a_job_is_and_on_what_it_trains_now(scavenger: Run,
     assert shown["epoch"] == "3 of 19 to 40 (90 %)"
     assert shown["loss"] == "0.5123"
     assert shown["metric"] == "val_accuracy 0.91 (target 0.97)"
-    assert shown["left"] == "2 min 10 s (90 %: 1-5 min)"
+    assert shown["left"] == "2 min 10 s (90 %: 1 min to 5 min)"
     assert "3 x batch 96" in scavenger("status")[1]
     assert json.loads(scavenger("status", job_id, "-o", "json")[1])["progress"]["step"] == 1234
 

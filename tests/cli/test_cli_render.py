@@ -148,7 +148,8 @@ def test_saying_yes_is_asked_with_time_cost_and_their_intervals() -> None:
     assert report.predicted is not None
     text = printed(*render.confirmation(report.curve, make_choice(report.curve), report.predicted))
 
-    assert "23 min" in text
+    assert text.startswith("You will pay about $")
+    assert "in 23 min" in text
     assert text.count("90 %") == 2
 
 

@@ -49,6 +49,7 @@ from scavenger.control.training.orders import (
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import WorkerChanged
+from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.train.supervisor.events import (
     Leaving,
     Lost,
@@ -656,3 +657,17 @@ def test_a_job_whose_workers_all_die_as_they_start_ends_after_as_many_as_may_die
 
     assert world.over
     assert world.named == max(workers, GIVE_UP)
+
+
+def test_epochs_at_a_larger_batch_count_for_less_until_the_progress_is_made() -> None:
+    job = training("w1")
+    job.last_for(FixedEpochs(EPOCHS, None, 32), 64)
+    for number in range(2, 66):
+        job.handle(step(number, "w1", samples=64, batch=64), here("w1"))
+    trained = 0
+    while not job.finished:
+        job.handle(m.EpochReport(trained, 65, {}, 0.5), here("w1"))
+        trained += 1
+
+    assert job.callbacks.epochs == 2 * EPOCHS
+    assert trained == 2 * EPOCHS

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
@@ -271,7 +272,7 @@ def decided(
 ) -> Selection:
     job = JobSpec.model_validate({**JOB.written(), **changes})
     measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
-    model = fit_model(measured, SPACE, job.goal, prior=None)
+    model = fit_model(measured, SPACE, job, prior=None)
     return decide(model, trainer, SPACE, job, told=tell(model))
 
 
@@ -282,6 +283,27 @@ def at_epochs(epochs: float) -> Callable[[JobModel], JobModel]:
         return replace(model, statistical=model.statistical.at_level(32, epochs, 0.5, "from a test"))
 
     return tell
+
+
+def test_without_a_target_the_choice_is_at_equal_progress_unless_the_epochs_are_fixed(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6, worker_sqnorm=1.5), tmp_path)
+    equal = decided(search, trainer)
+    fixed = decided(search, trainer, goal={"max_epochs": 100, "epochs_fixed": True})
+    sizes = equal.curve.configurations.global_batch_size
+    law = equal.model.statistical.fixed
+
+    assert law is not None
+    assert law.critical_batch_size is not None
+    assert set(equal.curve.epochs[sizes == 32]) == {100.0}
+    assert np.all(equal.curve.epochs[sizes > 32] > 100.0)
+    assert np.all(equal.curve.epochs <= np.maximum(100.0, 100.0 * sizes / 32))
+    assert equal.curve.notes[0].startswith("compared at equal progress")
+    assert isinstance(equal.choice, Choice)
+    assert equal.choice.point.on_front
+    assert equal.predicted is not None
+    assert equal.predicted.epochs == equal.choice.point.epochs
+    assert set(fixed.curve.epochs) == {100.0}
+    assert fixed.curve.progress_share is not None
 
 
 def test_a_forecast_sets_the_level_at_the_choice_and_excludes_not_everything(tmp_path: Path) -> None:
@@ -387,7 +409,7 @@ def test_another_point_must_pay_for_the_pauses_of_the_program(tmp_path: Path) ->
         search, trainer = searched(Scripted(epoch_steps=10**6), folder, replace(plan, points=2))
         trainer.history.stalls_s = [stall_s] * bool(stall_s)
         measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
-        model = fit_model(measured, SPACE, JOB.goal, prior=None)
+        model = fit_model(measured, SPACE, JOB, prior=None)
         begun = replace(search, plan=plan)
         reasons.append(why_measure_no_more(begun, model, trainer, SPACE, JOB))
 
@@ -511,3 +533,20 @@ def test_a_question_that_is_taken_back_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         ask_while_training(taken_back, trainer, at_end=lambda error: None)
     assert not [t for t in threading.enumerate() if t.name == "scavenger-train"]
+
+
+def test_a_plan_predicts_a_run_that_begins_at_its_choice(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
+    model = fit_model(measured, SPACE, JOB, prior=None)
+    here, anew = (decide(model, trainer, SPACE, JOB, told=model, anew=anew) for anew in (False, True))
+    assert isinstance(anew.choice, Choice)
+    assert here.predicted is not None
+    assert anew.predicted is not None
+    point, predicted = anew.choice.point, anew.predicted
+
+    assert predicted.remaining == 1.0
+    assert predicted.time_s == pytest.approx(predicted.spent_s + point.time_s + predicted.end_s, rel=0.01)
+    assert predicted.cost_usd > point.cost_usd
+    assert predicted.epochs == point.epochs
+    assert predicted.spent_s < here.predicted.spent_s

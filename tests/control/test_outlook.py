@@ -20,7 +20,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import GoalSpec, JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
-from scavenger.domain.report import EpochsForecast, Forecasted
+from scavenger.domain.report import EpochsForecast, Forecasted, Noted
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 
@@ -234,15 +234,19 @@ def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_comes_too_early_is_warned_of_once(tmp_path: Path) -> None:
-    trainer, model = running(tmp_path, budget_usd=0.04), model_of()
+    heard = Heard()
+    trainer, model = running(tmp_path, heard, budget_usd=0.04), model_of()
     outlook = EpochForecaster(trainer, GOAL)
     for epochs in range(3, 20):
         train(trainer, epochs)
         outlook.told(model)
 
     warnings = [
-        text for text in trainer.warnings if text.startswith("at this rate val_loss 1.2 is reached with")
+        event.message
+        for event in heard.events
+        if isinstance(event, Noted) and event.message.startswith("at this rate val_loss 1.2 is reached with")
     ]
+    assert trainer.warnings == []  # a report tells how it came
     assert 1 <= len(warnings) <= 2
     assert all(text.endswith("probability within $0.04") for text in warnings)
     assert outlook.forecasts[-1].within_limits < 0.5

@@ -88,7 +88,7 @@ def test_the_smallest_file_gets_the_documented_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "unproven", "reference"),
+    ("sections", "compared", "reference"),
     [
         ("", True, 32),
         ("search: {batch_size: [8, 32, 64]}\n", True, 32),
@@ -96,14 +96,18 @@ def test_the_smallest_file_gets_the_documented_defaults() -> None:
         ("search: {batch_size: 128}\n", False, 128),
     ],
 )
-def test_without_a_target_batch_sizes_cannot_be_compared(
-    sections: str, unproven: bool, reference: int
+def test_without_a_target_batch_sizes_are_compared_at_the_progress_of_the_jobs_own(
+    sections: str, compared: bool, reference: int
 ) -> None:
     job = parse_job(SMALLEST + sections, path="job.yaml")
-    assert (job.batch_size_unproven, job.reference_batch_size) == (unproven, reference)
+    assert (job.at_equal_progress, job.reference_batch_size) == (compared, reference)
+    fixed = SMALLEST.replace("max_epochs: 3", "max_epochs: 3, epochs_fixed: true") + sections
+    assert not parse_job(fixed, path="job.yaml").at_equal_progress
     goal = "goal: {metric: val_loss, target: 0.5, max_epochs: 3}"
     aimed = parse_job((SMALLEST + sections).replace("goal: {max_epochs: 3}", goal), path="job.yaml")
-    assert not aimed.batch_size_unproven
+    assert not aimed.at_equal_progress
+    with pytest.raises(JobFileError, match="goals without a target"):
+        parse_job(SMALLEST.replace("{max_epochs: 3}", goal[6:-1] + ", epochs_fixed: true}"), path="job.yaml")
 
 
 def test_every_form_of_a_full_file_is_understood() -> None:

@@ -139,6 +139,46 @@ def test_a_fixed_number_of_epochs_comes_less_far_at_larger_batches_by_the_noise_
     assert "do the work of 100 / (1 + B /" in model.notes[1]
 
 
+def test_at_equal_progress_a_larger_batch_takes_more_epochs_and_at_most_as_many_steps() -> None:
+    model, aimed = fit(fixed_epochs=True, reference_batch_size=128), fit(hint=10.0)
+    epochs, deviation = model.predict(GRID)
+
+    wanted = aimed.law.epochs(GRID) / aimed.law.epochs(np.array([128.0]))
+    assert epochs == pytest.approx(100.0 * wanted, abs=1.0)
+    assert np.all(epochs >= 100.0 * wanted - 0.05)
+    assert np.all(epochs == np.round(epochs))
+    assert np.all(deviation == 0.0)
+    assert model.progress_share(GRID) is None
+    assert model.notes[0].startswith("compared at equal progress: that of 100 epochs at batch 128 takes ")
+    blind = fit(fixed_epochs=True, phi=None, reference_batch_size=128)
+    assert blind.predict(GRID)[0] == pytest.approx([100.0, 100.0, 200.0, 400.0, 800.0])
+    assert "as many steps" in blind.notes[0]
+
+
+@given(
+    critical=st.none() | st.floats(1e-2, 1e6),
+    own=st.integers(1, 512),
+    size=st.integers(1, 512),
+    epochs=st.integers(1, 1000),
+)
+def test_the_epochs_of_equal_progress_lie_between_as_many_epochs_and_as_many_steps(
+    critical: float | None, own: int, size: int, epochs: int
+) -> None:
+    law = FixedEpochs(epochs, critical, own)
+    at_own, at = law.epochs(np.array([own, size], dtype=np.float64))
+    low, high = sorted((1.0, size / own))
+
+    assert at_own == epochs
+    assert max(1.0, math.floor(epochs * low)) <= at <= math.ceil(epochs * high)
+    # so many epochs of one size are all that is needed, and half of each are, too
+    assert law.left(int(at), {size: 1}, size) == pytest.approx(0.0, abs=1e-9)
+    assert law.left(0, {}, size) == at
+    mixed = {own: float(epochs), size: float(at)}
+    assert law.left(epochs + int(at), mixed, own) == pytest.approx(-epochs)
+    again = FixedEpochs.through(epochs, own, size, at / epochs)
+    assert again.epochs(np.array([float(size)]))[0] == at
+
+
 def test_without_a_noise_scale_nothing_is_said_of_the_progress_but_a_stored_model_is_asked() -> None:
     stored, blind = fit(fixed_epochs=True), fit(fixed_epochs=True, phi=None)
 

@@ -79,7 +79,8 @@ def test_a_plan_shows_the_front_first_and_the_choice() -> None:
     assert plan.choice.configuration == Configuration("local-1", 1, 32)
     lines = str(plan).splitlines()
     assert lines[0].startswith("Job <digits> (0198c0de): nothing profiled")
-    assert [line[:2] for line in lines[2:5]] == [" *", ">*", "  "]
+    assert lines[1].startswith("You will pay about $0.011 (90 %: $0.01 to $0.02) in 1 min 6 s")
+    assert [line[:2] for line in lines[3:6]] == [" *", ">*", "  "]
     assert lines[-1] == "Chosen: 1 x local-1, batch 32: the cheapest"
     html = plan._repr_html_()
     assert "&lt;digits&gt;" in html
@@ -93,6 +94,9 @@ def test_a_run_has_its_bill() -> None:
     assert (run.value, run.cost_usd, run.time_s, run.model_path) == (0.97, 0.01, 60.0, "m.keras")
     assert re.search(r"cost +\$0.011 +\$0.01-0.02 +\$0.01 +\+10.0 %", str(run))
     assert "<td>+10.0 %</td>" in run._repr_html_()
+    agreed = Predicted(66.0, (50.0, 90.0), 0.02, (0.01, 0.03), 0.05, 10.0)
+    assert "+100.0 %" in str(run.against(agreed))
+    assert run.against(None) is run
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_a_plan_a_run_of_it_and_what_is_on_record(url: str, tmp_path: Path) -> N
         assert client.left_usd == pytest.approx(1.0 - client.spent_usd)
         assert client.spent_usd >= run.cost_usd
         assert client.result(run.id).report == run.report
+        assert run.predicted == plan.predicted
         assert client.curve(run.id).choice.configuration == plan.choice.configuration
         assert len(client.models()) >= 1
         assert plan.id[:8] not in str(client.models())

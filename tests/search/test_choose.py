@@ -207,11 +207,11 @@ def test_where_batch_sizes_cannot_be_compared_the_choice_is_among_those_of_one(o
     batches = {point.configuration.global_batch_size for point in curve}
     assert len(batches) > 1
     for batch in batches:
-        choice = choose(curve, objective, global_batch_size=batch)
+        choice = choose(curve, objective, only=(batch, "others are unknown"))
         assert isinstance(choice, Choice)
         assert choice.configuration.global_batch_size == batch
-        assert f"at batch {batch} alone" in choice.reason
-    assert choose(curve, objective, global_batch_size=7) == free
+        assert f"at batch {batch} alone, as others are unknown" in choice.reason
+    assert choose(curve, objective, only=(7, "others are unknown")) == free
 
 
 @given(

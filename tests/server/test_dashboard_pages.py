@@ -67,7 +67,7 @@ def test_a_running_job_shows_state_progress_time_left_and_money_with_units(tmp_p
     assert line.progress is not None
     assert line.progress.words == "50 % of about 20 min"
     assert line.left is not None
-    assert (line.left.value, line.left.detail) == ("10 min", "90 %: 5-20 min")
+    assert (line.left.value, line.left.detail) == ("10 min", "90 %: 5 min to 20 min")
     assert line.cost == "$0.50"
     assert line.spent is not None
     assert line.spent.words == "$0.50 of $2.00 (25 %)"

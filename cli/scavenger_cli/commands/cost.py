@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -10,7 +11,15 @@ from rich.text import Text
 from scavenger.api.costs import CostAnswer, CostsPage, list_costs, show_cost
 from scavenger.api.opening import open_source
 from scavenger.control.provisioning.bill import JobCost, VmCost
-from scavenger.presentation.formatting import clean, difference, duration, money, money_range, when
+from scavenger.presentation.formatting import (
+    clean,
+    difference,
+    duration,
+    money,
+    money_parts,
+    money_range,
+    when,
+)
 from scavenger.presentation.panel import FINISHED
 from scavenger_cli.commands.status import state_words
 from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
@@ -84,12 +93,12 @@ def _one(cost: JobCost) -> Iterator[RenderableType]:
     facts.add_row("known", cost.how)
     yield facts
     if cost.estimate is not None:
-        total = money(cost.estimate.total_usd)
-        yield Text(f"\nThe chosen configuration, for the whole training: {total}", style="bold")
-        yield _items(cost.estimate.items)
+        total_usd = cost.estimate.total_usd
+        yield Text(f"\nThe chosen configuration, for the whole training: {money(total_usd)}", style="bold")
+        yield _items(cost.estimate.items, total_usd)
     if cost.items:
         yield Text("\nPaid" if cost.vms else "\nCounted", style="bold")
-        yield _items(cost.items)
+        yield _items(cost.items, math.fsum(item.usd for item in cost.items))
     if cost.vms:
         yield Text()
         yield from _vms(cost.vms)
@@ -97,10 +106,12 @@ def _one(cost: JobCost) -> Iterator[RenderableType]:
         yield Text(f"not counted: {clean(words)}")
 
 
-def _items(items: Iterable[CostItem]) -> RenderableType:
+def _items(items: Sequence[CostItem], total_usd: float) -> RenderableType:
+    """The items of a sum, with as many places as are shown of it, so that they add up."""
     grid = render.table(("item", "left"), ("cost", "right"), ("", "left"))
-    for item in items:
-        grid.add_row(clean(item.name), money(item.usd), clean(item.how))
+    shown = money_parts(total_usd, [item.usd for item in items])
+    for item, usd in zip(items, shown, strict=True):
+        grid.add_row(clean(item.name), usd, clean(item.how))
     return grid
 
 

@@ -22,6 +22,7 @@ from scavenger_cli.options import (
     DeadlineOption,
     DetachOption,
     DryRunOption,
+    EpochsFixedOption,
     JobFile,
     JobFileOrScript,
     ObjectiveOption,
@@ -49,6 +50,7 @@ def optimize(
     deadline: DeadlineOption = None,
     workers: WorkersOption = None,
     batch_size: BatchSizesOption = None,
+    epochs_fixed: EpochsFixedOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
@@ -59,7 +61,7 @@ def optimize(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Profile a job, choose what it should run on, and train it there; also a script that calls `fit`, as it is."""
-    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size)
+    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     how = Detach() if detach else None
     job_file = _job_file(job_file, arguments or (), invocation, run=True, dry_run=dry_run)
@@ -75,6 +77,7 @@ def plan(
     deadline: DeadlineOption = None,
     workers: WorkersOption = None,
     batch_size: BatchSizesOption = None,
+    epochs_fixed: EpochsFixedOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     verbose: VerboseOption = False,
@@ -83,7 +86,7 @@ def plan(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Profile a job and predict its time and cost, without running it."""
-    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size)
+    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     job_file = _job_file(job_file, arguments or (), invocation, run=False, dry_run=dry_run)
     return execute(job_file, overrides, invocation, run=False, dry_run=dry_run)

@@ -21,7 +21,16 @@ from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.domain.report import JobState
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import clean, duration, duration_range, money, plural, quantity, when
+from scavenger.presentation.formatting import (
+    beside_target,
+    clean,
+    duration,
+    duration_within,
+    money,
+    plural,
+    quantity,
+    when,
+)
 from scavenger.presentation.panel import FINISHED
 from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
@@ -136,7 +145,7 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
     )
     for seen in found:
         job = seen
-        now = job.chosen if seen.progress is None else seen.progress.configuration
+        now = None if seen.progress is None else seen.progress.configuration
         trains_on = "-" if now is None else f"{now.workers} x batch {now.global_batch_size}"
         spent = "-" if job.cost_usd is None else money(job.cost_usd)
         owner = (clean(job.owner.account),) if shared else ()
@@ -243,7 +252,10 @@ def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[
         return
     if progress.moved is not None:
         yield "moved", clean(progress.moved)
-    yield "trained on" if job.ended else "trains on", clean(progress.configuration)
+    on = clean(progress.configuration)
+    if not job.ended and progress.moved is None and job.chosen not in (None, progress.configuration):
+        on += ", until the workers of what was chosen are ready"
+    yield ("measured last" if job.state == "planned" else "trained on" if job.ended else "trains on"), on
     of_about = ""
     if progress.epochs_interval is not None and not job.ended:
         low, high = progress.epochs_interval
@@ -251,10 +263,10 @@ def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[
     yield "epoch", f"{progress.epoch + 1:,}{of_about}"
     yield "loss", quantity(progress.loss, 4)
     if progress.value is not None:
-        target = "" if progress.target is None else f" (target {quantity(progress.target, 4)})"
-        yield "metric", f"{clean(progress.metric)} {quantity(progress.value, 4)}{target}"
+        value, target = beside_target(progress.value, progress.target)
+        yield "metric", f"{clean(progress.metric)} {value}{f' (target {target})' if target else ''}"
     if progress.left_s is not None and progress.left_interval_s is not None and not job.ended:
-        yield "left", f"{duration(progress.left_s)} (90 %: {duration_range(*progress.left_interval_s)})"
+        yield "left", duration_within(progress.left_s, *progress.left_interval_s)
 
 
 def _processes(processes: list[ProcessRecord], here: str) -> Table:

@@ -24,7 +24,7 @@ from scavenger.domain.report import (
     WorkerChanged,
 )
 from scavenger.presentation.event_words import event_words
-from scavenger.presentation.formatting import clean, duration, money, quantity
+from scavenger.presentation.formatting import beside_target, clean, duration, money, quantity
 from scavenger_cli.ui.console import console, is_terminal
 from scavenger_cli.ui.outlet import Outlet, unblocked
 
@@ -89,8 +89,8 @@ class CliObserver(Observer):
         if self._goal is None:
             return ""
         name, target = self._goal
-        towards = "" if target is None else f" (target {quantity(target, 4)})"
-        return f"{clean(name)} {quantity(self._metric, 4)}{towards}"
+        value, towards = beside_target(self._metric, target)
+        return f"{clean(name)} {value}{f' (target {towards})' if towards else ''}"
 
     def _of_epochs(self) -> str:
         if self._forecast is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +25,10 @@ from scavenger.domain.curve import (
 )
 from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, time_error
 from scavenger.presentation.formatting import (
+    UNKNOWN,
+    beside_target,
     clean,
     difference,
-    digits_apart,
     duration,
     duration_range,
     money,
@@ -35,6 +37,7 @@ from scavenger.presentation.formatting import (
     quantity,
 )
 from scavenger.presentation.panel import FINISHED, RELATIVE_NOTE
+from scavenger.presentation.total import total_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -232,7 +235,7 @@ def _figures(point: CurvePoint) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100.0 * share:.0f} %"
+    return f"{100.0 * share:.0f} %" if math.isfinite(share) else UNKNOWN
 
 
 def _compared(point: CurvePoint, base: CurvePoint) -> str:
@@ -243,21 +246,11 @@ def _compared(point: CurvePoint, base: CurvePoint) -> str:
 
 def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> Iterator[RenderableType]:
     """The time and cost that the user is asked to confirm."""
+    yield Text(total_words(predicted, relative_only=curve.relative_only), style="bold")
     grid = table(("This will run", "left"), (label(choice.point), "left"))
-    grid.add_row("time", f"{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}")
-    grid.add_row("cost", f"{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}")
-    grid.add_row("epochs", f"{quantity(predicted.epochs)}")
-    grid.add_row("", "for the whole job, including what was spent on profiling")
+    grid.add_row("epochs", quantity(predicted.epochs))
     grid.add_row("", "training continues while this question waits")
-    if curve.relative_only:
-        grid.add_row(
-            "", "assuming that the largest batch size needs goal.max_epochs: the epochs are not known"
-        )
     yield grid
-
-
-def _bracket(format_range: Callable[[float, float], str], interval: tuple[float, float]) -> str:
-    return f"  (90 %: {format_range(*interval)})"
 
 
 def comparison(
@@ -307,7 +300,10 @@ def _basis(report: RunReport) -> Iterator[RenderableType]:
     whole, actual = duration(choice.point.time_s), report.result.actual
     came = ending = ""
     if actual is not None and report.job.state in FINISHED:
-        came = f" (actual: {duration(actual.time_s - predicted.spent_s - actual.end_s)})"
+        came_s = actual.time_s - predicted.spent_s - actual.end_s
+        came = (
+            f" (actual: {duration(came_s)})" if came_s > 0.0 else ""
+        )  # it ended before its workers had started
         ending = f" (actual: {duration(actual.end_s)})"
     yield Text(
         f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, {ahead}{came} for "
@@ -356,14 +352,11 @@ def _share(part_s: float, whole_s: float) -> str:
 
 def _metric(metric: MetricOutcome) -> str:
     reached = "" if metric.target is None else " reached" if metric.reached else " not reached"
-    digits = 4
-    if metric.value is not None and metric.target is not None and not metric.reached:
-        digits = digits_apart(metric.value, metric.target, digits)
-    goal = "" if metric.target is None else f", target {quantity(metric.target, digits)}"
-    return f"{clean(metric.name)} {quantity(metric.value, digits)}{goal}{reached}"
+    value, target = beside_target(metric.value, metric.target)
+    return f"{clean(metric.name)} {value}{f', target {target}' if target else ''}{reached}"
 
 
-def _search(report: RunReport, *, with_reason: bool) -> str:
+def _search(report: RunReport, *, whole: bool) -> str:
     search = report.search
     if not search.profiled:
         return f"Search: {clean(search.strategy)}, nothing profiled: {clean(search.reason)}"
@@ -372,7 +365,7 @@ def _search(report: RunReport, *, with_reason: bool) -> str:
     if search.overhead_s is not None:
         text += f" (overhead {duration(search.overhead_s)}"
         text += ")" if search.overhead_usd is None else f", {money(search.overhead_usd)})"
-    return f"{text}: {clean(search.reason)}" if with_reason else text
+    return f"{text}: {clean(search.reason)}" if whole else text
 
 
 def report_text(
@@ -388,7 +381,10 @@ def report_text(
     whole = verbose or not trained
     searched = report.curve is not None or bool(report.search.profiled) or trained
     if searched:
-        yield Text(_search(report, with_reason=whole))
+        yield Text(_search(report, whole=whole))
+    if not trained and isinstance(report.choice, Choice) and report.predicted is not None:
+        relative = report.curve is not None and report.curve.relative_only
+        yield Text(total_words(report.predicted, relative_only=relative), style="bold")
     if report.curve is not None and with_curve and whole:
         yield Text("")
         choice = report.choice if isinstance(report.choice, Choice) else None

@@ -29,7 +29,7 @@ from scavenger.control.training.limits import CLOSE_S, Limits
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.control.training.trainer import Trainer
-from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, RunReport
+from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, Predicted, RunReport
 from scavenger.errors import CleanupError, Interrupted, LimitReachedError, NotSupportedError, ScavengerError
 from scavenger.policy import learning_rate_scale
 from scavenger.store import Store
@@ -55,6 +55,7 @@ class JobRun:
         audit: Whether to record which worker computed which samples, see `AUDIT_FILE`.
         job_id: Id under which the job was submitted; None for a job that was not. A job that is on record under this
             id, and has no checkpoint, starts again from its first step.
+        approved: What was predicted of this run, and agreed to, before it; None if nothing was.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class JobRun:
         resumed: Resumption | None = None,
         audit: bool = False,
         job_id: str | None = None,
+        approved: Predicted | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared, self._store, self._observer = prepared, store, observer
         self._trains, self._confirm, self._resumed = run, confirm, resumed
         self._audit, self._submitted, self._clock = audit, job_id, clock
+        self._approved = approved
         self._tracking: Tracking | None = None
         self._recorder_in_use: Recorder | None = None
         self._resources: Allocation | None = None
@@ -381,6 +384,7 @@ class JobRun:
             confirm=self._confirm,
             at_end=self._end_at_once,
             resumed=self._resumed,
+            approved=self._approved,
         )
 
     def _operations(self, recorder: Recorder, workflow: JobWorkflow, work_dir: Path) -> OperationHandler:

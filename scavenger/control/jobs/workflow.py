@@ -17,6 +17,7 @@ from scavenger.control.provisioning.model_size import model_size, record_size
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
 from scavenger.control.search.outcome import NOTHING_SEARCHED, progress_of, remaining_samples
 from scavenger.control.search.outlook import EpochForecaster
+from scavenger.control.search.own_batch import resumed_epochs
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
 from scavenger.control.search.select import (
@@ -44,6 +45,7 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import ChoiceMade, JobState, PhaseChanged, Predicted, ReportedJob, RunReport
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
+from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.policy import batch_rule, policy_for
@@ -109,6 +111,7 @@ class JobWorkflow:
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
         at_end: Called with the error that ends training while `confirm` is asked.
         resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
+        approved: See `JobRun`: the run is held against it, and not against what it predicts at its choice.
 
     Attributes:
         state: Results so far; replaced by a new value whenever they change.
@@ -129,12 +132,14 @@ class JobWorkflow:
         confirm: Confirm | None,
         at_end: Callable[[BaseException], None],
         resumed: Resumption | None,
+        approved: Predicted | None = None,
     ) -> None:
         self.trainer, self._job = trainer, job
         self._model: JobModel | None = None  # by which the progress is estimated
         self._expected: tuple[int, float | None] | None = None
         self._store, self._recorder, self._hardware, self._folder = store, recorder, hardware, folder
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
+        self._approved = approved
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
         self.outlook = EpochForecaster(trainer, job.goal)
@@ -184,6 +189,8 @@ class JobWorkflow:
         now = Spent.by_now(trainer)
         self.state = replace(self.state, search=Search(nothing, now, ended=now), predicted=before.predicted)
         self._model = model
+        if self._job.at_equal_progress:
+            self._last_for(resumed_epochs(self._job, chosen, before.predicted, model), chosen)
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
         self._train(chosen, model, known, operations)
         return self._end_of_training(known)
@@ -205,12 +212,9 @@ class JobWorkflow:
                 f"the schedule of the learning rate is followed by samples: {manifest.schedule_batch}, the job's own "
                 "batch, count as one of its steps at every batch size; elastic.schedule: steps counts each step as one"
             )
-        if self._job.batch_size_unproven:
-            trainer.note(
-                "the goal has no target, so the quality of the model at different batch sizes cannot be compared: "
-                f"the job runs at batch {self._job.reference_batch_size}, as after as many epochs a larger one often "
-                "gives a worse model; name goal.metric and goal.target, or one search.batch_size, to have another"
-            )
+        if self._job.at_equal_progress and self._job.run is None:
+            own = self._job.reference_batch_size
+            trainer.last_for(FixedEpochs(self._job.goal.max_epochs, None, own), own)
         trainer.goal.check(manifest.metric_names)
         sources = self._ask(lambda: Sources.of(self._job, self._folder, manifest))
         fingerprint = fingerprint_of(
@@ -330,6 +334,7 @@ class JobWorkflow:
                 self.state = replace(self.state, search=search)
             search = self._repeated(search, known)
         if trainer.finished:
+            self._decide_late(search, known)
             return None, None
         count = len(search.measurements)
         evidence = (
@@ -385,8 +390,14 @@ class JobWorkflow:
         trainer, chosen = self.trainer, self._confirmed(decision)
         if chosen is not None:
             self._model = decision.told
+            self._last_for(decision.model.statistical.fixed, chosen)
             trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
         return chosen
+
+    def _last_for(self, epochs: FixedEpochs | None, chosen: Configuration) -> None:
+        """Have the run last as long as was predicted; a program of its own ends by itself."""
+        if epochs is not None and self._job.run is None:
+            self.trainer.last_for(epochs, chosen.global_batch_size)
 
     def _decide(self, model: JobModel, search: Search, known: Known, evidence: str) -> Selection:
         """Predict all configurations and choose one; the search ends with that.
@@ -402,8 +413,16 @@ class JobWorkflow:
             self._job,
             told=self.outlook.told(model),
             end_s=known.library.ending_s,
+            anew=not self._run,
         )
-        self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
+        late = self._run and self.trainer.finished
+        predicted = None if late else decision.predicted
+        if predicted is not None and self._run:
+            searched = decision.at.time_s - search.began.time_s, decision.at.cost_usd - search.began.cost_usd
+            predicted = self._approved or replace(predicted, search_s=searched[0], search_usd=searched[1])
+        decision = replace(decision, predicted=predicted)
+        if not late:
+            self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         self.trainer.journal.add("curve", self._curve_document(decision))
         self.state = replace(
             self.state,
@@ -412,6 +431,18 @@ class JobWorkflow:
             predicted=decision.predicted,
         )
         return decision
+
+    def _decide_late(self, search: Search, known: Known) -> None:
+        """Choose for another run of a job that has ended before its search did, if its steps tell enough for that."""
+        measured, now = search.measurements, self.trainer.configuration
+        if not measured and now is not None and (own := steps_of(now, self.trainer)) is not None:
+            measured = (own,)
+        with contextlib.suppress(ConfigurationError):  # no step was undisturbed
+            decision = self._decide(
+                self._fit(measured, known, prior=None), search, known, "the job ended before its search did"
+            )
+            if not self._run:
+                self._confirmed(decision)
 
     def _curve_document(self, decision: Selection) -> dict[str, Any]:
         """The curve and the choice as a report of the running job, for those who look at it from elsewhere."""
@@ -451,7 +482,11 @@ class JobWorkflow:
         """Train to the goal on the chosen configuration, carrying out operations and policy decisions."""
         trainer = self.trainer
         self.state = replace(self.state, chosen=chosen)
-        self._recorder.on_event(PhaseChanged("running", f"to {trainer.goal.words} at {chosen}"))
+        until = trainer.goal.words
+        if self._job.at_equal_progress and self._job.run is None:
+            own = self._job.reference_batch_size
+            until = f"{trainer.callbacks.epochs} epochs, with the progress of {until} at batch {own},"
+        self._recorder.on_event(PhaseChanged("running", f"to {until} at {chosen}"))
         replanning = self._replanning(model, known)
 
         def remaining() -> float | None:
@@ -518,13 +553,17 @@ class JobWorkflow:
 
     def _end_without_choice(self, decision: Selection | None, known: Known) -> JobState:
         if decision is None:
+            decision = self.state.decision
+            chosen = (
+                "no step tells what to choose" if decision is None else "the choice is for another run of it"
+            )
             self.trainer.note(
-                "training finished before the search, so no choice was made; search fewer workers, "
-                "or lower profile.steps, for a shorter search"
+                f"the job ended before its search did, so it is too small to gain by one; {chosen}"
             )
             state = self._end_of_training(known)
-            return state if self._run else "planned"
-        if isinstance(decision.choice, Infeasible):
+            if self._run:
+                return state
+        if decision is not None and isinstance(decision.choice, Infeasible):
             raise NoFeasiblePlanError(decision.choice.reason)
         return "planned"  # a plan, or the user said no
 
@@ -584,8 +623,12 @@ class JobWorkflow:
             twice=() if self.state.search is None else self.state.search.twice,
         )
         prior = known.similar if prior is None else prior
-        kept = self._job.elastic.lr_scaling == "none"
-        return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise, rate_kept=kept)
+        model = fit_model(measured, known.space, self._job, prior=prior, noise=noise)
+        decided = None if self.state.decision is None else self.state.decision.model.statistical.fixed
+        if decided is None or not self._job.at_equal_progress:
+            return model
+        # What noise says later does not change how long the run lasts that was chosen, and agreed to.
+        return replace(model, statistical=replace(model.statistical, law=decided))
 
     def _epochs_needed(self, sizes: Sequence[int], known: Known) -> dict[int, float] | None:
         """Epochs of the whole run at each batch size, by the models at its end; None without a model."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from scavenger.control.places.room import Permitted, fit_to_data
 from scavenger.control.places.vm_allocation import RentalCosts
 from scavenger.control.provisioning.model_size import recorded_size
+from scavenger.control.search.own_batch import own_batch_only
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.elastic import AGGREGATORS_MAX
@@ -155,5 +156,5 @@ def _best(
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         worth=None if job.utility is None else job.utility.worth_at,
-        global_batch_size=job.reference_batch_size if job.batch_size_unproven else None,
+        only=own_batch_only(job, model),
     )

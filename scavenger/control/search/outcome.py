@@ -18,7 +18,7 @@ from scavenger.domain.report import Actual, Predicted, SearchOutcome
 from scavenger.models.job_model import LOG_SD_MAX, JobModel
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.run_ahead import RunAhead
-from scavenger.models.starts import Lasting
+from scavenger.models.starts import Lasting, Starts, first_start
 from scavenger.models.statistical import StatisticalModel
 
 ENDING_S = 2.0
@@ -121,8 +121,50 @@ def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead, *, end_s: floa
     )
 
 
+def predict_anew(
+    trainer: Trainer, model: JobModel, choice: Choice, rest: RunAhead, *, end_s: float = ENDING_S
+) -> Predicted:
+    """Predict a run that begins at the choice, as after a plan: it starts all of its workers, and searches nothing.
+
+    Args:
+        rest: As of `run_ahead` for the run that made the choice.
+        end_s: As of `predict_run`.
+    """
+    point, terms = choice.point, trainer.terms()
+    own, earlier = trainer.starts.first_s, trainer.earlier_starts.first_s
+    start = first_start(Starts((*earlier, statistics.median(own)) if own else earlier))
+    if terms is not None and terms.setup_s:
+        start = Lasting(terms.setup_s, SETUP_LOG_SD)
+    workers = point.configuration.workers
+    usd_per_s = trainer.price_usd_per_hour(point.configuration.vm) / 3600.0 * workers
+    anew = replace(
+        rest,
+        meanwhile_s=math.inf,
+        start_usd_per_s=usd_per_s if terms is None else rest.usd_per_s,
+        behind=0.0,
+        share_max=math.inf if model.statistical.fixed is not None else model.max_epochs / point.epochs,
+        first=(start, 0.0),
+        missing=None,
+        stall=None,
+    ).predict()
+    return Predicted(
+        time_s=anew.time_s,
+        time_interval_s=anew.time_interval_s,
+        cost_usd=anew.cost_usd,
+        cost_interval_usd=anew.cost_interval_usd,
+        step_time_s=point.step_time_s,
+        epochs=point.epochs * anew.share,
+        spent_s=anew.start_s,
+        spent_usd=anew.start_usd,
+        remaining=anew.remaining,
+        end_s=end_s,
+    )
+
+
 def _epochs_allowed(trainer: Trainer, model: JobModel) -> float:
-    """Epochs until the run ends, whether its target is reached or not; more than 0."""
+    """Epochs until the run ends, whether its target is reached or not; more than 0, infinite without a target."""
+    if model.statistical.fixed is not None:
+        return math.inf
     history = trainer.history
     samples = history.before.epoch * model.dataset_size + history.before.consumed + history.samples
     return max(model.max_epochs - samples / model.dataset_size, 1e-6)

@@ -14,7 +14,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import ConvergenceRecord
-from scavenger.domain.report import EpochsForecast, Forecasted
+from scavenger.domain.report import EpochsForecast, Forecasted, Noted
 from scavenger.models.course import Course
 from scavenger.models.curve_points import EVALUATIONS_MIN
 from scavenger.models.curve_shapes import RateSchedule
@@ -296,10 +296,12 @@ class EpochForecaster:
         crossed = {most for most in WARNED_BELOW if probability < most}
         if evaluations >= WARNED_AFTER and crossed - self._warned:
             self._warned |= crossed
-            self._trainer.note(
+            # the report tells how it came, so it does not repeat what looked likely before
+            words = (
                 f"at this rate {self._goal.metric} {self._goal.target:g} is reached with "
                 f"{max(1.0, 100.0 * probability):.0f} % probability {limit}"
             )
+            self._trainer.tell(Noted("warning", words))
 
     def _epoch_s(self, course: _Course, dataset_size: int) -> float:
         """Time of an epoch with its evaluation, at the configuration in effect.

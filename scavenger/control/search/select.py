@@ -9,7 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from scavenger.control.search.outcome import ENDING_S, predict_run, progress_of, run_ahead
+from scavenger.control.search.outcome import ENDING_S, predict_anew, predict_run, progress_of, run_ahead
+from scavenger.control.search.own_batch import own_batch_only
 from scavenger.control.search.profile import Search, Spent, next_to_profile, repeat_first, too_large_model
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
@@ -18,7 +19,7 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.figures import rounded
-from scavenger.domain.job import GoalSpec, JobSpec
+from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError
@@ -61,17 +62,15 @@ class Selection:
 def fit_model(
     measured: Profile,
     space: SearchSpace,
-    goal: GoalSpec,
+    job: JobSpec,
     *,
     prior: JobModel | None,
     noise: Sequence[NoiseReading] | None = None,
-    rate_kept: bool = False,
 ) -> JobModel:
     """Fit the models to measurements, finished runs and, if there is one, a stored model.
 
     Args:
         noise: Noise readings over the run; None takes the noise of the measurements.
-        rate_kept: Whether the learning rate is the same at all batch sizes.
 
     Raises:
         ConfigurationError: If there are no measurements and no stored model, or the models cannot be fitted.
@@ -84,12 +83,13 @@ def fit_model(
         return JobModel.fit(
             measured,
             space=space,
-            epochs_hint=goal.epochs_hint,
-            max_epochs=goal.max_epochs,
-            fixed_epochs=goal.target is None,
+            epochs_hint=job.goal.epochs_hint,
+            max_epochs=job.goal.max_epochs,
+            fixed_epochs=job.goal.target is None,
+            reference_batch_size=job.reference_batch_size if job.at_equal_progress else None,
             prior=prior,
             noise=noise,
-            rate_kept=rate_kept,
+            rate_kept=job.elastic.lr_scaling == "none",
         )
     except ValueError as error:
         raise ConfigurationError(f"the models cannot be fitted: {error}") from None
@@ -129,20 +129,22 @@ def decide(
     *,
     told: JobModel,
     end_s: float = ENDING_S,
+    anew: bool = False,
 ) -> Selection:
     """Predict every configuration and choose one, given the time, cost and progress so far.
 
     Limits are compared with the rest of the way, since completed training is not repeated.
 
     Args:
+        anew: Whether what is predicted is a run that begins at the choice, and not the rest of this one.
         told: The same, with what the metric's course tells of the epochs; they decide, unless nothing meets the limits
             by them: a forecast from a few evaluations ends no job.
         end_s: Time for saving the model and ending the processes.
     """
-    curve, choice = choose_now(told, trainer, space, job)
+    curve, choice = choose_now(told, trainer, space, job, over=trainer.finished)
     if isinstance(choice, Infeasible) and told is not model:
         told = model
-        curve, choice = choose_now(told, trainer, space, job)
+        curve, choice = choose_now(told, trainer, space, job, over=trainer.finished)
     progress, at = progress_of(trainer, told), Spent.by_now(trainer)
     if isinstance(choice, Infeasible):
         return Selection(model, told, curve, choice, at, progress)
@@ -157,26 +159,32 @@ def decide(
         choice,
         at,
         progress,
-        predicted=predict_run(trainer, choice, ahead, end_s=end_s),
+        predicted=predict_anew(trainer, told, choice, ahead, end_s=end_s)
+        if anew
+        else predict_run(trainer, choice, ahead, end_s=end_s),
         ahead=ahead,
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )
 
 
 def choose_now(
-    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
+    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec, *, over: bool = False
 ) -> tuple[TradeoffCurve, Choice | Infeasible]:
-    """Build the tradeoff curve, given the time, cost and progress so far, and choose by the job's objective."""
+    """Build the tradeoff curve, given the time, cost and progress so far, and choose by the job's objective.
+
+    Args:
+        over: Whether the job has ended, so that what is chosen is for another run of it.
+    """
     worth = None if job.utility is None else job.utility.worth_at
     deadline_s, budget_usd = job.constraints.deadline, job.constraints.budget
-    spent_s, spent_usd = trainer.elapsed_s, trainer.cost_usd
-    remaining = 1.0 - progress_of(trainer, model)
+    spent_s, spent_usd = (0.0, 0.0) if over else (trainer.elapsed_s, trainer.cost_usd)
+    remaining = 1.0 if over else 1.0 - progress_of(trainer, model)
     curve = build_curve(
         model,
         space,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
-        workers_max=trainer.workers_max(trainer.elapsed_s),
+        workers_max=None if over else trainer.workers_max(trainer.elapsed_s),
         spent_time_s=spent_s,
         spent_usd=spent_usd,
         remaining=remaining,
@@ -193,10 +201,10 @@ def choose_now(
         spent_usd=spent_usd,
         remaining=remaining,
         worth=worth,
-        global_batch_size=job.reference_batch_size if job.batch_size_unproven else None,
+        only=own_batch_only(job, model, trainer),
     )
     choice = choose_from(curve)
-    if not isinstance(choice, Infeasible):
+    if not (over or isinstance(choice, Infeasible)):
         choice = _without_late_workers(trainer, curve, choice, remaining, choose_from)
     vms = trainer.aggregator_vms()
     if vms is not None and not isinstance(choice, Infeasible):

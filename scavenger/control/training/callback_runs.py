@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
 from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.measurement import EpochRecord
@@ -20,12 +19,12 @@ class CallbackRuns:
     """Requests runs of the callbacks and keeps their results in the history. Pure: it reads no clock, does no I/O.
 
     Args:
-        goal: The training goal.
+        epochs: Epochs of the whole run, as far as known: what callbacks are told.
         history: Training history, which has the runs so far.
     """
 
-    def __init__(self, goal: Goal, history: TrainingHistory) -> None:
-        self._goal, self._history = goal, history
+    def __init__(self, epochs: int, history: TrainingHistory) -> None:
+        self.epochs, self._history = epochs, history
         self._awaited: m.RunCallbacks | None = None
 
     def request(
@@ -150,7 +149,7 @@ class CallbackRuns:
             epoch=epoch,
             step=step,
             metrics={} if record is None else record.metrics,
-            epochs=self._goal.spec.max_epochs,
+            epochs=self.epochs,
             last=last,
             state="" if before is None else before.state,
             rate_scale=1.0 if before is None else before.rate_scale,

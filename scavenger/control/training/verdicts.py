@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from scavenger.control.training.callback_runs import CallbackRuns
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
@@ -20,7 +22,11 @@ from scavenger.control.training.orders import (
 from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded
+from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.train.transport import messages as m
+
+ANOTHER = 0.5
+"""Part of an epoch that makes another one worth training: epochs at several batch sizes do not add up to whole ones."""
 
 
 class Verdicts:
@@ -32,6 +38,7 @@ class Verdicts:
         warn_once: The actions that warn of a cause, the first time.
 
     Attributes:
+        epochs: How many epochs training lasts at most, by batch size.
         callbacks: The runs of the callbacks.
         finished: Whether a verdict has ended training.
         reached: Whether the goal is reached.
@@ -42,9 +49,15 @@ class Verdicts:
         self, goal: Goal, history: TrainingHistory, *, warn_once: Callable[[str, str], list[Action]]
     ) -> None:
         self._goal, self._history, self._warn_once = goal, history, warn_once
-        self.callbacks = CallbackRuns(goal, history)
+        self.epochs = FixedEpochs(goal.spec.max_epochs)
+        self.callbacks = CallbackRuns(goal.spec.max_epochs, history)
         self.finished = self.reached = False
         self.stopped_by = ""
+
+    def last_for(self, epochs: FixedEpochs, global_batch_size: int) -> None:
+        """Have training last for these epochs, most of them at a batch size."""
+        self.epochs = epochs
+        self.callbacks.epochs = int(epochs.epochs(np.array([float(global_batch_size)]))[0])
 
     def roll_back(self) -> None:
         """Forget the verdict, and the run that is awaited: the epoch is undone."""
@@ -109,7 +122,12 @@ class Verdicts:
 
     def _ends_at(self, record: EpochRecord) -> bool:
         """Whether training ends with an epoch, whatever callbacks say."""
-        return self._goal.reached(self._goal.value(record)) or record.epoch + 1 >= self._goal.spec.max_epochs
+        return self._goal.reached(self._goal.value(record)) or self._epochs_left(record.epoch + 1) < ANOTHER
+
+    def _epochs_left(self, done: int) -> float:
+        steps, samples = self._history.steps, self._history.samples_by_batch
+        latest = steps[-1].global_batch_size if steps else max(samples, default=1)
+        return self.epochs.left(done, samples, latest)
 
     def _verdict(self, epoch: int, record: EpochRecord | None, stopped_by: str = "") -> GiveVerdict:
         run, keep_best = self._history.callback_run_of(epoch), False

@@ -10,7 +10,7 @@ from typing import Any
 from scavenger.domain.forms import is_number
 from scavenger.domain.progress import Progress
 from scavenger.domain.submission import Submission
-from scavenger.presentation.formatting import clean, duration, money, quantity
+from scavenger.presentation.formatting import beside_target, clean, duration, money
 from scavenger.server.dashboard.words import (
     Fact,
     JobLink,
@@ -120,8 +120,8 @@ def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: dat
     trains_on = "-" if at is None else f"{at.workers:,} × {clean(at.vm)}, batch {at.global_batch_size:,}"
     metric = ""
     if progress is not None and progress.value is not None:
-        target = "" if progress.target is None else f" (target {quantity(progress.target, 4)})"
-        metric = f"{clean(progress.metric)} {quantity(progress.value, 4)}{target}"
+        value, target = beside_target(progress.value, progress.target)
+        metric = f"{clean(progress.metric)} {value}{f' (target {target})' if target else ''}"
     ended = job.ended_at or now
     return JobLine(
         job=link_of(job),

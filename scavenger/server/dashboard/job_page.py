@@ -14,6 +14,7 @@ from scavenger.domain.progress import Progress
 from scavenger.masking import mask
 from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.presentation.formatting import (
+    beside_target,
     clean,
     difference,
     duration,
@@ -222,8 +223,8 @@ def facts_of(sight: JobSight) -> Iterator[Fact]:
         of_about = "" if epochs is None or job.ended else f"of {epochs[0]:.0f}-{epochs[1]:.0f} (90 %)"
         yield Fact("Epoch", f"{progress.epoch + 1:,}", of_about)
         if progress.value is not None:
-            target = "" if progress.target is None else f"target {quantity(progress.target, 4)}"
-            yield Fact(clean(progress.metric), quantity(progress.value, 4), target)
+            value, target = beside_target(progress.value, progress.target)
+            yield Fact(clean(progress.metric), value, f"target {target}" if target else "")
         yield Fact("Loss", quantity(progress.loss, 4))
         left = None if job.ended else left_fact(progress.left_s, progress.left_interval_s)
         if left is not None:

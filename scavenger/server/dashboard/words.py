@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from scavenger.presentation.formatting import clean, duration, duration_range, money
+from scavenger.presentation.formatting import clean, duration, duration_span, money
 from scavenger.store.records import JobRecord
 
 Tone = Literal["live", "good", "warn", "bad", "idle"]
@@ -134,7 +134,7 @@ def left_fact(left_s: float | None, interval_s: tuple[float, float] | None) -> F
     """The time left, with its interval as the detail; None if it is not known."""
     if left_s is None:
         return None
-    interval = "" if interval_s is None else f"90 %: {duration_range(*interval_s)}"
+    interval = "" if interval_s is None else f"90 %: {duration_span(*interval_s)}"
     return Fact("Time left", duration(left_s), interval)
 
 
