@@ -166,8 +166,8 @@ def estimate(rental: Rental) -> CostEstimate:
     hourly = vms * shared.extras(spot=rental.spot).address_usd_per_hour
     hourly += shared.aggregators * shared.extras().address_usd_per_hour
     if hourly:
-        how = f"of {disks} VM{'' if disks == 1 else 's'} x {time_s:.0f} s at ${hourly / disks:.6g} per hour"
-        items.append(CostItem("public addresses", time_s / _HOUR_S * hourly, how))
+        how = f"{disks} public x {time_s:.0f} s at ${hourly / disks:.6g} per hour"
+        items.append(CostItem("addresses", time_s / _HOUR_S * hourly, how))
     if rental.spot and risk is None:
         not_counted.append("interruptions of spot VMs: how often they come is not known")
     return CostEstimate(time_s, tuple(items), (*not_counted, *NEVER_COUNTED))

@@ -99,7 +99,7 @@ def test_a_public_address_is_paid_for_as_long_as_its_vm_and_a_disk_until_it_is_d
 
     (vm,) = paid.vms
     assert (vm.address_usd, vm.disk_usd) == (0.005, pytest.approx(1.5 * 0.002))
-    assert {item.name: item.usd for item in paid.items}["public addresses"] == 0.005
+    assert {item.name: item.usd for item in paid.items}["addresses"] == 0.005
     assert paid.total_usd == pytest.approx(vm.cost_usd) == pytest.approx(0.035 + 0.005 + 0.003)
 
 

@@ -92,7 +92,7 @@ def test_every_item_is_counted_once_and_says_how() -> None:
             "set-up": 2 * 0.1 * 2.0,
             "aggregators": made.time_s / 3600,
             "disks": 3 * 20 * 0.001 * made.time_s / 3600,
-            "public addresses": (2 * 0.001 + 0.004) * made.time_s / 3600,
+            "addresses": (2 * 0.001 + 0.004) * made.time_s / 3600,
         }
     )
     assert made.total_usd == pytest.approx(sum(items(made).values()))

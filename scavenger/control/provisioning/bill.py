@@ -91,7 +91,7 @@ class Paid:
         if math.fsum(disks):
             items.append(CostItem("disks", math.fsum(disks), f"{len(disks)} boot disks"))
         if addresses:
-            items.append(CostItem("public addresses", math.fsum(addresses), f"of {len(addresses)} VMs"))
+            items.append(CostItem("addresses", math.fsum(addresses), f"{len(addresses)} public addresses"))
         return tuple(items)
 
     @property
