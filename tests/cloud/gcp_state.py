@@ -398,7 +398,8 @@ class Project:
         if now >= machine.ends_at:
             status = "STOPPING"
         elif now < machine.up_at:
-            status = "PROVISIONING" if now < machine.created_at + self.starts_after_s else "STAGING"
+            acquired = now >= machine.created_at + self.starts_after_s and machine.ends_at > machine.up_at
+            status = "STAGING" if acquired else "PROVISIONING"
         elif machine.off_at is not None:
             status = "TERMINATED"
         zone = f"{ROOT}/projects/{PROJECT}/zones/{machine.zone}"

@@ -126,6 +126,7 @@ def seen_of(instance: compute_v1.Instance, zone: str) -> VmSeen:
         launched_at=time_of(instance.creation_timestamp),
         ended_at=time_of(instance.last_stop_timestamp) if state == "stopping" else None,
         reason=reason if state == "stopping" else "",
+        queued=instance.status == "PROVISIONING",  # stock and quota are still asked: it may never be there
     )
 
 
