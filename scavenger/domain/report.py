@@ -228,6 +228,7 @@ class Actual:
 
     Attributes:
         step_time_s: Median at the chosen configuration.
+        epochs: As many as were trained; at equal progress without a target, in epochs at the chosen batch size.
         end_s: Part of `time_s`: for saving the model and ending the processes.
         first_start_s, start_s: Median time from a worker's launch until it was ready, of the first workers and of
             further ones; 0 if there were none.

@@ -79,11 +79,11 @@ class FixedEpochs:
             return None
         return np.asarray(1.0 / (1.0 + np.asarray(global_batch_size) / self.critical_batch_size))
 
-    def left(self, done: int, samples_by_batch: Mapping[int, float], global_batch_size: int) -> float:
+    def left(self, done: float, samples_by_batch: Mapping[int, float], global_batch_size: int) -> float:
         """Epochs that are left at a batch size, below 0 after more than were needed.
 
         Args:
-            done: Whole epochs that are trained.
+            done: Epochs that are trained.
             samples_by_batch: Their samples by batch size; only ratios count.
             global_batch_size: B from now on.
         """

@@ -483,8 +483,8 @@ class JobWorkflow:
         trainer = self.trainer
         self.state = replace(self.state, chosen=chosen)
         until = trainer.goal.words
-        if self._job.at_equal_progress and self._job.run is None:
-            own = self._job.reference_batch_size
+        own = self._job.reference_batch_size
+        if self._job.at_equal_progress and self._job.run is None and chosen.global_batch_size != own:
             until = f"{trainer.callbacks.epochs} epochs, with the progress of {until} at batch {own},"
         self._recorder.on_event(PhaseChanged("running", f"to {until} at {chosen}"))
         replanning = self._replanning(model, known)

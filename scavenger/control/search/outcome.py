@@ -218,11 +218,12 @@ def actual_of(
         return None
     configurations = [one for one in (chosen, trainer.configuration) if one is not None]
     samples = trainer.history.before.consumed + trainer.history.samples
+    epochs = trainer.history.before.epoch + samples / dataset_size
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
         step_time_s=trainer.history.step_time_s(*configurations),
-        epochs=trainer.history.before.epoch + samples / dataset_size,
+        epochs=trainer.epochs_at(epochs, configurations[0].global_batch_size) if configurations else epochs,
         end_s=end_s,
         first_start_s=_median(trainer.starts.first_s),
         start_s=_median(trainer.starts.further_s),
