@@ -86,10 +86,9 @@ simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of p
 docs: install-dev  ## the documentation as a site, in build/site; dead links and code that does not parse fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-release: check docs  ## wheel and sdist in dist/, with the public prices of today
-	$(BIN)/python -m scavenger.cloud.catalog.public scavenger/cloud/catalog/prices.json
+release: check docs  ## wheel and sdist in dist/
 	$(BIN)/python -m pip install --quiet build
-	$(BIN)/python -m build; status=$$?; rm -f scavenger/cloud/catalog/prices.json; exit $$status
+	$(BIN)/python -m build
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

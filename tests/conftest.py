@@ -18,7 +18,6 @@ from properties import USUAL
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["SCAVENGER_PRICE_REFRESH"] = "never"  # no test asks a real cloud
-os.environ["SCAVENGER_PUBLIC_PRICES"] = "http://127.0.0.1:9"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).with_name("lean")), *filter(None, [os.environ.get("PYTHONPATH")])]
 )

@@ -477,7 +477,7 @@ def test_what_runs_a_job_imports_what_all_jobs_need_and_no_command_a_training_fr
             "plotly",
             "pyarrow",
         ),
-        *("kubernetes", "boto3", "botocore", "google", "libcloud", "requests", "fsspec", "opentelemetry"),
+        *("kubernetes", "boto3", "botocore", "google", "requests", "fsspec", "opentelemetry"),
         *("alembic", "psycopg", "fastapi", "uvicorn", "typer", "rich", "kneed", "optuna", "mlflow", "wandb"),
     }
     assert not of_some & {name.partition(".")[0] for name in loaded}

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcp_server import ComputeServer
+from gcp_state import PROJECT, Clock
 from price_servers import PriceServer, product, serve, sku
 from scavenger_cli.main import main
 
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE
+from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.provisioning import price_refresh, prices
 from scavenger.control.provisioning.price_refresh import REFRESH_VARIABLE
 
@@ -29,8 +32,15 @@ goal: {{max_epochs: 2}}
 AWS, GCP = ("aws/us-east-1", "m5.xlarge"), ("gcp/us-central1", "n2-standard-4")
 
 
+@pytest.fixture(scope="module")
+def compute() -> Iterator[ComputeServer]:
+    with ComputeServer(Clock()) as server:
+        server.more_types = [{"name": "n2-standard-4", "guestCpus": 4, "memoryMb": 16384}]
+        yield server
+
+
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PriceServer]:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compute: ComputeServer) -> Iterator[PriceServer]:
     """Both clouds' price APIs, with as many pages as Amazon has for a region."""
     others = [product(f"m5.{size}xlarge", 0.192, vcpu=str(4 * size)) for size in range(2, 12)]
     prices = PriceServer(
@@ -59,6 +69,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PriceSer
     for name in (REFRESH_VARIABLE, "SCAVENGER_PRICES", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     with serve(prices) as running:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, compute.endpoint)
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
         for name in (
             "AWS_ENDPOINT_URL_PRICING",
             "AWS_ENDPOINT_URL_EC2",

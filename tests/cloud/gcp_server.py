@@ -117,6 +117,7 @@ class ComputeServer:
         endless: Whether a list always has another page.
         forbidden: Permissions that the caller lacks, where it asks for its permissions.
         subnetworks: Names of the region's subnetworks, with their networks.
+        more_types: Machine types that every zone lists besides those that can be started.
         on_call: Called at each call.
     """
 
@@ -169,6 +170,7 @@ class ComputeServer:
         self.endless = False
         self.forbidden: set[str] = set()
         self.subnetworks = {"default": "default"}
+        self.more_types: list[dict[str, Any]] = []
         self.on_call: Callable[[], object] = lambda: None
 
     def _new_project(self, clock: Callable[[], float]) -> Project:
@@ -377,7 +379,7 @@ class ComputeServer:
         return _machine_type(parameters["machineType"], parameters["zone"])
 
     def _machine_types(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
-        found = []
+        found = list(self.more_types)
         for name in TYPES:
             try:
                 found.append(_machine_type(name, parameters["zone"]))

@@ -33,6 +33,35 @@ def product(name: str, usd: float, **changed: str) -> str:
     return json.dumps({"product": {"attributes": attributes}, "terms": terms})
 
 
+def kind(
+    name: str, cpus: int = 4, gib: float = 16.0, gpu: str = "", gpus: int = 0, gpu_gib: int = 16, **more: Any
+) -> dict[str, Any]:
+    """A type of EC2, as `DescribeInstanceTypes` tells it."""
+    device = {
+        "name": gpu, "manufacturer": "NVIDIA", "count": gpus, "memoryInfo": {"sizeInMiB": gpu_gib * 1024}
+    }  # fmt: skip
+    return {
+        "instanceType": name,
+        "currentGeneration": "true",
+        "burstablePerformanceSupported": "true" if name.startswith("t3") else "false",
+        "processorInfo": {"supportedArchitectures": ["x86_64"]},
+        "vCpuInfo": {"defaultVCpus": cpus},
+        "memoryInfo": {"sizeInMiB": int(gib * 1024)},
+        "networkInfo": {"networkCards": [{"peakBandwidthInGbps": 12.5}]},
+        **({"gpuInfo": {"gpus": [device]}} if gpu else {}),
+        **more,
+    }
+
+
+def _xml(name: str, value: object) -> str:
+    """As the API of EC2 writes it: lists have items."""
+    if isinstance(value, dict):
+        value = "".join(_xml(key, each) for key, each in value.items())
+    elif isinstance(value, list):
+        value = "".join(_xml("item", each) for each in value)
+    return f"<{name}>{value}</{name}>"
+
+
 def disk(usd: float, *, unit: str = "GB-Mo", **changed: str) -> str:
     """One product of Amazon's price list that is of disks, as text."""
     attributes = {"volumeApiName": "gp3", "regionCode": "us-east-1", **changed}
@@ -49,13 +78,14 @@ def sku(
     unit: str = "h",
     regions: tuple[str, ...] = ("us-central1",),
     currency: str = "USD",
+    group: str = "",
 ) -> dict[str, Any]:
     """One SKU of the Cloud Billing API."""
     whole, nanos = divmod(round(usd * 1e9), 10**9)
     price = {"currencyCode": currency, "units": str(whole), "nanos": nanos}
     return {
         "description": description,
-        "category": {"resourceFamily": "Compute", "usageType": usage},
+        "category": {"resourceFamily": "Compute", "resourceGroup": group, "usageType": usage},
         "serviceRegions": list(regions),
         "pricingInfo": [{"pricingExpression": {"usageUnit": unit, "tieredRates": [{"unitPrice": price}]}}],
     }
@@ -67,23 +97,23 @@ class PriceServer:
 
     Attributes:
         products: Of Amazon's price list, page by page.
+        kinds: EC2's types; None for those of the products, as they are in the price list.
         spot: (type, zone, dollars) of the spot price history.
         advisor: The spot advisor's document.
-        public: The table that needs no account.
         disks: Of Amazon's price list, what is asked for by the kind of a volume.
         skus: Of Google, page by page.
         refuse: Status of refusals; 0 for none.
-        refused: What is refused then: `pricing`, `ec2`, `advisor`, `billing`.
+        refused: What is refused then: `pricing`, `types`, `ec2`, `advisor`, `billing`.
     """
 
     products: list[list[str]] = field(default_factory=list)
+    kinds: list[dict[str, Any]] | None = None
     spot: list[tuple[str, str, str]] = field(default_factory=list)
     advisor: dict[str, Any] = field(default_factory=dict)
-    public: bytes = b""
     disks: list[str] = field(default_factory=list)
     skus: list[list[dict[str, Any]]] = field(default_factory=list)
     refuse: int = 0
-    refused: tuple[str, ...] = ("pricing", "ec2", "advisor", "billing")
+    refused: tuple[str, ...] = ("pricing", "types", "ec2", "advisor", "billing")
     asked: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
@@ -101,6 +131,8 @@ class PriceServer:
                 answer["NextToken"] = str(page + 1)
             return "application/x-amz-json-1.1", json.dumps(answer).encode()
         self.asked.append({key: values[0] for key, values in parse_qs(body.decode()).items()})
+        if b"DescribeInstanceTypes" in body:
+            return "text/xml", self._types()
         items = "".join(
             f"<item><instanceType>{name}</instanceType><availabilityZone>{zone}</availabilityZone>"
             f"<productDescription>Linux/UNIX</productDescription><spotPrice>{usd}</spotPrice></item>"
@@ -110,10 +142,29 @@ class PriceServer:
         xml = f'<DescribeSpotPriceHistoryResponse xmlns="{space}"><spotPriceHistorySet>{items}</spotPriceHistorySet>'
         return "text/xml", f"{xml}</DescribeSpotPriceHistoryResponse>".encode()
 
+    def _types(self) -> bytes:
+        kinds = self.kinds
+        if kinds is None:
+            listed = [
+                json.loads(text)["product"]["attributes"]
+                for page in self.products
+                for text in page
+                if text != "{}"
+            ]
+            kinds = [
+                kind(
+                    one["instanceType"],
+                    int(one["vcpu"]),
+                    float(one["memory"].removesuffix(" GiB").replace(",", "")),
+                )
+                for one in {one["instanceType"]: one for one in listed}.values()
+            ]
+        space = "http://ec2.amazonaws.com/doc/2016-11-15/"
+        answer = f'<DescribeInstanceTypesResponse xmlns="{space}">{_xml("instanceTypeSet", kinds)}'
+        return f"{answer}</DescribeInstanceTypesResponse>".encode()
+
     def get(self, path: str, query: dict[str, list[str]]) -> tuple[str, bytes]:
-        """Answer to Google's SKUs, the public table or the spot advisor."""
-        if path.endswith("/pricing.json"):
-            return "application/json", self.public
+        """Answer to Google's SKUs or the spot advisor."""
         if path.endswith("/skus"):
             self.asked.append({"path": path, **{key: values[0] for key, values in query.items()}})
             page = int(query.get("pageToken", ["0"])[0])
@@ -130,7 +181,8 @@ def serve(server: PriceServer) -> Iterator[PriceServer]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             target = self.headers.get("X-Amz-Target", "")
-            source = "pricing" if "GetProducts" in target else "ec2"
+            source = "types" if b"DescribeInstanceTypes" in body else "ec2"
+            source = "pricing" if "GetProducts" in target else source
             self._answer(source, *server.aws(target, body))
 
         def do_GET(self) -> None:
@@ -140,7 +192,7 @@ def serve(server: PriceServer) -> Iterator[PriceServer]:
 
         def _answer(self, source: str, kind: str, body: bytes) -> None:
             refuse = server.refuse if source in server.refused else 0
-            if refuse and source == "ec2":
+            if refuse and source in ("types", "ec2"):
                 kind = "text/xml"
                 code = "UnauthorizedOperation" if refuse < 500 else "InternalError"
                 error = f"<Error><Code>{code}</Code><Message>no</Message></Error>"

@@ -21,8 +21,8 @@ LONG_AGO = date(2020, 1, 1)
 M5 = MachineType("aws", "m5.xlarge", 4, 16.0)
 C5 = MachineType("aws", "c5.xlarge", 4, 8.0)
 STOCK = Stock(
-    ec2={
-        region: {
+    {
+        ("aws", region): {
             machine.name: CatalogEntry(
                 machine, region, Price(usd, "a list", DAY), Price(usd / 4, "a list", DAY)
             )

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
-from price_servers import PriceServer, disk, product, serve, sku
+from gcp_server import ComputeServer
+from gcp_state import PROJECT, Clock
+from price_servers import PriceServer, disk, kind, product, serve, sku
 
-from scavenger.cloud.catalog import snapshot
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.catalog import Catalog
-from scavenger.cloud.catalog.public import PUBLIC_VARIABLE, fetch_public
-from scavenger.cloud.catalog.refresh import refresh_catalog
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
-from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp, parse_skus
-from scavenger.cloud.catalog.snapshot import read_snapshot
+from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp
 from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Stock
-from scavenger.control.provisioning.prices import cache_path, open_catalog
+from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.domain.cost import Price
-from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
+from scavenger.errors import (
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    ScavengerError,
+    ThrottledError,
+)
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = NOW.date()
@@ -66,10 +70,21 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
             "{}",
         ],
         [
-            product("g4dn.xlarge", 0.526, gpu="1", instanceFamily="GPU instance"),
+            product("g4dn.xlarge", 0.526),
             product("u9.xlarge", 40.0, memory="1,024 GiB"),
             product("t3.xlarge", 0.1664),
         ],
+    ]
+    inferentia = {"neuronDevices": [{"count": 1, "name": "Inferentia2"}]}
+    server.kinds = [
+        kind("m5.xlarge"),
+        kind("m5.2xlarge", 8, 32.0),
+        kind("g4dn.xlarge", gpu="T4", gpus=1),
+        kind("u9.xlarge", gib=1024.0),
+        kind("t3.xlarge"),
+        kind("g6f.large", gpu="L4", gpus=0),
+        kind("inf2.xlarge", neuronInfo=inferentia),
+        kind("p9.48xlarge", 192, 2048.0, gpu="X100", gpus=8, gpu_gib=300),
     ]
     server.spot = [
         ("m5.xlarge", "us-east-1a", "0.0700"),
@@ -80,9 +95,11 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
     server.disks = [disk(0.08), disk(0.005, unit="IOPS-Mo"), disk(0.1, regionCode="us-west-2"), "{}"]
     stock = fetch_aws(["us-east-1"], now=NOW).stock
     assert stock.disks == {("aws", "us-east-1"): Price(0.08 / 730.0, "AWS price list, gp3", DAY)}
-    types = stock.ec2["us-east-1"]
+    types = stock.listings["aws", "us-east-1"]
 
-    assert sorted(types) == ["g4dn.xlarge", "m5.xlarge", "t3.xlarge", "u9.xlarge"]
+    priced = sorted(name for name, one in types.items() if one.on_demand)
+    assert priced == ["g4dn.xlarge", "m5.xlarge", "t3.xlarge", "u9.xlarge"]
+    assert len(types) == len(server.kinds)
     plain = types["m5.xlarge"]
     assert plain.on_demand == Price(0.192, "AWS price list", DAY)
     assert plain.spot == Price(0.09, "AWS spot price, dearest zone", DAY)
@@ -92,8 +109,13 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
     assert (gpu.interruption, gpu.interrupted_monthly) == (">20%", None)
     assert types["u9.xlarge"].machine.memory_gib == 1024.0
     assert types["t3.xlarge"].machine.caveat.startswith("burstable")
+    new = types["p9.48xlarge"]  # no list of ours knows it
+    assert (new.machine.accelerator, new.machine.accelerators, new.on_demand) == ("X100", 8, None)
+    assert plain.machine.network_gbits == 12.5
+    for name in ("g6f.large", "inf2.xlarge"):
+        assert types[name].machine.caveat == "accelerators that are not used"
 
-    first = server.asked[0]
+    first = next(question for question in server.asked if "ServiceCode" in question)
     assert {item["Field"]: item["Value"] for item in first["Filters"]} == {
         "operatingSystem": "Linux",
         "tenancy": "Shared",
@@ -123,7 +145,12 @@ SKUS = [
     [
         sku("G2 Instance Core running in Americas", 0.025),
         sku("G2 Instance Ram running in Americas", 0.003, unit="GiBy.h"),
-        sku("Nvidia L4 GPU running in Americas", 0.56),
+        sku("Nvidia L4 GPU running in Americas", 0.56, group="GPU"),
+        sku("A9 Instance Core running in Americas", 0.03),
+        sku("A9 Instance Ram running in Americas", 0.002, unit="GiBy.h"),
+        sku("X100 300GB GPU running in Americas", 11.0, group="GPU"),
+        sku("X100 300GB GPU attached to Spot Preemptible VMs running in Americas", 4.0, group="GPU"),
+        sku("SSD backed Local Storage", 0.08, unit="GiBy.mo"),
         sku("Storage PD Capacity", 0.04, unit="GiBy.mo"),
         sku("Balanced PD Capacity", 0.1, unit="GiBy.mo"),
         sku("E2 Instance Core running in Americas", 0.0),
@@ -132,48 +159,128 @@ SKUS = [
 ]
 
 
-def test_googles_rates_make_the_prices_of_its_types(server: PriceServer) -> None:
+def machine_type(
+    name: str, cpus: int, gib: float, gpu: str = "", gpus: int = 0, ssds: int = 0
+) -> dict[str, Any]:
+    """A type as Compute Engine lists it."""
+    accelerators = [{"guestAcceleratorType": gpu, "guestAcceleratorCount": gpus}]
+    return {
+        "kind": "compute#machineType",
+        "name": name,
+        "guestCpus": cpus,
+        "memoryMb": int(gib * 1024),
+        "isSharedCpu": False,
+        "architecture": "X86_64",
+        **({"accelerators": accelerators} if gpu else {}),
+        **({"bundledLocalSsds": {"partitionCount": ssds, "defaultInterface": "NVME"}} if ssds else {}),
+    }
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[ComputeServer]:
+    with ComputeServer(Clock()) as server:
+        yield server
+
+
+@pytest.fixture
+def compute(started: ComputeServer) -> Iterator[ComputeServer]:
+    started.reset(Clock())
+    started.more_types = [
+        machine_type("n2-standard-4", 4, 16),
+        machine_type("g2-standard-24", 24, 96, "nvidia-l4", 2),
+        machine_type("a9-megagpu-8g", 200, 2000, "nvidia-x100-300gb", 8, ssds=16),
+        machine_type("k1-new-8", 8, 32),
+    ]
+    yield started
+    assert started.faults_of_ours == []
+
+
+def fetch_google(
+    server: PriceServer, compute: ComputeServer, *regions: str, project: str = PROJECT
+) -> Fetched:
+    environment = {BILLING_VARIABLE: server.url, ENDPOINT_VARIABLE: compute.endpoint}
+    return fetch_gcp(regions or ("us-central1",), project=project, now=NOW, environment=environment)
+
+
+def test_googles_types_cost_what_its_skus_say_of_their_parts(
+    server: PriceServer, compute: ComputeServer
+) -> None:
     server.skus = SKUS
-    stock = fetch_gcp(now=NOW, environment={BILLING_VARIABLE: server.url}).stock
+    stock = fetch_google(server, compute).stock
     catalog = Catalog(stock, today=DAY)
 
-    assert catalog.regions("gcp") == ("us-central1", "us-east1")
+    assert catalog.regions("gcp") == ("us-central1",)
     n2 = catalog.price("gcp", "us-central1", "n2-standard-4")
     assert n2.usd_per_hour == pytest.approx(4 * 0.031611 + 16 * 0.004237)
     assert (n2.source, n2.dated) == ("Cloud Billing API", DAY)
     spot = catalog.price("gcp", "us-central1", "n2-standard-4", spot=True)
     assert spot.usd_per_hour == pytest.approx(4 * 0.0075 + 16 * 0.001)
-    assert catalog.listing("gcp", "us-east1", "n2-standard-4").spot is None
     gpu = catalog.price("gcp", "us-central1", "g2-standard-24")
     assert gpu.usd_per_hour == pytest.approx(24 * 0.025 + 96 * 0.003 + 2 * 0.56)
-    assert catalog.listing("gcp", "us-central1", "e2-standard-4").on_demand is None
     disk = catalog.disk_price("gcp", "us-central1")
     assert disk is not None
     assert disk.usd_per_hour == pytest.approx(0.1 / 730)
     assert [question.get("pageToken") for question in server.asked] == [None, "1"]
     assert server.asked[0]["path"] == "/v1/services/6F81-5844-456A/skus"
+    assert compute.calls["machineTypes.list"] >= 3  # zones
+
+
+def test_a_family_that_nobody_has_heard_of_is_priced_like_the_others(
+    server: PriceServer, compute: ComputeServer
+) -> None:
+    server.skus = SKUS
+    found = fetch_google(server, compute).stock.listings["gcp", "us-central1"]
+
+    new = found["a9-megagpu-8g"]
+    assert (new.machine.accelerator, new.machine.accelerators) == ("X100", 8)
+    assert new.on_demand is not None
+    ssds = 16 * 375 * 0.08 / 730
+    assert new.on_demand.usd_per_hour == pytest.approx(200 * 0.03 + 2000 * 0.002 + 8 * 11.0 + ssds)
+    assert new.spot is None  # no spot price of its vCPUs
+    for name in ("k1-new-8", "e2-standard-4"):  # no SKU, or one of 0 dollars
+        assert (found[name].on_demand, found[name].spot) == (None, None)
+
+
+def test_of_several_regions_those_that_answer_are_refreshed(
+    server: PriceServer, compute: ComputeServer
+) -> None:
+    server.skus = SKUS
+    fetched = fetch_google(server, compute, "us-central1", "mars-north1", "europe-west4")
+
+    assert sorted(region for _, region in fetched.stock.listings) == ["europe-west4", "us-central1"]
+    assert [str(error) for error in fetched.errors] == ["Google Cloud has no region 'mars-north1'"]
+    assert fetched.stock.listings["gcp", "europe-west4"]["n2-standard-4"].on_demand is None
+
+
+def test_a_project_that_may_not_be_asked_for_machine_types_is_told(
+    server: PriceServer, compute: ComputeServer
+) -> None:
+    server.skus = SKUS
+    with pytest.raises(ScavengerError, match="us-central1"):
+        fetch_google(server, compute, project="not-mine")
 
 
 @pytest.mark.parametrize(
     ("status", "error"), [(403, CredentialsError), (429, ThrottledError), (503, CloudUnavailableError)]
 )
 def test_google_refusing_is_an_error_of_its_kind(
-    server: PriceServer, status: int, error: type[Exception]
+    server: PriceServer, compute: ComputeServer, status: int, error: type[Exception]
 ) -> None:
     server.skus, server.refuse = SKUS, status
     with pytest.raises(error, match=r"Google Cloud .*: no"):
-        fetch_gcp(now=NOW, environment={BILLING_VARIABLE: server.url})
+        fetch_google(server, compute)
 
 
-def test_an_answer_without_any_rate_is_no_answer() -> None:
-    with pytest.raises(CloudUnavailableError, match="no rate of a known machine family"):
-        parse_skus([sku("Something new running in Americas", 1.0)], NOW)
+def test_an_answer_without_any_rate_is_no_answer(server: PriceServer, compute: ComputeServer) -> None:
+    server.skus = [[sku("Something new running in Americas", 1.0)]]
+    with pytest.raises(CloudUnavailableError, match="no rate of a machine family"):
+        fetch_google(server, compute)
 
 
 EARLIER = date(2026, 1, 5)
 KNOWN = Stock(
-    ec2={
-        "us-east-1": {
+    {
+        ("aws", "us-east-1"): {
             "m5.xlarge": CatalogEntry(
                 MachineType("aws", "m5.xlarge", 4, 16.0),
                 "us-east-1",
@@ -189,6 +296,7 @@ KNOWN = Stock(
 @pytest.mark.parametrize(
     ("refused", "on_demand", "spot", "interruption"),
     [
+        ("types", ("AWS price list", DAY), ("AWS spot price, dearest zone", DAY), "<5%"),
         ("pricing", ("list", EARLIER), ("AWS spot price, dearest zone", DAY), "<5%"),
         ("ec2", ("AWS price list", DAY), ("spot", EARLIER), "<5%"),
         ("advisor", ("AWS price list", DAY), ("AWS spot price, dearest zone", DAY), "5-10%"),
@@ -206,7 +314,7 @@ def test_of_a_source_that_gives_nothing_what_is_known_stays_and_the_others_count
     server.refuse, server.refused = 403, (refused,)
     fetched = fetch_aws(["us-east-1"], now=NOW, known=KNOWN)
 
-    (found,) = fetched.stock.ec2["us-east-1"].values()
+    (found,) = fetched.stock.listings["aws", "us-east-1"].values()
     assert found.on_demand is not None
     assert found.spot is not None
     assert (found.on_demand.source, found.on_demand.dated) == on_demand
@@ -253,85 +361,8 @@ def test_without_credentials_google_is_not_asked(
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(CredentialsError, match="no valid credentials of Google Cloud; `gcloud auth"):
-        fetch_gcp(now=NOW, environment={})
+        fetch_gcp(["us-central1"], project=PROJECT, now=NOW, environment={})
     assert server.asked == []
-
-
-def public_table(dated: datetime) -> bytes:
-    """The table of apache-libcloud's package, renewed: all of EC2's prices of m5 cost a tenth less."""
-    spec = find_spec("libcloud")
-    assert spec is not None
-    assert spec.origin is not None
-    table = json.loads((Path(spec.origin).parent / "data" / "pricing.json").read_text("utf-8"))
-    ec2 = table["compute"]["ec2_linux"]
-    for name in [name for name in ec2 if name.startswith("m5.")]:
-        ec2[name] = {region: 0.9 * usd for region, usd in ec2[name].items()}
-    return json.dumps({**table, "updated": dated.timestamp()}).encode()
-
-
-@pytest.fixture
-def without_account(server: PriceServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PriceServer:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(PUBLIC_VARIABLE, f"{server.url}/pricing.json")
-    return server
-
-
-@pytest.mark.parametrize("provider", ["aws", "gcp"])
-def test_without_an_account_newer_prices_are_those_of_the_public_table(
-    without_account: PriceServer, provider: str
-) -> None:
-    before = open_catalog(today=DAY)
-    without_account.public = public_table(NOW)
-    fetched = refresh_catalog(provider, ["us-east-1"], cache=cache_path(), now=NOW)
-
-    (error,) = fetched.errors
-    assert "list prices are those of the public table of 2026-03-01" in str(error)
-    after = open_catalog(today=DAY)
-    place = {"aws": ("us-east-1", "m5.xlarge", 0.9), "gcp": ("us-central1", "n2-standard-4", 1.0)}
-    region, vm, ratio = place[provider]
-    old, new = (found.price(provider, region, vm, spot=False) for found in (before, after))
-    assert new.usd_per_hour == pytest.approx(ratio * old.usd_per_hour)
-    assert (new.dated, new.source.partition(",")[0]) == (DAY, "libcloud's public table")
-    assert without_account.asked == []
-
-
-@pytest.mark.parametrize(
-    ("public", "words"),
-    [
-        (lambda: public_table(datetime(2025, 1, 1, tzinfo=UTC)), "the public price table has nothing newer"),
-        (lambda: b'{"updated": 1790000000}', "cannot be read"),
-        (lambda: b"<html>", "cannot be read"),
-    ],
-    ids=["older", "another table", "no table"],
-)
-@pytest.mark.parametrize("provider", ["aws", "gcp"])
-def test_a_public_table_that_is_of_no_use_changes_nothing(
-    without_account: PriceServer, provider: str, public: Callable[[], bytes], words: str
-) -> None:
-    without_account.public = public()
-    with pytest.raises(CredentialsError, match=words):
-        refresh_catalog(provider, ["us-east-1"], cache=cache_path(), now=NOW)
-    assert not cache_path().exists()
-
-
-def test_a_release_carries_the_public_table(
-    without_account: PriceServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    without_account.public = public_table(NOW)
-    released = tmp_path / "prices.json"
-    write_cache(released, fetch_public())
-    monkeypatch.setattr(snapshot, "RELEASED", released)
-    read_snapshot.cache_clear()
-    try:
-        price = read_snapshot().ec2["us-east-1"]["m5.xlarge"].on_demand
-        assert price is not None
-        assert price.usd_per_hour == pytest.approx(0.9 * 0.192)
-        assert (price.source.partition(",")[0], price.dated) == ("libcloud's public table", DAY)
-    finally:
-        read_snapshot.cache_clear()
 
 
 NOWHERE = "http://127.0.0.1:9"
@@ -341,7 +372,7 @@ NOWHERE = "http://127.0.0.1:9"
     "ask",
     [
         lambda: fetch_aws(["us-east-1"], now=NOW),
-        lambda: fetch_gcp(now=NOW, environment={BILLING_VARIABLE: NOWHERE}),
+        lambda: fetch_gcp(["us-central1"], project=PROJECT, now=NOW, environment={BILLING_VARIABLE: NOWHERE}),
     ],
     ids=["aws", "gcp"],
 )
@@ -355,8 +386,8 @@ def test_a_cloud_that_cannot_be_reached_is_said_to_give_no_answer(
 
 
 STOCK = Stock(
-    ec2={
-        "us-east-1": {
+    {
+        ("aws", "us-east-1"): {
             "m5.xlarge": CatalogEntry(
                 MachineType("aws", "m5.xlarge", 4, 16.0), "us-east-1", Price(0.192, "x", DAY), None, "<5%"
             )
@@ -367,13 +398,14 @@ STOCK = Stock(
 )
 
 
-def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "cache" / "prices.json"
+@pytest.mark.parametrize("name", ["prices.json", "prices.json.gz"])
+def test_what_is_kept_is_read_as_it_was(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "cache" / name
     assert read_cache(path) == Stock()
     write_cache(path, STOCK)
 
     assert read_cache(path) == STOCK
-    assert [file.name for file in path.parent.iterdir()] == ["prices.json"]
+    assert [file.name for file in path.parent.iterdir()] == [name]
 
 
 def test_a_failed_write_leaves_the_old_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +427,7 @@ def test_kept_prices_that_were_tampered_with_are_refused(tmp_path: Path, usd: ob
     path = tmp_path / "prices.json"
     write_cache(path, STOCK)
     document = json.loads(path.read_text())
-    document["rates"][0]["price"]["usd_per_hour"] = usd
+    document["rates"][0][4][0] = usd  # its price, dollars
     path.write_text(json.dumps(document))
 
     with pytest.raises(

@@ -47,4 +47,4 @@ def catalog(*more: CatalogEntry) -> Catalog:
     """These types, and whatever else is given."""
     machines = {one.machine.name: one for one in (*(listing(*row) for row in _TYPES), *more)}
     disks = {("aws", REGION): Price(DISK_USD_PER_GIB_HOUR, LIST, TODAY)}
-    return Catalog(Stock({REGION: machines}, {}, disks), today=TODAY)
+    return Catalog(Stock({("aws", REGION): machines}, {}, disks), today=TODAY)

@@ -73,7 +73,7 @@ def test_auto_takes_spot_where_it_pays_and_says_why_for_every_type() -> None:
 
 def test_the_age_of_list_prices_is_said_where_a_choice_rests_on_them() -> None:
     known = [spot_prices.listing("c5.xlarge", 4, 8.0, 0, 0.17, None, "")]
-    stock = Stock({spot_prices.REGION: {one.machine.name: one for one in known}})
+    stock = Stock({("aws", spot_prices.REGION): {one.machine.name: one for one in known}})
 
     def notes(days: int) -> tuple[str, ...]:
         dated = known[0].on_demand
@@ -117,7 +117,8 @@ def test_always_has_spot_vms_where_no_spot_price_is_known_at_all() -> None:
     """As offline, with the snapshot's prices alone: EC2's spot prices are not in it."""
     known = [spot_prices.listing("c5.xlarge", 4, 8.0, 0, 0.17, None, "")]
     bare = Catalog(
-        Stock({spot_prices.REGION: {one.machine.name: one for one in known}}), today=spot_prices.TODAY
+        Stock({("aws", spot_prices.REGION): {one.machine.name: one for one in known}}),
+        today=spot_prices.TODAY,
     )
     here = CatalogCloud("aws", spot_prices.REGION, spot="always", catalog=bare)
 

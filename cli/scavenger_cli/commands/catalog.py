@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
 
-from scavenger.api.catalog import CatalogAnswer, MachineDocument, PriceDocument, show_catalog, wanted_of
+from scavenger.api.catalog import (
+    ANY_REGION,
+    CatalogAnswer,
+    MachineDocument,
+    PriceDocument,
+    show_catalog,
+    wanted_of,
+)
 from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
@@ -78,45 +84,48 @@ def refresh(
     provider: ProviderOption = None,
     region: Annotated[
         list[str] | None,
-        typer.Option(metavar="R", help="Region of aws. Repeat for several. gcp always sends all regions."),
+        typer.Option(
+            metavar="R",
+            help="Region of the cloud that --provider names. Repeat for several; any: all that are known. Default: "
+            "us-central1 for gcp, us-east-1 for aws.",
+        ),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Fetch current prices from the clouds; needs credentials."""
+    """Fetch current machine types and prices from the clouds; needs credentials."""
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
-    from scavenger.cloud.catalog.refresh import BY_REGION, refresh_catalog
-    from scavenger.control.provisioning.prices import cache_path
+    from scavenger.control.provisioning.price_refresh import refresh_prices
+    from scavenger.control.provisioning.prices import cache_path, open_catalog
 
     here_only("catalog refresh")
-    if region and provider not in BY_REGION:
-        raise ConfigurationError(
-            "--region is only for --provider aws: gcp sends the prices of all regions at once"
-        )
+    if region and provider is None:
+        raise ConfigurationError("--region needs --provider: each cloud has regions of its own")
     failed: list[ScavengerError] = []
     done: dict[str, int] = {}
     for name in PROVIDERS if provider is None else (provider,):
+        regions = tuple(region or ()) or (DEFAULT_REGIONS[name],)
+        if ANY_REGION in regions:
+            regions = open_catalog().regions(name)
         try:
-            fetched = refresh_catalog(
-                name,
-                tuple(region or ()) or (DEFAULT_REGIONS[name],),
-                cache=cache_path(),
-                now=datetime.now(UTC),
-            )
+            fetched = refresh_prices(name, regions)
         except ScavengerError as error:
             failed.append(error)
             continue
-        stock = fetched.stock
         failed += fetched.errors
-        done[name] = sum(map(len, stock.ec2.values())) + len(stock.rates)
+        done[name] = sum(map(len, fetched.stock.listings.values()))
         if not output.is_json:
-            what = plural(done[name], "machine type") if name in BY_REGION else plural(done[name], "rate")
             dated = ", some prices older than today" if fetched.errors else " of today"
-            console.emit(Text(f"{name}: {what}{dated}, kept in {cache_path()}", no_wrap=True))
+            console.emit(
+                Text(
+                    f"{name}: {plural(done[name], 'machine type')}{dated}, kept in {cache_path()}",
+                    no_wrap=True,
+                )
+            )
     if any(isinstance(error, CredentialsError) for error in failed):
         console.note(
             "prices are read with an account: for AWS `aws configure` (or `aws sso login`) with the rights "
-            "pricing:GetProducts and ec2:DescribeSpotPriceHistory, for Google Cloud `gcloud auth application-default "
-            "login`; or write what you pay into prices.yaml (docs/costs.md)"
+            "ec2:DescribeInstanceTypes, ec2:DescribeSpotPriceHistory and pricing:GetProducts, for Google Cloud `gcloud "
+            "auth application-default login`; or write what you pay into prices.yaml (docs/costs.md)"
         )
     for other in failed[1:]:
         console.error(other)

@@ -1,74 +1,132 @@
-"""Refreshed prices on disk: one JSON file, written whole or not at all."""
+"""Prices on disk: one JSON file, written whole or not at all; with `.gz` in its name, compressed."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from scavenger.cloud.catalog.types import CatalogEntry, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Place, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError
 
 CACHE_MAX_BYTES = 64 * 2**20
-"""All regions of both clouds take about 10 MiB; more is no file of ours."""
+"""All regions of both clouds take about 2 MiB; more is no file of ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    family: str
+class _Price(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    usd_per_hour: float
+    source: int
+    """Index among the file's sources, as most prices share theirs."""
+
+
+class _Listing(msgspec.Struct, array_like=True, omit_defaults=True, forbid_unknown_fields=True):
+    machine: int
+    """Index among the file's machines, which are the same in all regions."""
+    on_demand: _Price | None = None
+    spot: _Price | None = None
+    interruption: str = ""
+
+
+class _Region(msgspec.Struct, forbid_unknown_fields=True):
+    provider: str
+    region: str
+    listings: list[_Listing]
+    disk: _Price | None = None
+
+
+class _Rate(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    what: str
     resource: str
     region: str
     spot: bool
-    price: Price
+    price: _Price
 
 
-@dataclass(frozen=True, slots=True)
-class _Disk:
-    provider: str
-    region: str
-    price: Price
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    schema_version: Literal[1]
-    ec2: list[CatalogEntry]
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    schema_version: Literal[2]
+    sources: list[tuple[str, date]]
+    machines: list[MachineType]
+    regions: list[_Region]
     rates: list[_Rate]
-    disks: list[_Disk]
 
 
 def read_cache(path: Path) -> Stock:
-    """What was refreshed; an empty stock where nothing was.
+    """What was written; an empty stock where nothing was.
 
     Raises:
         ConfigurationError: If the file cannot be read or is not one that `write_cache` wrote.
     """
     try:
-        with path.open("rb") as stream:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             raw = stream.read(CACHE_MAX_BYTES + 1)
         if len(raw) > CACHE_MAX_BYTES:
             raise ValueError(f"larger than {CACHE_MAX_BYTES >> 20} MiB")
-        file = msgspec.json.decode(raw, type=_File)
+        return _stock_of(msgspec.json.decode(raw, type=_File))
     except FileNotFoundError:
         return Stock()
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, EOFError, IndexError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise ConfigurationError(
             f"{path}: refreshed prices cannot be read ({error}); remove the file, or refresh again"
         ) from error
-    ec2: dict[str, dict[str, CatalogEntry]] = {}
-    for listing in file.ec2:
-        ec2.setdefault(listing.region, {})[listing.machine.name] = listing
-    return Stock(
-        ec2=ec2,
-        rates={(rate.family, rate.resource, rate.region, rate.spot): rate.price for rate in file.rates},
-        disks={(disk.provider, disk.region): disk.price for disk in file.disks},
-    )
+
+
+def _stock_of(file: _File) -> Stock:
+    def price(told: _Price | None) -> Price | None:
+        return None if told is None else Price(told.usd_per_hour, *file.sources[told.source])
+
+    listings: dict[Place, dict[str, CatalogEntry]] = {}
+    disks: dict[Place, Price] = {}
+    for one in file.regions:
+        listings[one.provider, one.region] = {
+            (machine := file.machines[listing.machine]).name: CatalogEntry(
+                machine, one.region, price(listing.on_demand), price(listing.spot), listing.interruption
+            )
+            for listing in one.listings
+        }
+        if (disk := price(one.disk)) is not None:
+            disks[one.provider, one.region] = disk
+    rates = {
+        (rate.what, rate.resource, rate.region, rate.spot): found
+        for rate in file.rates
+        if (found := price(rate.price)) is not None
+    }
+    return Stock({place: found for place, found in listings.items() if found}, rates, disks)
+
+
+def _file_of(stock: Stock) -> _File:
+    sources: dict[tuple[str, date], int] = {}
+    machines: dict[MachineType, int] = {}
+
+    def price(known: Price | None) -> _Price | None:
+        if known is None:
+            return None
+        return _Price(known.usd_per_hour, sources.setdefault((known.source, known.dated), len(sources)))
+
+    def rows(listings: Iterable[CatalogEntry]) -> list[_Listing]:
+        return [
+            _Listing(
+                machines.setdefault(one.machine, len(machines)),
+                price(one.on_demand),
+                price(one.spot),
+                one.interruption,
+            )
+            for one in listings
+        ]
+
+    regions = [
+        _Region(*place, rows(stock.listings.get(place, {}).values()), price(stock.disks.get(place)))
+        for place in sorted({*stock.listings, *stock.disks})
+    ]
+    rates = [_Rate(*key, told) for key, known in stock.rates.items() if (told := price(known)) is not None]
+    return _File(2, list(sources), list(machines), regions, rates)
 
 
 def write_cache(path: Path, stock: Stock) -> None:
@@ -77,18 +135,13 @@ def write_cache(path: Path, stock: Stock) -> None:
     Raises:
         ConfigurationError: If it cannot be written.
     """
-    file = _File(
-        1,
-        [listing for types in stock.ec2.values() for listing in types.values()],
-        [_Rate(*key, price) for key, price in stock.rates.items()],
-        [_Disk(*key, price) for key, price in stock.disks.items()],
-    )
+    raw = msgspec.json.encode(_file_of(stock))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(number, "wb") as stream:
-                stream.write(msgspec.json.encode(file))
+                stream.write(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
                 stream.flush()
                 os.fsync(stream.fileno())
             Path(temporary).replace(path)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from functools import cached_property
 
-from scavenger.cloud.catalog.compute_engine import SHAPES, custom_shape, listing_of_shape
+from scavenger.cloud.catalog.compute_engine import Tariff
 from scavenger.cloud.catalog.prices import OwnPrices
 from scavenger.cloud.catalog.types import GIB, CatalogEntry, Stock, VmRequirements
 from scavenger.domain.configuration import Offer
@@ -40,6 +40,7 @@ class Catalog:
 
     def __init__(self, stock: Stock, own: OwnPrices | None = None, *, today: date) -> None:
         self._stock, self._own, self._today = stock, own, today
+        self._tariff = Tariff(stock.rates)
         self._listings: dict[tuple[str, str], dict[str, CatalogEntry]] = {}
 
     def regions(self, provider: str) -> tuple[str, ...]:
@@ -56,10 +57,9 @@ class Catalog:
 
     @cached_property
     def _regions(self) -> Mapping[str, tuple[str, ...]]:
-        regions = {
-            "aws": set(self._stock.ec2),
-            "gcp": {region for _, _, region, _ in self._stock.rates},
-        }
+        regions: dict[str, set[str]] = {provider: set() for provider in PROVIDERS}
+        for provider, region in self._stock.listings:
+            regions[provider].add(region)
         for price in self._own.content.prices if self._own else ():
             if price.region is not None:
                 regions[price.provider].add(price.region)
@@ -190,15 +190,8 @@ class Catalog:
 
     def age_days(self, provider: str, region: str, *, spot: bool) -> int | None:
         """Age of the newest price of a region, the user's own aside; None if there is none."""
-        if provider == "gcp":
-            found = [
-                price
-                for (_, _, where, kind), price in self._stock.rates.items()
-                if (where, kind) == (region, spot)
-            ]
-        else:
-            listings = self._stock.ec2.get(region, {}).values()
-            found = [price for listing in listings if (price := listing.price(spot=spot)) is not None]
+        listings = self._stock.listings.get((provider, region), {}).values()
+        found = [price for listing in listings if (price := listing.price(spot=spot)) is not None]
         return min((price.age_days(self._today) for price in found), default=None)
 
     def _table(self, provider: str, region: str) -> dict[str, CatalogEntry]:
@@ -208,20 +201,15 @@ class Catalog:
             if region not in known:
                 hint = did_you_mean(region, known)
                 raise ConfigurationError(f"{provider} has no region {shown(region)} in the catalogue{hint}")
-            table: Mapping[str, CatalogEntry] = self._stock.ec2.get(region, {})
-            if provider == "gcp":
-                table = {
-                    name: listing_of_shape(shape, region, self._stock.rates) for name, shape in SHAPES.items()
-                }
+            table = self._stock.listings.get(key, {})
             self._listings[key] = self._own.apply(provider, region, table) if self._own else dict(table)
         return self._listings[key]
 
     def _custom(self, provider: str, region: str, vm: str) -> CatalogEntry | None:
-        shape = custom_shape(vm) if provider == "gcp" else None
-        if shape is None:
-            return None
-        listing = listing_of_shape(shape, region, self._stock.rates)
-        return self._own.apply(provider, region, {vm: listing})[vm] if self._own else listing
+        listing = self._tariff.custom(vm, region) if provider == "gcp" else None
+        if listing is None or self._own is None:
+            return listing
+        return self._own.apply(provider, region, {vm: listing})[vm]
 
 
 def _by_price(listing: CatalogEntry) -> tuple[float, str]:

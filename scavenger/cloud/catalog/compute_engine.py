@@ -1,157 +1,267 @@
-"""Compute Engine's machine shapes, and their prices from rates per vCPU, GiB and GPU.
+"""What Compute Engine's machine types cost, from the descriptions of Google's SKUs.
 
-Google prices a VM by its parts. The snapshot and the billing API have the rates, the names say the parts: families,
-sizes and GiB per vCPU below are those of Google's page "Machine families".
+Google sells a VM by its parts: vCPUs, memory, GPUs and local SSDs, each with a SKU for each family, region and kind. A
+SKU names its family and part in words (`C4A Arm Instance Core running in Americas`), the API of machine types names
+the parts of a type. Nothing links the two but those words, so they are read here, without a list of families: one that
+Google adds tomorrow is read like the others.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Rates
+from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Place, RateKey, Rates, gpu_label
+from scavenger.cloud.gcp.names import custom_type
 from scavenger.domain.cost import Price
+from scavenger.errors import ConfigurationError
 
+SOURCE = "Cloud Billing API"
+_MONTH_H = 730.0
+_USAGES = ("OnDemand", "Preemptible")
+_PLACE = re.compile(r"(?: running)? in [A-Z].*")
+_SPOT = re.compile(r"(?:spot )?preemptible | attached to (?:spot )?preemptible vms|^spot ")
+_SLICE = re.compile(r"([a-z]\d\w*) .+ \(1 gpu slice\)")
+"""A whole VM's share of one GPU: its vCPUs, memory and disks are in the price."""
+_FAMILY = re.compile(r"[a-z]\d+[a-z]*\d*")
+_UNITS = {"h": 1.0, "GiBy.h": 1.0, "GiBy.mo": 1.0 / _MONTH_H}
+_PARTS = {"core": "cpu", "ram": "ram"}
+_PLAIN = {"instance", "predefined", "amd", "arm", "intel"}
+"""Words of SKUs that do not tell one price from another."""
+_OTHER = {"sole", "tenancy", "reserved", "commitment", "dws", "calendar", "premium", "suspended", "capacity"}
+"""Words of SKUs that are not of a VM that is started and ended at will."""
+_CALLED = {
+    "": "n1",  # of custom types alone
+    "compute optimized": "c2",
+    "memory-optimized": "m1",
+    "micro with burstable cpu": "f1",
+    "small with 1 vcpu": "g1",
+    "a3plus": "a3mega",
+}
+"""Families whose SKUs do not bear their names."""
+_WHOLE = ("f1", "g1")
+"""Charged as one piece."""
+_CHARGED_CPUS = {"e2-micro": 0.25, "e2-small": 0.5, "e2-medium": 1.0}
+"""Types with a share of a core, of which two vCPUs show."""
 _SHARED_CORE = "shared core: its speed is not its own"
-_CUSTOM = re.compile(r"(?:(n1|n2|n2d|e2)-)?custom-([1-9][0-9]{0,2})-([1-9][0-9]{0,6})(-ext)?")
-_CUSTOM_GIB_MAX = {"n1": 6.5, "n2": 8.0, "n2d": 8.0, "e2": 8.0}
-"""Of memory per vCPU; what is above is extended memory, dearer, and asked for by `-ext`. E2 has none."""
-_CUSTOM_CPUS_MAX = {"n1": 96, "n2": 128, "n2d": 224, "e2": 32}
-_CUSTOM_STEP_MIB = 256
+_SSD_GIB = 375.0
+_OTHER_SSDS = re.compile(r"z\d.*|c4-\w+-288-lssd.*|.*-metal")
+"""Types whose local SSDs have another size, which the API does not tell."""
+_GPU_WORDS = {"nvidia", "tesla", "gpu", "pro"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A machine type with what is charged for it.
+class GoogleType:
+    """A machine type as the API of machine types tells it.
 
     Attributes:
-        parts: (family of the rate, resource, amount).
+        gpu: Google's name of its GPUs, such as `nvidia-h100-80gb`; empty where it has none.
+        ssds: How many local SSDs belong to it.
     """
 
-    machine: MachineType
-    parts: tuple[tuple[str, str, float], ...]
+    name: str
+    cpus: int
+    memory_gib: float
+    gpu: str = ""
+    gpus: int = 0
+    ssds: int = 0
+    shared_core: bool = False
+    arm: bool = False
+
+    @property
+    def machine(self) -> MachineType:
+        """As the catalogue has it."""
+        caveat = _SHARED_CORE if self.shared_core else "arm64" if self.arm else ""
+        if self.gpu and not self.gpus:
+            caveat = "a part of a GPU"
+        label = gpu_label(self.gpu) if self.gpus else ""
+        return MachineType("gcp", self.name, self.cpus, self.memory_gib, label, self.gpus, caveat)
 
 
-def _plain(name: str, family: str, cpus: int, memory_gib: float) -> Shape:
-    return Shape(
-        MachineType("gcp", name, cpus, memory_gib), ((family, "cpu", cpus), (family, "ram", memory_gib))
-    )
+_Part = tuple[str, str, float]
+"""What, resource and amount of what is charged."""
 
 
-def _with_gpus(name: str, cpus: int, memory_gib: float, gpu: str, count: int) -> Shape:
-    family = name.partition("-")[0]
-    machine = MachineType("gcp", name, cpus, memory_gib, gpu, count)
-    return Shape(machine, ((family, "cpu", cpus), (family, "ram", memory_gib), (gpu, "gpu", count)))
+class _Sku(NamedTuple):
+    """What a SKU is of; `extra` words make it less plain than another of the same part."""
+
+    what: str
+    resource: str
+    extra: int = 0
 
 
-def _shared(name: str, cpus: int, memory_gib: float, parts: tuple[tuple[str, str, float], ...]) -> Shape:
-    return Shape(MachineType("gcp", name, cpus, memory_gib, caveat=_SHARED_CORE), parts)
+@dataclass(frozen=True)
+class Tariff:
+    """The rates of all parts in all regions, and what machine types cost by them."""
+
+    rates: Rates
+
+    @cached_property
+    def _sold(self) -> frozenset[tuple[str, str]]:
+        """(What, resource) of which there is a rate anywhere."""
+        return frozenset((what, resource) for what, resource, _, _ in self.rates)
+
+    def listing(self, kind: GoogleType, region: str) -> CatalogEntry:
+        """A type with its prices in a region; a price is known only if that of every part is."""
+        return self._priced(kind.machine, self._parts(kind), region)
+
+    def custom(self, name: str, region: str) -> CatalogEntry | None:
+        """A custom type such as `n2-custom-4-16384`; None where there is no such type."""
+        try:
+            kind = custom_type(name)
+        except ConfigurationError:
+            return None
+        if kind is None:
+            return None
+        gib = kind.memory_mib / 1024
+        plain_gib = min(gib, kind.plain_gib)
+        family = f"{kind.family}_custom"
+        if (family, "cpu") not in self._sold:
+            family = kind.family  # charges its custom types like the others
+        parts = [(family, "cpu", float(kind.cpus)), (family, "ram", plain_gib)]
+        if gib > plain_gib:
+            parts.append((f"{family}_extended", "ram", gib - plain_gib))
+        return self._priced(MachineType("gcp", name, kind.cpus, gib), parts, region)
+
+    def _priced(self, machine: MachineType, parts: list[_Part], region: str) -> CatalogEntry:
+        on_demand, spot = (_sum(parts, region, self.rates, spot=spot) for spot in (False, True))
+        return CatalogEntry(machine, region, on_demand, spot)
+
+    def _parts(self, kind: GoogleType) -> list[_Part]:
+        family = self._family(kind.name)
+        if (family, "slice") in self._sold:
+            return [(family, "slice", float(kind.gpus))]
+        if family in _WHOLE:
+            return [(family, "cpu", 1.0)]
+        parts = [
+            (family, "cpu", _CHARGED_CPUS.get(kind.name, float(kind.cpus))),
+            (family, "ram", kind.memory_gib),
+        ]
+        if kind.gpu:
+            parts.append((self._gpu(kind.gpu), "gpu", float(kind.gpus)))
+        if kind.ssds:
+            own = (family, "ssd") in self._sold
+            size_gib = math.nan if _OTHER_SSDS.fullmatch(kind.name) else _SSD_GIB
+            parts.append((family if own else "", "ssd", kind.ssds * size_gib))
+        return parts
+
+    def _family(self, name: str) -> str:
+        """The family that a type is charged as: `m4ultramem224` for `m4-ultramem-224` where there is such a SKU."""
+        first, _, rest = name.partition("-")
+        words = rest.replace("-", "")
+        longer = [
+            family
+            for family, resource in self._sold
+            if resource in ("cpu", "slice")
+            if family.startswith(first)
+            and len(family) > len(first) + 2
+            and words.startswith(family[len(first) :])
+        ]
+        return max(longer, key=len, default=first)
+
+    def _gpu(self, name: str) -> str:
+        """The GPU's name among the SKUs': the same words, or besides them only the size of its memory."""
+        wanted = set(_gpu_words(name).split())
+        fitting = [
+            gpu
+            for gpu, resource in self._sold
+            if resource == "gpu" and wanted <= set(gpu.split())
+            if all(re.fullmatch(r"\d+gb", word) for word in set(gpu.split()) - wanted)
+        ]
+        return min(fitting, key=len, default=name)
 
 
-_N1_SIZES = (1, 2, 4, 8, 16, 32, 64, 96)
-_N2_SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96)
-_C2D_SIZES = (2, 4, 8, 16, 32, 56, 112)
-_C3_SIZES = (4, 8, 22, 44, 88, 176)
-_SERIES: tuple[tuple[str, tuple[int, ...], float], ...] = (
-    ("e2-standard", (2, 4, 8, 16, 32), 4.0),
-    ("e2-highmem", (2, 4, 8, 16), 8.0),
-    ("e2-highcpu", (2, 4, 8, 16, 32), 1.0),
-    ("n1-standard", _N1_SIZES, 3.75),
-    ("n1-highmem", _N1_SIZES[1:], 6.5),
-    ("n1-highcpu", _N1_SIZES[1:], 0.9),
-    ("n2-standard", (*_N2_SIZES, 128), 4.0),
-    ("n2-highmem", _N2_SIZES, 8.0),
-    ("n2-highcpu", _N2_SIZES, 1.0),
-    ("n2d-standard", (*_N2_SIZES, 128, 224), 4.0),
-    ("n2d-highmem", _N2_SIZES, 8.0),
-    ("n2d-highcpu", (*_N2_SIZES, 128, 224), 1.0),
-    ("c2-standard", (4, 8, 16, 30, 60), 4.0),
-    ("c2d-standard", _C2D_SIZES, 4.0),
-    ("c2d-highmem", _C2D_SIZES, 8.0),
-    ("c2d-highcpu", _C2D_SIZES, 2.0),
-    ("c3-standard", _C3_SIZES, 4.0),
-    ("c3-highmem", _C3_SIZES, 8.0),
-    ("c3-highcpu", _C3_SIZES, 2.0),
-    ("t2d-standard", (1, 2, 4, 8, 16, 32, 48, 60), 4.0),
-)
-"""Name, vCPUs, GiB per vCPU."""
-
-_SINGLE: tuple[Shape, ...] = (
-    _plain("n2-highmem-128", "n2", 128, 864.0),
-    _plain("m1-ultramem-40", "m1", 40, 961.0),
-    _plain("m1-ultramem-80", "m1", 80, 1922.0),
-    _plain("m1-ultramem-160", "m1", 160, 3844.0),
-    _plain("m1-megamem-96", "m1", 96, 1433.6),
-    # A fraction of a core is charged for, though two vCPUs show; f1 and g1 are charged as one piece.
-    _shared("e2-micro", 2, 1.0, (("e2", "cpu", 0.25), ("e2", "ram", 1.0))),
-    _shared("e2-small", 2, 2.0, (("e2", "cpu", 0.5), ("e2", "ram", 2.0))),
-    _shared("e2-medium", 2, 4.0, (("e2", "cpu", 1.0), ("e2", "ram", 4.0))),
-    _shared("f1-micro", 1, 0.6, (("f1", "cpu", 1.0),)),
-    _shared("g1-small", 1, 1.7, (("g1", "cpu", 1.0),)),
-    *(_with_gpus(f"a2-highgpu-{n}g", 12 * n, 85.0 * n, "A100", n) for n in (1, 2, 4, 8)),
-    _with_gpus("a2-megagpu-16g", 96, 1360.0, "A100", 16),
-    *(_with_gpus(f"a2-ultragpu-{n}g", 12 * n, 170.0 * n, "A100-80GB", n) for n in (1, 2, 4, 8)),
-    *(
-        _with_gpus(f"g2-standard-{cpus}", cpus, 4.0 * cpus, "L4", count)
-        for cpus, count in ((4, 1), (8, 1), (12, 1), (16, 1), (24, 2), (32, 1), (48, 4), (96, 8))
-    ),
-)
-
-SHAPES: Mapping[str, Shape] = {
-    shape.machine.name: shape
-    for shape in (
-        *(
-            _plain(f"{series}-{cpus}", series.partition("-")[0], cpus, cpus * gib)
-            for series, sizes, gib in _SERIES
-            for cpus in sizes
-        ),
-        *_SINGLE,
-    )
-}
-"""Predefined types by name."""
-
-
-def custom_shape(name: str) -> Shape | None:
-    """The shape of a custom type such as `n2-custom-4-16384` or `custom-2-4096`; None where there is no such type."""
-    match = _CUSTOM.fullmatch(name)
-    if match is None:
-        return None
-    family, cpus, mib, extended = match[1] or "n1", int(match[2]), int(match[3]), match[4] is not None
-    gib = mib / 1024
-    plain_gib = min(gib, cpus * _CUSTOM_GIB_MAX[family])
-    if (
-        cpus > _CUSTOM_CPUS_MAX[family]
-        or (cpus > 1 and cpus % 2)
-        or mib % _CUSTOM_STEP_MIB
-        or (gib > plain_gib and not extended)
-        or (extended and family == "e2")
-    ):
-        return None
-    parts = [(f"{family}_custom", "cpu", float(cpus)), (f"{family}_custom", "ram", plain_gib)]
-    if gib > plain_gib:
-        parts.append((f"{family}_custom_extended", "ram", gib - plain_gib))
-    return Shape(MachineType("gcp", name, cpus, gib), tuple(parts))
-
-
-def listing_of_shape(shape: Shape, region: str, rates: Rates) -> CatalogEntry:
-    """A shape with its prices in a region; a price is known only if that of every part is."""
-    return CatalogEntry(
-        shape.machine,
-        region,
-        on_demand=_priced(shape, region, rates, spot=False),
-        spot=_priced(shape, region, rates, spot=True),
-    )
-
-
-def _priced(shape: Shape, region: str, rates: Rates, *, spot: bool) -> Price | None:
-    found = [
-        (amount, rates.get((family, resource, region, spot))) for family, resource, amount in shape.parts
-    ]
-    known = [(amount, rate) for amount, rate in found if rate is not None]
-    if len(known) < len(found):
-        return None
+def _sum(parts: Iterable[_Part], region: str, rates: Rates, *, spot: bool) -> Price | None:
+    found = [(amount, rates.get((what, resource, region, spot))) for what, resource, amount in parts]
+    known = [(amount, rate) for amount, rate in found if rate is not None and not math.isnan(amount)]
     usd = math.fsum(amount * rate.usd_per_hour for amount, rate in known)
+    if len(known) < len(found) or not usd > 0:
+        return None
     oldest = min((rate for _, rate in known), key=lambda rate: rate.dated)
     return Price(usd, oldest.source, oldest.dated)
+
+
+def read_skus(found: Iterable[Mapping[str, Any]], dated: date) -> tuple[Rates, dict[Place, Price]]:
+    """Rates and disks from SKUs; commitments, sole tenancy, other currencies and what costs 0 are left out.
+
+    Of several SKUs of one part the plainest is taken, the one of fewest words; of two such the dearer, so that nothing
+    costs more than was said.
+    """
+    rates: dict[RateKey, tuple[int, float]] = {}
+    disks: dict[Place, Price] = {}
+    for sku in found:
+        try:
+            category, description = sku["category"], sku["description"]
+            if category["usageType"] not in _USAGES:
+                continue
+            expression = sku["pricingInfo"][-1]["pricingExpression"]
+            usd = _UNITS[expression["usageUnit"]] * max(
+                _usd(rate["unitPrice"]) for rate in expression["tieredRates"]
+            )
+            regions = sku["serviceRegions"]
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue  # commitments and fees, which have no such parts
+        text = _PLACE.sub("", description).lower()
+        # what a SKU says of itself: the spot VMs of A4 are of the usage `OnDemand`
+        spot = category["usageType"] == "Preemptible" or _SPOT.search(text) is not None
+        part = _part(_SPOT.sub("", text), str(category.get("resourceGroup", "")))
+        if not usd > 0 or part is None:
+            continue
+        for region in regions:
+            if part.resource == "disk":
+                disks["gcp", region] = Price(usd, SOURCE, dated)
+                continue
+            key = (part.what, part.resource, region, spot)
+            known = rates.get(key)
+            if known is None or (part.extra, -usd) < (known[0], -known[1]):
+                rates[key] = (part.extra, usd)
+    return {key: Price(usd, SOURCE, dated) for key, (_, usd) in rates.items()}, disks
+
+
+def _part(text: str, group: str) -> _Sku | None:
+    """What a SKU is of, by its description without place and kind, in small letters."""
+    if text == "balanced pd capacity":
+        return _Sku("", "disk")
+    if text == "ssd backed local storage":
+        return _Sku("", "ssd")
+    if match := _SLICE.fullmatch(text):
+        return _Sku(match[1], "slice")
+    words = text.split()
+    if not words or _OTHER & set(words):
+        return None
+    if group == "GPU" or words[-1] == "gpu":
+        return _Sku(_gpu_words(text), "gpu")
+    if words[-2:] == ["local", "ssd"] and _FAMILY.fullmatch(words[0]):
+        return _Sku(words[0], "ssd")
+    resource = _PARTS.get(words[-1])
+    if resource is not None:
+        words = words[:-1]
+    kinds = [kind for kind in ("custom", "extended") if kind in words]
+    called = [word for word in words if word not in _PLAIN and word not in kinds]
+    family = _CALLED.get(" ".join(called))
+    if family in _WHOLE and resource is None:
+        return _Sku(family, "cpu")
+    if resource is None:
+        return None
+    if family is None or (family == "n1" and not kinds):
+        if not (called and _FAMILY.match(called[0])):
+            return None
+        family = called[0]
+    return _Sku("_".join((family, *kinds)), resource, max(0, len(called) - 1))
+
+
+def _gpu_words(name: str) -> str:
+    """The words of a GPU's name that tell it from others, in order of the alphabet."""
+    words = {"mega" if word == "plus" else word for word in re.split(r"[\s-]+", name.lower())}
+    return " ".join(sorted(words - _GPU_WORDS))
+
+
+def _usd(price: Mapping[str, Any]) -> float:
+    if price["currencyCode"] != "USD":
+        raise ValueError("not in US dollars")
+    return int(price.get("units", 0)) + int(price.get("nanos", 0)) / 1e9

@@ -1,4 +1,4 @@
-"""EC2's prices as Amazon gives them now: the price list, spot prices, and how often spot VMs are interrupted."""
+"""EC2's machine types and prices as Amazon gives them now, with how often spot VMs are interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scavenger.cloud.catalog.ec2 import ec2_machine
-from scavenger.cloud.catalog.types import CatalogEntry, Fetched, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Place, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError
 
@@ -50,7 +50,8 @@ def fetch_aws(
 ) -> Fetched:
     """All types of some regions with on-demand and spot prices and interruptions, as far as they can be had.
 
-    Credentials are boto3's; they must allow `pricing:GetProducts` and `ec2:DescribeSpotPriceHistory`.
+    Credentials are boto3's; they must allow `ec2:DescribeInstanceTypes`, `ec2:DescribeSpotPriceHistory` and
+    `pricing:GetProducts`.
 
     Args:
         known: What is known already: it stays where a source gives nothing.
@@ -58,7 +59,7 @@ def fetch_aws(
 
     Raises:
         ConfigurationError: If boto3 is not installed, or there is no such region.
-        CredentialsError, ThrottledError, CloudUnavailableError: If no region has list prices or spot prices.
+        CredentialsError, ThrottledError, CloudUnavailableError: If no region has types or prices.
     """
     try:
         from boto3.session import Session
@@ -76,36 +77,47 @@ def fetch_aws(
             errors.append(error)
             return None
 
-    ec2: dict[str, dict[str, CatalogEntry]] = {}
-    disks: dict[tuple[str, str], Price] = {}
+    listings: dict[Place, dict[str, CatalogEntry]] = {}
+    disks: dict[Place, Price] = {}
     for region in regions:
-        listings = tried(partial(_listings, session, config, region, now))
+        place = ("aws", region)
+        prices = tried(partial(_list_prices, session, config, region, now))
+        machines = tried(partial(_machines, session, config, region))
         spot = tried(partial(_spot_prices, session, config, region, now))
-        if listings is not None or spot is not None:
-            ec2[region] = merged(known.ec2.get(region, {}), listings, spot)
-        if listings is not None and (disk := tried(partial(_disk_price, session, config, region, now))):
-            disks["aws", region] = disk
-    if not ec2:
+        if any(source is not None for source in (machines, prices, spot)):
+            listings[place] = merged(known.listings.get(place, {}), machines, prices, spot, region)
+        if prices is not None and (disk := tried(partial(_disk_price, session, config, region, now))):
+            disks[place] = disk
+    if not listings:
         raise errors[0]
     advisor = tried(lambda: _read_advisor(environment.get(ADVISOR_VARIABLE) or ADVISOR_URL))
     if advisor is not None:
-        ec2 = {
-            region: {
-                name: replace(listing, interruption=_interruption(advisor, region, name))
-                for name, listing in listings.items()
-            }
-            for region, listings in ec2.items()
-        }
-    return Fetched(Stock(ec2=ec2, disks=disks), tuple(errors))
+        for (_, region), found in listings.items():
+            for name, listing in found.items():
+                found[name] = replace(listing, interruption=_interruption(advisor, region, name))
+    return Fetched(Stock(listings, disks=disks), tuple(errors))
 
 
-def _listings(session: Any, config: Any, region: str, now: datetime) -> dict[str, CatalogEntry]:
+def _machines(session: Any, config: Any, region: str) -> dict[str, MachineType]:
+    found: dict[str, MachineType] = {}
+    with _our_errors(region):
+        client = session.client("ec2", region_name=region, config=config)
+        for page in client.get_paginator("describe_instance_types").paginate():
+            found.update(
+                (machine.name, machine) for machine in map(ec2_machine, page.get("InstanceTypes", ()))
+            )
+    if not found:
+        raise CloudUnavailableError(f"aws {region}: what answers lists no machine types")
+    return found
+
+
+def _list_prices(session: Any, config: Any, region: str, now: datetime) -> dict[str, Price]:
     with _our_errors(region):
         pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
-        listings = parse_price_list(price_list(pricing, region), region, now)
-    if not listings:
+        prices = parse_price_list(price_list(pricing, region), region, now)
+    if not prices:
         raise ConfigurationError(f"AWS's price list has nothing for a region '{region}'")
-    return listings
+    return prices
 
 
 def _disk_price(session: Any, config: Any, region: str, now: datetime) -> Price | None:
@@ -121,17 +133,22 @@ def _spot_prices(session: Any, config: Any, region: str, now: datetime) -> dict[
 
 def merged(
     known: Mapping[str, CatalogEntry],
-    listings: Mapping[str, CatalogEntry] | None,
+    machines: Mapping[str, MachineType] | None,
+    prices: Mapping[str, Price] | None,
     spot: Mapping[str, Price] | None,
+    region: str,
 ) -> dict[str, CatalogEntry]:
-    """The types of the new price list, or those that are known if there is none; with what is known of the rest."""
+    """The types that are sold, with their prices; of a source that gave nothing, what is known."""
+    machines = {name: listing.machine for name, listing in known.items()} if machines is None else machines
     merged = {}
-    for name, listing in (known if listings is None else listings).items():
-        before = known.get(name, listing)
-        merged[name] = replace(
-            listing,
-            spot=before.spot if spot is None else spot.get(name),
-            interruption=before.interruption,
+    for name, machine in machines.items():
+        before = known.get(name, CatalogEntry(machine, region))
+        merged[name] = CatalogEntry(
+            machine,
+            region,
+            before.on_demand if prices is None else prices.get(name),
+            before.spot if spot is None else spot.get(name),
+            before.interruption,
         )
     return merged
 
@@ -150,55 +167,39 @@ def price_list(
             yield json.loads(text)
 
 
-def parse_price_list(
-    products: Iterable[Mapping[str, Any]], region: str, now: datetime
-) -> dict[str, CatalogEntry]:
-    """Types with their on-demand prices, by name.
+def parse_price_list(products: Iterable[Mapping[str, Any]], region: str, now: datetime) -> dict[str, Price]:
+    """On-demand prices by type.
 
     What a filter let through that is not a plain Linux VM is left out, as are prices of 0. Of two prices of one type
     the higher is taken, so that nothing costs more than was said.
     """
-    found: dict[str, CatalogEntry] = {}
-    for document in products:
-        try:
-            attributes = document["product"]["attributes"]
-            name = attributes["instanceType"]
-            plain = all(attributes[key] == value for key, value in _FILTERS.items())
-            memory = float(attributes["memory"].removesuffix(" GiB").replace(",", ""))
-            rates = [
-                float(dimension["pricePerUnit"]["USD"])
-                for term in document["terms"]["OnDemand"].values()
-                for dimension in term["priceDimensions"].values()
-                if dimension["unit"] == "Hrs"
-            ]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # a product without hourly price or size: nothing that a job could run on
-        machine = ec2_machine(name, attributes, memory_gib=memory)
-        usd = max(rates, default=0.0)
-        if machine is None or not plain or attributes.get("regionCode") != region or not usd > 0:
-            continue
-        known = found.get(name)
-        if known is None or (known.on_demand is not None and known.on_demand.usd_per_hour < usd):
-            found[name] = CatalogEntry(machine, region, on_demand=Price(usd, "AWS price list", now.date()))
-    return found
+    found: dict[str, float] = {}
+    for name, usd in _rates(products, region, _FILTERS, name="instanceType", unit="Hrs"):
+        found[name] = max(usd, found.get(name, 0.0))
+    return {name: Price(usd, "AWS price list", now.date()) for name, usd in found.items() if usd > 0}
 
 
 def parse_disk_price(products: Iterable[Mapping[str, Any]], region: str, now: datetime) -> Price | None:
     """Price of one GiB of a boot disk in an hour, the highest found; None if there is none."""
-    rates = [0.0]
+    rates = _rates(products, region, _DISK, name="volumeApiName", unit="GB-Mo")
+    usd = max((usd for _, usd in rates), default=0.0)
+    return Price(usd / _MONTH_H, "AWS price list, gp3", now.date()) if usd > 0 else None
+
+
+def _rates(
+    products: Iterable[Mapping[str, Any]], region: str, wanted: Mapping[str, str], *, name: str, unit: str
+) -> Iterator[tuple[str, float]]:
+    """(Value of an attribute, dollars for a unit) of the products in a region that have these attributes."""
     for document in products:
         try:
             attributes = document["product"]["attributes"]
-            if attributes["volumeApiName"] == _DISK["volumeApiName"] and attributes["regionCode"] == region:
-                rates += [
-                    float(dimension["pricePerUnit"]["USD"])
-                    for term in document["terms"]["OnDemand"].values()
-                    for dimension in term["priceDimensions"].values()
-                    if dimension["unit"] == "GB-Mo"
-                ]
+            if all(attributes[key] == value for key, value in (*wanted.items(), ("regionCode", region))):
+                for term in document["terms"]["OnDemand"].values():
+                    for dimension in term["priceDimensions"].values():
+                        if dimension["unit"] == unit:
+                            yield attributes[name], float(dimension["pricePerUnit"]["USD"])
         except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # no disk
-    return Price(max(rates) / _MONTH_H, "AWS price list, gp3", now.date()) if max(rates) > 0 else None
+            continue  # nothing that a job could run on, or no price in dollars
 
 
 def price_history(client: Any, now: datetime) -> dict[str, Price]:

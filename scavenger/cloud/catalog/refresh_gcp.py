@@ -1,20 +1,20 @@
-"""Compute Engine's rates as Google gives them now, from the Cloud Billing API."""
+"""Compute Engine's machine types and prices as Google gives them now, from its API and the Cloud Billing API."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from scavenger.cloud.catalog.types import Fetched, RateKey, Stock
-from scavenger.domain.cost import Price
+from scavenger.cloud.catalog.compute_engine import GoogleType, Tariff, read_skus
+from scavenger.cloud.catalog.types import CatalogEntry, Fetched, Place, Stock
 from scavenger.errors import (
     CloudError,
     CloudUnavailableError,
     ConfigurationError,
     CredentialsError,
+    ScavengerError,
     ThrottledError,
 )
 
@@ -26,53 +26,26 @@ _COMPUTE_ENGINE = "6F81-5844-456A"
 _SCOPE = "https://www.googleapis.com/auth/cloud-billing.readonly"
 _PAGE = 5000
 _TIMEOUT_S = 60
-_MONTH_H = 730.0
-_SOURCE = "Cloud Billing API"
-
-_KIND = re.compile(r"(?:Spot )?(?:Preemptible )?(?P<what>.+?)(?: running)? in .+")
-_PARTS = re.compile(r"(?P<group>.+) (?P<part>core|ram)")
-_GROUPS = {
-    "n1 predefined instance": ("n1",),
-    "e2 instance": ("e2", "e2_custom"),
-    "e2 custom instance": ("e2_custom",),
-    "n2 instance": ("n2",),
-    "n2d amd instance": ("n2d",),
-    "compute optimized": ("c2",),
-    "compute optimized instance": ("c2",),
-    "c2d amd instance": ("c2d",),
-    "c3 instance": ("c3",),
-    "t2d amd instance": ("t2d",),
-    "memory-optimized instance": ("m1",),
-    "a2 instance": ("a2",),
-    "g2 instance": ("g2",),
-    "custom instance": ("n1_custom",),
-    "n2 custom instance": ("n2_custom",),
-    "n2d amd custom instance": ("n2d_custom",),
-    "custom extended instance": ("n1_custom_extended",),
-    "n2 custom extended instance": ("n2_custom_extended",),
-    "n2d amd custom extended instance": ("n2d_custom_extended",),
-}
-"""Google's words for a family, without place and part. E2 charges its custom types like the others."""
-_WHOLES = {
-    "micro instance with burstable cpu": ("f1", "cpu"),
-    "small instance with 1 vcpu": ("g1", "cpu"),
-    "nvidia tesla a100 gpu": ("A100", "gpu"),
-    "nvidia tesla a100 80gb gpu": ("A100-80GB", "gpu"),
-    "nvidia l4 gpu": ("L4", "gpu"),
-}
-_UNITS = {"cpu": "h", "gpu": "h", "ram": "GiBy.h"}
-_USAGES = {"OnDemand": False, "Preemptible": True}
 
 
-def fetch_gcp(*, now: datetime, environment: Mapping[str, str] = os.environ) -> Fetched:
-    """The rates of all regions, with the application default credentials.
+def fetch_gcp(
+    regions: Iterable[str],
+    *,
+    project: str,
+    now: datetime,
+    environment: Mapping[str, str] = os.environ,
+) -> Fetched:
+    """All types of some regions with their prices, and the rates of all regions.
+
+    Credentials are the application default ones.
 
     Args:
-        now: Dates them.
+        project: Whose machine types are asked for; it must allow `compute.machineTypes.list` and `compute.zones.list`.
+        now: Dates the prices.
         environment: Where `SCAVENGER_GCP_BILLING_ENDPOINT` is looked up.
 
     Raises:
-        ConfigurationError: If Google's client library is not installed.
+        ConfigurationError: If Google's client library is not installed, or there is no such region.
         CredentialsError, ThrottledError, CloudUnavailableError: As the names say.
     """
     try:
@@ -81,6 +54,8 @@ def fetch_gcp(*, now: datetime, environment: Mapping[str, str] = os.environ) -> 
         from google.auth.transport.requests import AuthorizedSession
 
         from scavenger.cloud.gcp.errors import translated_errors
+        from scavenger.cloud.gcp.machine_types import machine_types
+        from scavenger.cloud.gcp.provider import GcpProvider
     except ImportError as error:
         raise ConfigurationError(
             "refreshing Google Cloud needs its library: pip install 'scavenger-ml[gcp]'"
@@ -93,7 +68,36 @@ def fetch_gcp(*, now: datetime, environment: Mapping[str, str] = os.environ) -> 
             else google.auth.default(scopes=[_SCOPE])[0]
         )
         with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]
-            return Fetched(parse_skus(skus(session, url or BILLING_URL), now))
+            rates, disks = read_skus(skus(session, url or BILLING_URL), now.date())
+    if not rates:
+        raise CloudUnavailableError("Google Cloud's price list has no rate of a machine family")
+    tariff = Tariff(rates)
+    listings: dict[Place, dict[str, CatalogEntry]] = {}
+    errors: list[ScavengerError] = []
+    for region in regions:
+        try:
+            kinds = machine_types(GcpProvider(project, region, environment=environment))
+        except ScavengerError as error:
+            errors.append(error)
+            continue
+        listings["gcp", region] = {kind.name: tariff.listing(_type_of(kind), region) for kind in kinds}
+    if not listings:
+        raise errors[0]
+    return Fetched(Stock(listings, rates, disks), tuple(errors))
+
+
+def _type_of(kind: Any) -> GoogleType:
+    gpu = kind.accelerators[0] if kind.accelerators else None
+    return GoogleType(
+        kind.name,
+        kind.guest_cpus,
+        kind.memory_mb / 1024,
+        gpu=gpu.guest_accelerator_type if gpu else "",
+        gpus=gpu.guest_accelerator_count if gpu else 0,
+        ssds=kind.bundled_local_ssds.partition_count,
+        shared_core=kind.is_shared_cpu,
+        arm=kind.architecture == "ARM64",
+    )
 
 
 def skus(session: Any, url: str) -> Iterator[Mapping[str, Any]]:
@@ -139,58 +143,3 @@ def _check(answer: Any) -> None:
     if answer.status_code >= 500:
         raise CloudUnavailableError(f"Google Cloud failed ({said}); try again")
     raise CloudError(f"Google Cloud refused to list its prices ({said})")
-
-
-def parse_skus(found: Iterable[Mapping[str, Any]], now: datetime) -> Stock:
-    """Rates and disks from SKUs; commitments, sole tenancy, other currencies and what costs 0 are left out.
-
-    Of two rates of one kind the higher is taken, so that nothing costs more than was said.
-
-    Raises:
-        CloudUnavailableError: If there is no rate at all in what was found.
-    """
-    rates: dict[RateKey, Price] = {}
-    disks: dict[tuple[str, str], Price] = {}
-    for sku in found:
-        try:
-            spot = _USAGES[sku["category"]["usageType"]]
-            expression = sku["pricingInfo"][-1]["pricingExpression"]
-            unit, usd = (
-                expression["usageUnit"],
-                max(_usd(rate["unitPrice"]) for rate in expression["tieredRates"]),
-            )
-            match = _KIND.fullmatch(sku["description"])
-            what = (match["what"] if match else sku["description"]).lower()
-            regions = sku["serviceRegions"]
-        except (KeyError, IndexError, TypeError, ValueError):
-            continue  # commitments and fees, which have no such parts
-        if not usd > 0:
-            continue
-        if what == "balanced pd capacity" and unit == "GiBy.mo" and not spot:
-            for region in regions:
-                disks["gcp", region] = Price(usd / _MONTH_H, _SOURCE, now.date())
-        for family, resource in _kinds(what):
-            for region in regions if unit == _UNITS[resource] else ():
-                key = family, resource, region, spot
-                if key not in rates or rates[key].usd_per_hour < usd:
-                    rates[key] = Price(usd, _SOURCE, now.date())
-    if not rates:
-        raise CloudUnavailableError("Google Cloud's price list has no rate of a known machine family")
-    return Stock(rates=rates, disks=disks)
-
-
-def _kinds(what: str) -> tuple[tuple[str, str], ...]:
-    if what in _WHOLES:
-        return (_WHOLES[what],)
-    match = _PARTS.fullmatch(what)
-    if match is None:
-        return ()
-    return tuple(
-        (family, {"core": "cpu", "ram": "ram"}[match["part"]]) for family in _GROUPS.get(match["group"], ())
-    )
-
-
-def _usd(price: Mapping[str, Any]) -> float:
-    if price["currencyCode"] != "USD":
-        raise ValueError("not in US dollars")
-    return int(price.get("units", 0)) + int(price.get("nanos", 0)) / 1e9

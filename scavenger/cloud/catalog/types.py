@@ -14,10 +14,15 @@ from scavenger.errors import ScavengerError
 GIB = 2**30
 
 RateKey = tuple[str, str, str, bool]
-"""Family (`n2`, `n2_custom`, `n2_custom_extended`) or GPU, resource (`cpu`, `ram`, `gpu`), region, spot."""
+"""What it is of (family such as `n2`, `n2_custom`, `n2_custom_extended`; GPU), resource, region, spot."""
 Rates = Mapping[RateKey, Price]
 """Of one vCPU, GiB or GPU of Compute Engine."""
+Place = tuple[str, str]
+"""Provider and region."""
 
+_GPU_MAKERS = {"NVIDIA", "TESLA", "GPU", "SERVER", "MEGA", "AMD"}
+"""Words of GPUs' names that tell nothing about their speed."""
+_GPU_MEMORY = re.compile(r"[0-9]+GB")
 _BOUNDED = re.compile(r"<([0-9]+)%|[0-9]+-([0-9]+)%")
 
 
@@ -48,6 +53,16 @@ class MachineType:
         """`m5` of `m5.xlarge`, `n2` of `n2-standard-4`, `n1` of `custom-4-8192`."""
         family = self.name.partition("." if self.provider == "aws" else "-")[0]
         return "n1" if family == "custom" else family
+
+
+def gpu_label(name: str, memory_gib: float = 0.0) -> str:
+    """One name for a GPU at all clouds: `H100` for `nvidia-h100-80gb`, `RTX-PRO-6000` for `RTX PRO Server 6000`.
+
+    The memory is named where one GPU is sold with two sizes: `A100-80GB`, and `A100` with 40 GB.
+    """
+    words = [word for word in re.split(r"[\s-]+", name.upper()) if word not in _GPU_MAKERS]
+    plain = "-".join(word for word in words if not _GPU_MEMORY.fullmatch(word))
+    return "A100-80GB" if plain == "A100" and ("80GB" in words or memory_gib >= 80) else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +135,23 @@ class Stock:
     """All that one source tells.
 
     Attributes:
-        ec2: EC2's types by region and name.
-        rates: What Compute Engine's types are made of.
-        disks: Of one GiB of a plain boot disk, by provider and region.
+        listings: Machine types by place and name.
+        rates: Of the parts of Compute Engine's types, for its custom types.
+        disks: Of one GiB of a plain boot disk, by place.
     """
 
-    ec2: Mapping[str, Mapping[str, CatalogEntry]] = field(default_factory=dict)
+    listings: Mapping[Place, Mapping[str, CatalogEntry]] = field(default_factory=dict)
     rates: Rates = field(default_factory=dict)
-    disks: Mapping[tuple[str, str], Price] = field(default_factory=dict)
+    disks: Mapping[Place, Price] = field(default_factory=dict)
 
     def over(self, older: Stock) -> Stock:
-        """This, and of the older one what this does not tell: whole regions of EC2, Compute Engine as a whole.
+        """This, and of the older one what this does not tell: whole regions, and all rates or none.
 
         A refreshed region is complete: what it does not list is not sold there, and no older price stands in for it.
         """
-        disks = {key: price for key, price in older.disks.items() if key[0] != "gcp" or not self.rates}
-        return Stock({**older.ec2, **self.ec2}, self.rates or older.rates, {**disks, **self.disks})
+        return Stock(
+            {**older.listings, **self.listings}, self.rates or older.rates, {**older.disks, **self.disks}
+        )
 
 
 @dataclass(frozen=True, slots=True)

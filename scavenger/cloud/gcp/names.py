@@ -35,8 +35,16 @@ _CUSTOM = re.compile(
     r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>[1-9]\d*)-(?P<memory>[1-9]\d*)(?P<ext>-ext)?"
 )
 _MEMORY_STEP_MIB = 256
-_GIB_PER_CPU = {"n1": (0.9, 6.5), "n2": (0.5, 8.0), "n2d": (0.5, 8.0), "e2": (0.5, 8.0), "n4": (2.0, 8.0)}
-"""Least and most memory; of families that are not named here the cloud itself decides."""
+_CUSTOM_LIMITS = {
+    "n1": (0.9, 6.5, 96),
+    "n2": (0.5, 8.0, 128),
+    "n2d": (0.5, 8.0, 224),
+    "e2": (0.5, 8.0, 32),
+    "n4": (2.0, 8.0, 80),
+}
+"""Least and most memory per processor, and most processors; of other families the cloud itself decides."""
+_UNLIMITED = (0.0, float("inf"), 1 << 20)
+_NOT_EXTENDED = ("e2",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,11 @@ class CustomType:
     cpus: int
     memory_mib: int
     extended: bool = False
+
+    @property
+    def plain_gib(self) -> float:
+        """The most memory that is not extended memory, which is dearer."""
+        return self.cpus * _CUSTOM_LIMITS.get(self.family, _UNLIMITED)[1]
 
     def name(self) -> str:
         """As Compute Engine writes it: `e2-custom-4-8192`."""
@@ -135,7 +148,7 @@ def custom_type(name: str) -> CustomType | None:
     """A custom machine type by its name; None for a predefined one.
 
     Raises:
-        ConfigurationError: If no such type can be had: an odd number of processors, or memory out of range.
+        ConfigurationError: If no such type can be had: an odd number of processors, or measures out of range.
     """
     found = _CUSTOM.fullmatch(name)
     if found is None:
@@ -147,8 +160,12 @@ def custom_type(name: str) -> CustomType | None:
         raise ConfigurationError(f"{name}: a custom type has 1 processor or an even number of them")
     if kind.memory_mib % _MEMORY_STEP_MIB:
         raise ConfigurationError(f"{name}: memory is a multiple of {_MEMORY_STEP_MIB} MiB")
-    least, most = _GIB_PER_CPU.get(kind.family, (0.0, float("inf")))
+    least, most, cpus_max = _CUSTOM_LIMITS.get(kind.family, _UNLIMITED)
     per_cpu = kind.memory_mib / 1024 / kind.cpus
+    if kind.cpus > cpus_max:
+        raise ConfigurationError(f"{name}: {kind.family} types have at most {cpus_max} processors")
+    if kind.extended and kind.family in _NOT_EXTENDED:
+        raise ConfigurationError(f"{name}: {kind.family} types have no extended memory")
     if per_cpu < least or (per_cpu > most and not kind.extended):
         raise ConfigurationError(
             f"{name}: {kind.family} types have {least:g} to {most:g} GiB per processor, not {per_cpu:g}"

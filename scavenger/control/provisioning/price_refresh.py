@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from scavenger.cloud.catalog.catalog import LIST_DAYS, PROVIDERS
 from scavenger.cloud.catalog.refresh import refresh_catalog
+from scavenger.cloud.catalog.types import Fetched
 from scavenger.control.provisioning.prices import cache_path, open_catalog
+from scavenger.control.provisioning.providers import project_of
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ScavengerError
 
@@ -16,6 +18,24 @@ REFRESH_VARIABLE = "SCAVENGER_PRICE_REFRESH"
 """Environment variable; `never` keeps jobs from fetching prices, as on a machine without a way to the internet."""
 SPOT_DAYS = 1
 """Age from which a job that may use spot VMs refreshes their prices; EC2's move by the hour, most of them little."""
+
+
+def refresh_prices(
+    provider: str,
+    regions: Iterable[str],
+    environment: Mapping[str, str] = os.environ,
+    *,
+    now: datetime | None = None,
+) -> Fetched:
+    """Fetch the machine types and prices of some regions into the user's cache; see `refresh_catalog`.
+
+    Raises:
+        ConfigurationError: If no project of Google Cloud is named, whose machine types could be asked for.
+    """
+    project = project_of(None, environment) if provider == "gcp" else ""
+    return refresh_catalog(
+        provider, regions, project=project, cache=cache_path(), now=now or datetime.now(UTC)
+    )
 
 
 def refresh_if_old(
@@ -46,7 +66,7 @@ def refresh_if_old(
     if age_days is not None and age_days < (LIST_DAYS if job.spot == "never" else SPOT_DAYS):
         return ()
     try:
-        fetched = refresh_catalog(provider, (region,), cache=cache_path(), now=now)
+        fetched = refresh_prices(provider, (region,), environment, now=now)
     except ScavengerError as error:
         return (f"the prices of {provider}/{region} could not be refreshed: {error}",)
     notes = [f"the prices of {provider}/{region} were refreshed"]
