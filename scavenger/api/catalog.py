@@ -33,11 +33,13 @@ class PriceDocument:
     """An hourly price.
 
     Attributes:
+        usd_per_gpu_hour: The same for each GPU; null for a type without GPUs.
         source: Where it comes from.
         dated: The day that it is of.
     """
 
     usd_per_hour: float
+    usd_per_gpu_hour: float | None
     source: str
     dated: date
     age_days: int
@@ -190,10 +192,14 @@ def _places(
     return places
 
 
-def _by_price(listing: CatalogEntry, *, each_gpu: bool) -> tuple[float, str, str]:
-    price, machine = listing.on_demand or listing.spot, listing.machine
-    usd_per_hour = price.usd_per_hour if price else float("inf")
-    return usd_per_hour / (machine.accelerators if each_gpu else 1), machine.name, listing.region
+def _by_price(listing: CatalogEntry, *, each_gpu: bool) -> tuple[float, float, str, str]:
+    """On demand, then as a spot VM; what has one price alone goes by that."""
+    machine, shares = listing.machine, max(1, listing.machine.accelerators) if each_gpu else 1
+    on_demand, spot = (
+        float("inf") if price is None else price.usd_per_hour / shares
+        for price in (listing.on_demand or listing.spot, listing.spot)
+    )
+    return on_demand, spot, machine.name, listing.region
 
 
 def _machine(listing: CatalogEntry, today: date) -> MachineDocument:
@@ -204,12 +210,15 @@ def _machine(listing: CatalogEntry, today: date) -> MachineDocument:
         machine,
         vm=machine.name,
         accelerator=machine.accelerator or None,
-        on_demand=_price(listing.on_demand, today),
-        spot=_price(listing.spot, today),
+        on_demand=_price(listing.on_demand, machine.accelerators, today),
+        spot=_price(listing.spot, machine.accelerators, today),
         interruption=listing.interruption or None,
         caveat=machine.caveat or None,
     )
 
 
-def _price(price: Price | None, today: date) -> PriceDocument | None:
-    return None if price is None else gathered(PriceDocument, price, age_days=price.age_days(today))
+def _price(price: Price | None, gpus: int, today: date) -> PriceDocument | None:
+    if price is None:
+        return None
+    each = price.usd_per_hour / gpus if gpus else None
+    return gathered(PriceDocument, price, usd_per_gpu_hour=each, age_days=price.age_days(today))

@@ -82,6 +82,27 @@ def test_any_region_is_all_of_them_and_gpus_are_sorted_by_the_price_of_one(
     assert len(rows) == len({row[0] for row in rows}), "each type stands once, where it is cheapest"
 
 
+def test_h100s_of_both_clouds_are_sorted_by_the_price_of_one_on_demand_then_as_spot(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = document(capsys, "--gpu", "H100", "--region", "any")["machines"]
+    priced = [one for one in found if one["on_demand"]]
+    each = [
+        (
+            one["on_demand"]["usd_per_gpu_hour"],
+            one["spot"]["usd_per_gpu_hour"] if one["spot"] else float("inf"),
+        )
+        for one in priced
+    ]
+    assert each == sorted(each)
+    assert {one["provider"] for one in priced} == {"aws", "gcp"}
+    for one in priced:
+        assert one["on_demand"]["usd_per_gpu_hour"] * one["accelerators"] == pytest.approx(
+            one["on_demand"]["usd_per_hour"]
+        )
+    assert found[len(priced) :] == [one for one in found if not one["on_demand"]], "the unknown come last"
+
+
 def test_gpus_are_found_by_name_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
     machines = document(capsys, "--gpu", "t4")["machines"]
 

@@ -217,7 +217,8 @@ def _money(price: PriceDocument | None) -> str:
 
 def _each_gpu(one: MachineDocument) -> str:
     price = one.on_demand or one.spot
-    return "unknown" if price is None else money(price.usd_per_hour / one.accelerators)
+    each = None if price is None else price.usd_per_gpu_hour
+    return "unknown" if each is None else money(each)
 
 
 def _gpus(one: MachineDocument) -> str:
