@@ -225,7 +225,10 @@ class JobModel:
         """
         parallel = [note for vm in self.vms for note in vm.parallel.notes]
         drift = [note for note in self.notes if note.startswith(DRIFT)]
-        notes = tuple(dict.fromkeys((*drift, *self.statistical.notes, *self.notes, *parallel)))
+        fixed = self.statistical.fixed
+        # what all figures are of comes before how sure they are
+        first = self.statistical.notes[:1] if fixed is not None and fixed.reference_batch_size else ()
+        notes = tuple(dict.fromkeys((*first, *drift, *self.statistical.notes, *self.notes, *parallel)))
         counting = tuple(note for note in notes if note == NOT_COUNTED)
         others = tuple(note for note in notes if note != NOT_COUNTED)
         return (*others, *(counting if costs is None else terms_notes(costs, offers)))
