@@ -172,6 +172,8 @@ def _outward(value: float, digits: int, whole: Callable[[float], int]) -> float:
     if value == 0.0 or not math.isfinite(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits)
+    if unit == 0.0:  # of the smallest numbers that there are
+        return value
     # what is such a number but for its last bits stays as it is
     return whole(round(value / unit, 9)) * unit
 

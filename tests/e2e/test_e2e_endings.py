@@ -292,8 +292,8 @@ def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job:
         "KerasJob.validation: the data set is taken without its final .batch(64)" in warning
         for warning in report["warnings"]
     )
-    assert any("no choice was made" in warning for warning in report["warnings"])
-    assert report["choice"] is None
+    assert any("too small to gain by one" in warning for warning in report["warnings"])
+    assert report["choice"] is not None  # for another run of it
     assert Path(report["model_path"]).is_file()
     assert report["steps"] == 5 * 50
     with Store.open(job.store) as store:

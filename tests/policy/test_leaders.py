@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import VmExtras
 from scavenger.policy.leaders import LeaderPlan, choose_leader, ingress_changes, what_is_lost
 
 
@@ -51,4 +52,4 @@ def test_what_is_lost_depends_on_where_checkpoints_are() -> None:
 def test_the_price_of_a_leader_has_its_disk() -> None:
     offer = Offer("aws", "us-east-1", "c6a.large", 0.0765, "test", cpus=2, memory_bytes=2**32)
 
-    assert LeaderPlan("why", offer, 0.002).usd_per_hour == pytest.approx(0.0785)
+    assert LeaderPlan("why", offer, VmExtras(0.002)).usd_per_hour == pytest.approx(0.0785)

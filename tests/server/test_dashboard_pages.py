@@ -163,7 +163,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 def test_the_question_before_scaling_tells_what_the_curve_predicts(tmp_path: Path) -> None:
     sight = sight_of_running(tmp_path)
     question = confirmation_of(sight, {"what": "scale", "workers": "3"})
-    assert "With 3 workers a whole run would take 9 min 37 s (90 %: 6.7-14 min)" in question.consequence
+    assert "With 3 workers a whole run would take 9 min 37 s (90 %: 6.7-15 min)" in question.consequence
     assert "$1.40" in question.consequence
     assert dict(question.fields) == {"what": "scale", "workers": "3"}
     many = confirmation_of(sight, {"what": "scale", "workers": "99"})

@@ -222,7 +222,10 @@ def idle_connections(folder: Path) -> Verdicts:
     except AssertionError:
         same = False
     return [
-        (f"{sum(ports.values()):,} idle connections to {len(ports)} ports, {steps} steps", len(ports) == 1 + 2 * len(aggregators)),
+        (
+            f"{sum(ports.values()):,} idle connections to {len(ports)} ports, {steps} steps",
+            len(ports) == 1 + 2 * len(aggregators),
+        ),
         ("no process was lost", not run.lost and not run.recovered),
         ("when they were gone, a worker could join", len(run.views[-1].members) == 3),
         ("the weights are those of plain Keras", same),

@@ -25,7 +25,7 @@ def demo(
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Train a small network on handwritten digits at the best point of its curve; about five minutes."""
+    """Train a small network on handwritten digits at the best point of its curve; about a minute."""
     if not (folder / JOB_FILE).exists():
         copy_example(Example.DIGITS, folder)
         console.note(f"written: {folder / JOB_FILE} and {folder / 'train.py'}")
