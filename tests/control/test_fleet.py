@@ -608,7 +608,8 @@ def test_what_becomes_of_one_job_is_nothing_to_another(scene: Scene) -> None:
     with pytest.raises(LimitReachedError, match="about to be used up"):
         scene.until(lambda: False)
     scene.fleets[0].tick()  # it was not this one
-    assert scene.notes == []
+    # that the second one's VM is long in coming may be told: here none ever joins
+    assert [note for note in scene.notes if "has not joined" not in note] == []
     assert len(scene.alive()) == 2
 
 
