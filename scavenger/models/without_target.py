@@ -26,12 +26,12 @@ def without_target(
         known: Whether B* rests on measured noise, or on a stored model.
     """
     critical = math.exp(scale.log_mean) if scale.informed else None
+    if len(batch_sizes) == 1:  # nothing to compare progress with
+        return FixedEpochs(epochs, None, reference), (_lasts(epochs),)
     if reference is None:
         return FixedEpochs(epochs, critical), _as_they_stand(epochs, critical, scale)
     law = FixedEpochs(epochs, critical if known else None, float(reference))
     others = [size for size in batch_sizes if size != reference]
-    if not others:
-        return law, (f"no target: every run lasts {epochs:g} epochs",)
     shown = [others[at] for at in sorted({round(at) for at in np.linspace(0, len(others) - 1, SHOWN)})]
     needed = ", ".join(
         f"{count:g} at {size}"
@@ -58,7 +58,7 @@ def _slope(size: float, critical: float | None) -> float:
 
 
 def _as_they_stand(epochs: float, critical: float | None, scale: ScalePrior) -> tuple[str, ...]:
-    lasts = f"no target: every run lasts {epochs:g} epochs"
+    lasts = _lasts(epochs)
     if critical is None:
         return lasts, "no noise scale was measured: how much progress a larger batch gives up is unknown"
     worth = f"{epochs:g} / (1 + B / {three_digits(critical)})"
@@ -66,3 +66,7 @@ def _as_they_stand(epochs: float, critical: float | None, scale: ScalePrior) -> 
         lasts,
         f"progress: {epochs:g} epochs at batch B do the work of {worth} of very small batches; {scale.note}",
     )
+
+
+def _lasts(epochs: float) -> str:
+    return f"no target: every run lasts {epochs:g} epochs"

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from synthetic import measured
 
 from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.models.critical_batch import ScalePrior
 from scavenger.models.epoch_laws import EpochEvidence, posterior
 from scavenger.models.noise import NoiseReading, critical_batch_from_noise
 from scavenger.models.statistical import (
@@ -25,6 +26,7 @@ from scavenger.models.statistical import (
     UShaped,
     fit_statistical,
 )
+from scavenger.models.without_target import without_target
 
 SIZES = (64, 128, 256, 512, 1024)
 GRID = np.array(SIZES, dtype=np.float64)
@@ -177,6 +179,15 @@ def test_the_epochs_of_equal_progress_lie_between_as_many_epochs_and_as_many_ste
     assert law.left(epochs + int(at), mixed, own) == pytest.approx(-epochs)
     again = FixedEpochs.through(epochs, own, size, at / epochs)
     assert again.epochs(np.array([float(size)]))[0] == at
+
+
+@pytest.mark.parametrize("own", [None, 64])
+def test_at_one_batch_size_there_is_no_progress_to_compare(own: int | None) -> None:
+    law, notes = without_target(9.0, ScalePrior(5.0, 0.5, True, "measured"), (64,), reference=own, known=True)
+
+    size = np.array([64.0])
+    assert (law.progress_share(size), law.epochs(size).tolist()) == (None, [9.0])
+    assert notes == ("no target: every run lasts 9 epochs",)
 
 
 def test_without_a_noise_scale_nothing_is_said_of_the_progress_but_a_stored_model_is_asked() -> None:
