@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ os.environ["SCAVENGER_PRICE_REFRESH"] = "never"  # no test asks a real cloud
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).with_name("lean")), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# A shell's background job ignores Ctrl-C, and so would each command that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is collected is compiled once, whatever the environment says of what tests write and import.
 _writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, False
