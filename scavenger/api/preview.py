@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from scavenger.api.values import Answer
@@ -11,13 +11,18 @@ from scavenger.domain.document import Document
 from scavenger.domain.job import CheckpointSpec
 from scavenger.policy.leaders import what_is_lost, where_checkpoints_are
 from scavenger.presentation.formatting import clean, duration, money, plural
+from scavenger.presentation.total import total_words
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.prepared import PreparedJob
     from scavenger.domain.job import JobSpec
     from scavenger.policy.leaders import LeaderPlan
+    from scavenger.store import Store
+    from scavenger.store.records import JobRecord
 
 _OF_AN_OFFER = ("vm", "provider", "region", "price_usd_per_hour", "price_source", "spot")
+EARLIER_MAX = 50
+"""Latest jobs of the same name among which one of the same job file is looked for."""
 SPELLED_OUT_MAX = 6
 """Up to this many values are listed; of more, only the first and the last are shown."""
 
@@ -29,6 +34,8 @@ class PreviewAnswer(Answer):
     Attributes:
         leader: The VM that leads the job; null if it is led from here.
         checkpoints: Where and how often the training state is saved; null if no VM is rented.
+        earlier: Id, state, `predicted` and `actual` of the latest plan or finished run of the same job file, with the
+            same values; null if there is none.
         runs: False if it ends with the choice.
         asks: Whether it is asked for before it runs.
         job_file: Path, as it was named.
@@ -45,6 +52,7 @@ class PreviewAnswer(Answer):
     notes: tuple[str, ...]
     profile: Document
     constraints: Document
+    earlier: Document | None
     runs: bool
     asks: bool
     name: str
@@ -52,10 +60,44 @@ class PreviewAnswer(Answer):
     rows: tuple[tuple[str, str], ...]
 
 
-def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
-    """What would be searched, profiled, chosen and run, as rows of (name, text)."""
+def earlier_of(store: Store, prepared: PreparedJob, *, user: str | None) -> JobRecord | None:
+    """The latest plan or finished run of the same job file with the same values; None if there is none.
+
+    Its training code may have changed since: that is known only once a worker has read it.
+
+    Args:
+        user: Only among the jobs that this user submitted; None: among all.
+    """
+    spec, path = prepared.job.written(), str(prepared.job_file.absolute())
+    states = ("planned", "succeeded", "target_missed")
+    for one in store.jobs(EARLIER_MAX, states=states, name=prepared.job.name, user=user):
+        if one.job_file == path and one.spec == spec and (one.actual or one.predicted):
+            return store.job(one.id)
+    return None
+
+
+def expected_words(prepared: PreparedJob, earlier: JobRecord | None) -> str:
+    """What is known of the dollars and the time of the whole, before its search."""
+    if earlier is not None and earlier.actual is not None and earlier.state != "planned":
+        came = f"{money(earlier.actual.cost_usd)} in {duration(earlier.actual.time_s)}"
+        return f"about what the last run of this file paid: {came} (job {earlier.id[:8]})"
+    if earlier is not None and earlier.predicted is not None:
+        relative = bool(((earlier.report or {}).get("curve_info") or {}).get("relative_only"))
+        words = total_words(earlier.predicted, relative_only=relative)
+        return f"{words}; by plan {earlier.id[:8]} of this file"
+    steps = plural(prepared.job.profile.steps, "step")
+    return f"not known before the search, which measures {steps} of some configurations and predicts it from them"
+
+
+def preview_rows(
+    prepared: PreparedJob, *, run: bool, yes: bool, earlier: JobRecord | None = None
+) -> Iterator[tuple[str, str]]:
+    """What would be paid, searched, profiled, chosen and run, as rows of (name, text)."""
     job, place = prepared.job, prepared.place
     space, aggregators = place.space, place.aggregators
+    yield "total", expected_words(prepared, earlier)
+    if place.rents:
+        yield "dollars", _dollars(prepared)
     configurations = plural(len(space.configurations()), "configuration")
     yield (
         "search",
@@ -81,8 +123,6 @@ def preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tup
         yield "", clean(note)
     if place.rents:
         yield "checkpoints", clean(checkpoint_words(prepared))
-    if place.rents:
-        yield "dollars", _dollars(prepared)
     limits = _limits(job.profile.max_time, job.profile.max_cost)
     steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
     yield "profile", steps + (f", {limits} in all" if limits else "")
@@ -160,10 +200,13 @@ def _limits(time_s: float | None, cost_usd: float | None) -> str:
     return f"at most {' and '.join(limits)}" if limits else ""
 
 
-def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> PreviewAnswer:
+def preview_of(
+    prepared: PreparedJob, *, run: bool, yes: bool, earlier: JobRecord | None = None
+) -> PreviewAnswer:
     """What a job would do.
 
     Args:
+        earlier: See `earlier_of`.
         run: False if it ends with the choice.
         yes: Whether every question is answered with yes.
     """
@@ -198,9 +241,17 @@ def preview_of(prepared: PreparedJob, *, run: bool, yes: bool) -> PreviewAnswer:
             "max_cost_usd": job.profile.max_cost,
         },
         constraints={"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
+        earlier=None
+        if earlier is None
+        else {
+            "job_id": earlier.id,
+            "state": earlier.state,
+            "predicted": None if earlier.predicted is None else asdict(earlier.predicted),
+            "actual": None if earlier.actual is None else asdict(earlier.actual),
+        },
         runs=run,
         asks=run and not yes,
         name=job.name,
         job_file=str(prepared.job_file),
-        rows=tuple(preview_rows(prepared, run=run, yes=yes)),
+        rows=tuple(preview_rows(prepared, run=run, yes=yes, earlier=earlier)),
     )

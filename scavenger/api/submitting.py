@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, StrictBool
 
 from scavenger.api.calls import Local, Source, call
 from scavenger.api.forms import WHOLE, JobKey
-from scavenger.api.preview import PreviewAnswer, preview_of
+from scavenger.api.preview import PreviewAnswer, earlier_of, preview_of
 from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, submitted, submitted_jobs
 from scavenger.api.values import gathered
 from scavenger.domain.environment import NAME
@@ -154,8 +154,9 @@ def submit(at: Local, request: SubmitRequest) -> SubmissionAnswer:
 @call("post", "preview", tag="operations", summary="What a job would do", role="changer", body="*")
 def preview(at: Local, request: PreviewRequest) -> PreviewAnswer:
     """What a job file would search, profile, choose and run, as `scavenger optimize JOB.yaml --dry-run` shows it."""
-
-    return preview_of(request.prepared().settled(at.store), run=request.run, yes=request.yes)
+    prepared = request.prepared().settled(at.store)
+    earlier = earlier_of(at.store, prepared, user=at.only_of)
+    return preview_of(prepared, run=request.run, yes=request.yes, earlier=earlier)
 
 
 @call(

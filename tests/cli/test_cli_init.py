@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli_fake import Run
-from scavenger_cli.commands.init import Example, examples_path
 from scavenger_cli.commands.scripts import bring_up_to_date
 
+from scavenger.control.job_file.examples import Example, examples_path
 from scavenger.control.job_file.load import load_job
 from scavenger.domain.fit import FitFound
 from scavenger.domain.forms import Script
@@ -204,7 +204,7 @@ def test_the_wheel_has_every_file_of_the_examples_that_init_copies() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     shipped = build["targets"]["wheel"]["force-include"]
     copied = {
-        f"examples/{example.value}/{path.name}": f"scavenger_cli/examples/{example.value}/{path.name}"
+        f"examples/{example.value}/{path.name}": f"scavenger/examples/{example.value}/{path.name}"
         for example in Example
         for path in (examples_path() / example.value).iterdir()
         if path.suffix in (".py", ".yaml")

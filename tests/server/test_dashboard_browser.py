@@ -249,3 +249,52 @@ def test_a_page_that_lost_its_server_shows_that_its_values_are_old(
         opened.goto(f"{address}/login?token={world.tokens['ann']}")
     opened.wait_for_selector(".stale", timeout=60_000)
     context.close()
+
+
+def test_a_newcomer_goes_by_the_keyboard_from_the_tour_to_the_submitted_demo(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    context = chromium.new_context(viewport={"width": 360, "height": 800})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    script = axe_source()
+
+    def check() -> None:
+        over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert over == 0
+        if script is not None:
+            page.evaluate(script)
+            found = page.evaluate("axe.run().then((found) => found.violations)")
+            assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
+
+    def press(button: str) -> None:
+        for _ in range(25):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent.trim()").startswith(button):
+                return page.keyboard.press("Enter")
+        raise AssertionError(f"no key leads to {button}")
+
+    with Store.open(f"sqlite:///{tmp_path}/empty.db") as empty:
+        empty.set_user("ann", "admin")
+        with serving(empty) as address:
+            page.goto(f"{address}/login?token={empty.new_token('ann', 'test')[1]}")
+            assert page.get_by_role("region", name="No job yet: what this is").is_visible()
+            check()
+            press("Submit a job file")
+            page.get_by_label("Job file").fill("/nowhere/job.yaml")
+            page.keyboard.press("Enter")
+            page.get_by_role("alert").wait_for()
+            assert page.evaluate("document.activeElement.id") == "path"
+            assert "no such file" in page.get_by_role("alert").inner_text()
+            check()
+            page.goto(address)
+            press("Show the plan of the demo")
+            page.get_by_role("heading", name="Submit digits-cnn?").wait_for()
+            assert "not known before the search" in page.locator("#total").inner_text()
+            check()
+            press("Search first")
+            page.get_by_text("queued").first.wait_for()
+            (made,) = empty.submissions(2)
+            assert not made.job.run
+    context.close()

@@ -14,7 +14,10 @@ from fastapi.routing import APIRoute
 from server_world import JOB, World, end_runner, submission
 from starlette.testclient import TestClient
 
+from scavenger.api.preparing import prepared
+from scavenger.api.preview import expected_words
 from scavenger.domain.operation import Migrate, ScaleTo, StopJob
+from scavenger.domain.report import Actual, Predicted
 from scavenger.policy.admission import QueueLimits
 from scavenger.server.app import create_app
 from scavenger.server.dashboard import routes, submission_routes
@@ -276,6 +279,56 @@ def test_the_other_pages_answer(client: TestClient, world: World, app: FastAPI) 
         assert words in answer.text
 
 
+class TestTour:
+    """Who sees no job yet is told what this is, what to type, and where to go on."""
+
+    def test_it_stands_where_no_job_is_and_nowhere_else(
+        self, client: TestClient, world: World, store: Store
+    ) -> None:
+        assert "tour-title" not in login(client, world, "ann").get("/").text
+        store.set_user("carl", "user")
+        client.get("/login", params={"token": store.new_token("carl", "test")[1]})
+        page = client.get("/").text
+        assert re.findall(r"<li><code>(.*?)</code>", page) == [
+            "scavenger demo",
+            "scavenger optimize train.py",
+            "scavenger optimize job.yaml --detach",
+        ]
+        assert "docs/tutorials/quickstart.md" in page
+        assert 'href="/submit"' in page
+        assert "/submit/demo" not in page  # which writes files, as an admin may
+        assert client.get("/live").text in page
+        assert "No job matches" in client.get("/", params={"name": "none"}).text
+
+    def test_an_admin_sees_the_plan_of_the_demo_and_submits_it(
+        self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with Store.open(f"sqlite:///{tmp_path}/empty.db") as empty:
+            empty.set_user("root", "admin")
+            empty.set_user("ann", "user")
+            tokens = {name: empty.new_token(name, "test")[1] for name in ("root", "ann")}
+            with TestClient(create_app(empty), base_url="http://127.0.0.1:8765") as client:
+                client.get("/login", params={"token": tokens["ann"]})
+                assert client.post("/submit/demo", content="", headers=FORM).status_code == 403
+                assert list(tmp_path.glob("scavenger-demo")) == []
+                client.get("/login", params={"token": tokens["root"]})
+                assert 'action="/submit/demo"' in client.get("/").text
+                for _ in range(2):
+                    plan = client.post("/submit/demo", content="", headers=FORM)
+                    assert plan.status_code == 200
+                    assert "Submit digits" in plan.text
+                assert {one.name for one in (tmp_path / "scavenger-demo").iterdir()} >= {
+                    "job.yaml",
+                    "train.py",
+                }
+                assert empty.submissions(10) == ()
+                hidden = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', plan.text)
+                client.post("/submit/confirm", content=urlencode(hidden), headers=FORM)
+                (made,) = empty.submissions(10)
+                assert made.job.job_file == str(tmp_path / "scavenger-demo" / "job.yaml")
+
+
 class TestSubmission:
     """A job file by its path, or with its text, becomes a plan, and after a confirmation a submission."""
 
@@ -349,3 +402,59 @@ class TestSubmission:
         for path in ("relative.yaml", "/etc/passwd", "/x\0.yaml", ""):
             wrong = urlencode({"path": path, "text": ""})
             assert client.post("/submit", content=wrong, headers=FORM).status_code == 422
+
+    def test_the_plan_begins_with_the_dollars_and_the_time_that_are_known(
+        self, client: TestClient, world: World, store: Store
+    ) -> None:
+        login(client, world, "ann")
+        form = urlencode({"path": str(world.job_file), "text": "", "key": "k"})
+
+        def total() -> str:
+            page = unescape(client.post("/submit", content=form, headers=FORM).text)
+            shown = re.search(r'<p class="total" id="total">Total: (.*)\.</p>', page)
+            assert shown is not None
+            asked = {"job_file": str(world.job_file)}
+            told = client.post("/v1/preview", json=asked, headers=OWN).json()["rows"]
+            assert told[0] == ["total", shown[1]]  # as the command has it
+            return shown[1]
+
+        assert total().startswith("not known before the search, which measures 20 steps")
+        job = prepared(world.job_file)
+        predicted = Predicted(380.0, (210.0, 780.0), 0.025, (0.012, 0.053), 0.1, 5.0, 5.0, 0.0041)
+        for spec in (
+            job.job.written(),
+            {**job.job.written(), "objective": "cost"},
+        ):  # the last is another job
+            queued = store.submit(submission("ann", world.job_file))
+            store.create_job(job.job.name, spec=spec, job_file=world.job_file, job_id=queued.id)
+            store.start_runner(queued.id, "", None)
+            store.update_job(queued.id, predicted=predicted)
+            done = store.finish_job(queued.id, state="planned", report=None, exit_code=0)
+            if spec == job.job.written():
+                plan = done
+        words = total()
+        assert words == expected_words(job, plan)
+        assert words.startswith("You will pay about $0.025 (90 %: $0.012 to $0.053) in 6 min 20 s")
+        assert "starting $0.0041, training $0.0209" in words
+        assert f"by plan {plan.id[:8]}" in words
+        page = client.get(f"/jobs/{plan.id}").text
+        assert "You will pay about $0.025" in page
+        assert 'action="/submit"' in page
+
+        queued = store.submit(submission("ann", world.job_file))
+        store.create_job(job.job.name, spec=job.job.written(), job_file=world.job_file, job_id=queued.id)
+        store.start_runner(queued.id, "", None)
+        actual = Actual(400.0, 0.03, 0.1, 5.0)
+        store.finish_job(queued.id, state="succeeded", report=None, exit_code=0, actual=actual)
+        assert total().startswith("about what the last run of this file paid: $0.03 in 6 min 40 s")
+        login(client, world, "bob")
+        assert total().startswith("not known before")  # what others paid is theirs
+
+    @pytest.mark.parametrize(("answer", "runs"), [("yes", True), ("no", False)])
+    def test_the_search_alone_is_submitted_as_a_plan(
+        self, client: TestClient, world: World, store: Store, answer: str, runs: bool
+    ) -> None:
+        login(client, world, "ann")
+        form = urlencode({"path": str(world.job_file), "text": "", "key": answer, "run": answer})
+        client.post("/submit/confirm", content=form, headers=FORM)
+        assert store.submissions(1)[0].job.run is runs

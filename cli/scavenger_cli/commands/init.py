@@ -6,14 +6,20 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scavenger.control.job_file.examples import (
+    JOB_FILE,
+    Example,
+    example_texts,
+    examples_path,
+    refuse_existing,
+    write_new,
+)
 from scavenger.control.job_file.load import load_job, override_job, parse_job
 from scavenger.control.job_file.script_text import job_file_of, job_name, job_text, written_fit
 from scavenger.control.job_file.text import changed_text
@@ -25,22 +31,9 @@ from scavenger.presentation.formatting import clean
 from scavenger_cli.options import Output, OutputOption
 from scavenger_cli.ui import console
 
-JOB_FILE = "job.yaml"
 MODULE = "train.py"
 COMPILED = 'metrics=["accuracy"]'
 """The metrics in the starter's module."""
-
-
-class Example(StrEnum):
-    """The folder of an example."""
-
-    STARTER = "starter"
-    DIGITS = "digits"
-    CHARLM = "charlm"
-    OWN_LOOP = "own_loop"
-    TORCH_DIGITS = "torch_digits"
-    COMMAND_TORCH = "command_torch"
-    SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +79,6 @@ QUESTIONS = {
 }
 
 
-def examples_path() -> Path:
-    """The folder of the examples, inside the installed package or at the root of the repository.
-
-    Raises:
-        ConfigurationError: The installation does not have them.
-    """
-    package = Path(__file__).parents[1]
-    for path in (package / "examples", package.parents[1] / "examples"):
-        if (path / Example.STARTER.value / JOB_FILE).is_file():
-            return path
-    raise ConfigurationError(f"this installation lacks {package / 'examples'}; install Scavenger again")
-
-
-def copy_example(example: Example, folder: Path) -> None:
-    """Copy an example as it is.
-
-    Raises:
-        ConfigurationError: If one of its files exists there, or cannot be written.
-    """
-    _write(folder, _copied(examples_path() / example.value))
-
-
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where to write. Default: this folder.")
@@ -145,7 +116,7 @@ def init(
                 f"--from writes beside {script}, so it takes no FOLDER, example or --train"
             )
         job_file = job_file_of(script)
-        _write(script.parent, {job_file.name: _text_of_script(script, settings)})
+        write_new(script.parent, {job_file.name: _text_of_script(script, settings)})
         return _show([job_file], f"scavenger optimize {shlex.quote(str(job_file))}", output)
     chosen = Example.STARTER if example is None else example
     source = examples_path() / chosen.value
@@ -155,7 +126,7 @@ def init(
             raise ConfigurationError(
                 f"--example {chosen.value} has no job file, so it takes no other options"
             )
-        texts = _copied(source)
+        texts = example_texts(source)
         ran = sys.executable if "run.py" in texts else "scavenger optimize"
         command = f"{ran} {shlex.quote(str(folder / ('run.py' if 'run.py' in texts else MODULE)))}"
     else:
@@ -163,13 +134,13 @@ def init(
         if chosen is not Example.STARTER:
             _refuse_code(settings, job)
         else:
-            _refuse_existing(folder, [JOB_FILE])  # before any question
+            refuse_existing(folder, [JOB_FILE])  # before any question
             settings = _named(settings, folder)
             if not yes and console.is_interactive():
                 settings = _asked(job, settings)
         texts = _begun(source, job, settings, folder)
         command = f"scavenger optimize {shlex.quote(str(folder / JOB_FILE))}"
-    _write(folder, texts)
+    write_new(folder, texts)
     if not output.is_json and not any(name.endswith(".py") for name in texts):
         console.note(
             f"kept: the training module; {load_job(folder / JOB_FILE).train} is to be a KerasJob, or to return one"
@@ -282,7 +253,7 @@ def _begun(source: Path, job: JobSpec, settings: StarterValues, folder: Path) ->
         raise ConfigurationError(
             f"--train names an object of a module, as train:job: `scavenger init --from {entry.path}` is for a script"
         )
-    texts = _copied(source)
+    texts = example_texts(source)
     texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, settings)
     if source.name != Example.STARTER.value or entry is None:
         return texts
@@ -296,36 +267,7 @@ def _begun(source: Path, job: JobSpec, settings: StarterValues, folder: Path) ->
     return texts
 
 
-def _copied(source: Path) -> dict[str, str]:
-    """The files of an example, whose commands name the files of its folder as seen from there."""
-    paths = sorted(path for path in source.iterdir() if path.suffix in (".py", ".yaml"))
-    return {path.name: path.read_text("utf-8").replace(f"examples/{source.name}/", "") for path in paths}
-
-
 def _job_text(text: str, job: JobSpec, settings: StarterValues) -> str:
     """The text of a job file with the user's values; comments stay."""
     without = ("goal.target",) if _drops_target(job, settings) else ()
     return changed_text(text, settings.changes(), without=without)
-
-
-def _refuse_existing(folder: Path, names: Iterable[str]) -> None:
-    for name in names:
-        if os.path.lexists(folder / name):
-            raise ConfigurationError(f"{folder / name} exists; nothing was written: give another folder")
-
-
-def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write all files, or none."""
-    _refuse_existing(folder, texts)
-    written: list[Path] = []
-    try:
-        for name, text in texts.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8") as stream:
-                written.append(path)
-                stream.write(text)
-    except OSError as error:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise ConfigurationError(f"{error.filename or folder}: {error.strerror or error}") from error

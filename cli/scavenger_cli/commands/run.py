@@ -157,18 +157,23 @@ def execute(
         with server as source:
             remote = RemoteRun(source, job_file, overrides, invocation, run=run)
             return remote.preview() if dry_run else remote.submit(detach, audit=audit)
-    from scavenger.api.preview import preview_of
+    from scavenger.api.preview import earlier_of, preview_of
     from scavenger.control.job_file.load import load_job, override_job
     from scavenger.control.jobs.prepared import prepare_job
 
     prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
-    if prepared.place.aggregators is not None:
+    earlier = None
+    if prepared.place.aggregators is not None or prepared.place.rents or dry_run:
         from scavenger.store import Store
+        from scavenger.store.database import is_there
 
-        with Store.open(invocation.store_url) as store:
-            prepared = prepared.settled(store)
+        if prepared.place.aggregators is not None or is_there(invocation.store_url):
+            with Store.open(invocation.store_url) as store:
+                prepared = prepared.settled(store)
+                earlier = earlier_of(store, prepared, user=None)
     if dry_run:
-        show_preview(preview_of(prepared, run=run, yes=invocation.yes), as_json=invocation.as_json)
+        shown = preview_of(prepared, run=run, yes=invocation.yes, earlier=earlier)
+        show_preview(shown, as_json=invocation.as_json)
         return 0
     rents, on_vm = prepared.place.rents, run and prepared.place.leader is not None
     if run or rents:
@@ -178,7 +183,8 @@ def execute(
 
         check_start(Start(prepared))
     if rents and not invocation.yes:
-        show_preview(preview_of(prepared, run=run, yes=invocation.yes), stream=sys.stderr)
+        shown = preview_of(prepared, run=run, yes=invocation.yes, earlier=earlier)
+        show_preview(shown, stream=sys.stderr)
         question = "Rent VMs, and run the job there without another question?" if on_vm else _PROFILE
         if not console.ask(question):
             return 0

@@ -234,7 +234,7 @@ def _after_scaling(sight: JobSight, workers: int) -> str:
     )
 
 
-def plan_facts(prepared: PreparedJob, path: Path) -> tuple[Fact, ...]:
-    """What a submitted job would search, profile, choose and run, as the command's `--dry-run` shows it."""
-    rows = [*preview_rows(prepared, run=True, yes=True), ("job file", str(path))]
-    return tuple(Fact(clean(name), clean(words)) for name, words in rows)
+def plan_facts(prepared: PreparedJob, earlier: JobRecord | None, path: Path) -> tuple[Fact, ...]:
+    """What a submitted job would pay, search, profile, choose and run, as the command's `--dry-run` shows it."""
+    shown = preview_rows(prepared, run=True, yes=True, earlier=earlier)
+    return tuple(Fact(clean(name), clean(words)) for name, words in (*shown, ("job file", str(path))))

@@ -24,6 +24,7 @@ from scavenger.presentation.formatting import (
     quantity,
 )
 from scavenger.presentation.panel import FINISHED
+from scavenger.presentation.total import total_words
 from scavenger.server.dashboard.job_list import JobLine, job_line
 from scavenger.server.dashboard.words import Fact, JobLink, Moment, State, left_fact, link_of, moment
 from scavenger.store.records import EventRecord, JobRecord, OperationRecord, ProcessRecord
@@ -128,6 +129,8 @@ class JobPage:
 
     Attributes:
         facts: What it is and how far it is.
+        total: What the whole costs and takes by its prediction, until that has come; empty before the choice.
+        to_submit: The job file of a plan, which this user may submit as a run; empty otherwise.
         choice: The chosen configuration and why, and where the job moved since; empty before.
         can_operate: Whether it can be scaled and stopped now.
         can_resume: Whether it can be resumed now.
@@ -138,6 +141,8 @@ class JobPage:
 
     line: JobLine
     facts: tuple[Fact, ...]
+    total: str
+    to_submit: str
     choice: str
     can_operate: bool
     can_resume: bool
@@ -179,6 +184,8 @@ def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
     return JobPage(
         line=line,
         facts=tuple(fact for fact in facts_of(sight) if fact.value),
+        total=_total_words(sight),
+        to_submit=job.job_file if job.state == "planned" and may_change else "",
         choice=_choice_words(sight),
         can_operate=line.state.live and may_change,
         can_resume=sight.resumable and may_change,
@@ -268,6 +275,14 @@ def _choice_words(sight: JobSight) -> str:
     moved = None if sight.progress is None else sight.progress.moved
     then = "" if moved is None else f". Moved {clean(moved)}"
     return f"Chosen: {clean(sight.job.chosen)}{reason}{then}"
+
+
+def _total_words(sight: JobSight) -> str:
+    job = sight.job
+    if job.predicted is None or (job.ended and job.state != "planned"):
+        return ""
+    info = (job.report or sight.course.report or {}).get("curve_info") or {}
+    return total_words(job.predicted, relative_only=bool(info.get("relative_only")))
 
 
 def _compared(job: JobRecord) -> Iterator[Compared]:

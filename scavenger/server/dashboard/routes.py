@@ -57,7 +57,8 @@ def jobs(context: ContextOf, caller: CallerOf, state: str = "", name: str = "", 
     """The list of jobs."""
     page = _jobs_page(context, context.local(caller).only_of, state, name, cursor)
     live = "/live?" + urlencode({"state": state, "name": name, "cursor": cursor})
-    return page_answer("jobs.html", caller.user.name, here="/", page=page, states=STATES, live=live)
+    may = _may(caller)
+    return page_answer("jobs.html", caller.user.name, here="/", page=page, states=STATES, live=live, **may)
 
 
 @router.get("/live")
@@ -69,7 +70,13 @@ def jobs_live(
         request,
         "jobs_live.html",
         page=_jobs_page(context, context.local(caller).only_of, state, name, cursor),
+        **_may(caller),
     )
+
+
+def _may(caller: Caller) -> dict[str, bool]:
+    """What the tour of an empty list offers: only an admin has files written on the server's machine."""
+    return {"may_write": caller.user.role == "admin", "may_submit": caller.user.changes_jobs}
 
 
 def _jobs_page(context: Context, user: str | None, state: str, name: str, cursor: str) -> JobsPage:
