@@ -1,10 +1,11 @@
 """Makes the prices that a release carries, from lists that say where each price comes from.
 
-    python -m benchmarks.price_snapshot ../shared/data/catalog path/to/libcloud/data/pricing.json
+    python -m benchmarks.price_snapshot ../shared/data/catalog [path/to/libcloud/data/pricing.json]
     python -m benchmarks.price_snapshot ~/.cache/scavenger/prices.json
 
 The first makes the snapshot anew: machine types and offers of EC2 from moto's copy of `DescribeInstanceTypes` and
-`DescribeInstanceTypeOfferings`, prices from the tables in the folder, Compute Engine's disks from libcloud's table.
+`DescribeInstanceTypeOfferings`, prices from the tables in the folder, Compute Engine's disks from libcloud's table, or,
+where that is not given, as they are in the snapshot that is there; addresses and traffic from `extra_prices.csv`.
 The second lays refreshed prices over the snapshot that is there. What is not known is left out: a type without a known
 price is listed without one.
 """
@@ -15,8 +16,7 @@ import csv
 import gzip
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +26,8 @@ from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.compute_engine import GoogleType
 from scavenger.cloud.catalog.ec2 import ec2_machine
 from scavenger.cloud.catalog.snapshot import SNAPSHOT
-from scavenger.cloud.catalog.types import CatalogEntry, Place, RateKey, Stock
-from scavenger.domain.cost import Price
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, Place, RateKey, Stock
+from scavenger.domain.cost import Price, TrafficPrice
 
 _AWS_SOURCES = {
     ("us-east-1", "list"): "AWS price list by Karpenter",
@@ -49,6 +49,8 @@ _GOOGLE_GPUS = {
     "rtx6000": "nvidia-rtx-pro-6000",
 }
 _SHARED_CORES = ("e2-micro", "e2-small", "e2-medium", "f1-micro", "g1-small")
+_EXTRAS = Path(__file__).with_name("extra_prices.csv")
+"""Dollars for an hour of an address and for a GiB of traffic; of all regions where none is named."""
 _BALANCED_OVER_STANDARD = 2.5
 """Google lists $0.10 and $0.04 per GiB and month in us-central1; other regions' prices have about the same ratio."""
 
@@ -134,41 +136,51 @@ def _packed(path: Path) -> Any:
         return json.load(file)
 
 
-def _disks(table: Path) -> dict[Place, Price]:
+def _disks(table: Path | None) -> dict[Place, Price]:
+    """Of one GiB in an hour; from libcloud's table, or those of the snapshot that is there."""
+    if table is None:
+        known = {place: extras.disk for place, extras in read_cache(SNAPSHOT).extras.items()}
+        return {place: disk for place, disk in known.items() if disk is not None}
     document = json.loads(table.read_text("utf-8"))
     dated = datetime.fromtimestamp(document["updated"], UTC).date()
     source = f"libcloud 3.9.1, {_BALANCED_OVER_STANDARD:g} times a standard disk's"
     return {
-        ("gcp", region): Price(_BALANCED_OVER_STANDARD * float(sku["price"]), source, dated)
+        # without digits that only a division has made
+        ("gcp", region): Price(float(f"{_BALANCED_OVER_STANDARD * float(sku['price']):.9g}"), source, dated)
         for region, sku in document["compute"]["gce_disks"]["Standard"]["on_demand"].items()
         if sku["price"] > 0
     }
 
 
-def snapshot_of(folder: Path, table: Path) -> Stock:
-    """The prices of the tables in the folder, and the disks of libcloud's table."""
+def _extras(places: Iterable[Place], disks: Mapping[Place, Price]) -> dict[Place, Extras]:
+    told: dict[Place, dict[str, Any]] = {}
+    for row in rows(_EXTRAS):
+        kind = Price if "address" in row["extra"] else TrafficPrice
+        price = kind(float(row["usd"]), row["source"], date.fromisoformat(row["dated"]))
+        told.setdefault((row["provider"], row["region"]), {})[row["extra"]] = price
+    return {
+        place: Extras(disks.get(place), **{**told.get((place[0], ""), {}), **told.get(place, {})})
+        for place in places
+    }
+
+
+def snapshot_of(folder: Path, table: Path | None) -> Stock:
+    """The prices of the tables in the folder and of the extras' table, and the disks of libcloud's."""
     listings: dict[Place, dict[str, CatalogEntry]] = {}
     for entry in (*_google(folder), *_amazon(folder)):
         place = (entry.machine.provider, entry.region)
         listings.setdefault(place, {})[entry.machine.name] = entry
-    disks = {place: price for place, price in _disks(table).items() if place in listings}
-    return Stock(listings, _rates(folder), disks)
-
-
-def _rounded(stock: Stock) -> Stock:
-    """Without digits that only a division has made."""
-    disks = {
-        place: replace(price, usd_per_hour=float(f"{price.usd_per_hour:.9g}"))
-        for place, price in stock.disks.items()
-    }
-    return Stock(stock.listings, stock.rates, disks)
+    return Stock(listings, _rates(folder), _extras(listings, _disks(table)))
 
 
 def main(arguments: list[str]) -> None:
     """Write the snapshot and say what it has."""
-    paths = [Path(argument) for argument in arguments]
-    stock = snapshot_of(*paths) if len(paths) > 1 else read_cache(paths[0]).over(read_cache(SNAPSHOT))
-    write_cache(SNAPSHOT, _rounded(stock))
+    first, *more = (Path(argument) for argument in arguments)
+    if first.is_dir():
+        stock = snapshot_of(first, more[0] if more else None)
+    else:
+        stock = read_cache(first).over(read_cache(SNAPSHOT))
+    write_cache(SNAPSHOT, stock)
     for provider in ("aws", "gcp"):
         found = [
             entry

@@ -1,8 +1,8 @@
-"""Machine types with their prices, as `scavenger catalog` shows them."""
+"""Machine types with their prices, and what regions charge for besides, as `scavenger catalog` shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -14,6 +14,7 @@ from scavenger.api.calls import Local, call
 from scavenger.api.forms import Word
 from scavenger.api.values import Answer, gathered
 from scavenger.control.provisioning.prices import open_catalog
+from scavenger.domain.cost import Extra
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.domain.ranges import Amount, CpuAmount, MemoryAmount
 from scavenger.errors import ConfigurationError
@@ -21,7 +22,7 @@ from scavenger.errors import ConfigurationError
 if TYPE_CHECKING:
     from scavenger.cloud.catalog.catalog import Catalog
     from scavenger.cloud.catalog.types import CatalogEntry, VmRequirements
-    from scavenger.domain.cost import Price
+    from scavenger.domain.cost import Price, TrafficPrice
 
 
 ANY_REGION = "any"
@@ -79,6 +80,27 @@ class MachineDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraDocument:
+    """What a region charges for besides machine types.
+
+    Attributes:
+        extra: `disk` of a VM, public `address` of a VM on demand or spot (`spot_address`), or traffic to other `zones`,
+            other `regions` or the `internet`.
+        usd: Price of one unit; null if it is not known, as are its source and day.
+        unit: An hour of one GiB of disk, an hour of an address, or a GiB that is sent.
+    """
+
+    provider: str
+    region: str
+    extra: Extra
+    usd: float | None
+    unit: Literal["GiB-hour", "hour", "GiB"]
+    source: str | None
+    dated: date | None
+    age_days: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionDocument:
     """A region of a cloud."""
 
@@ -93,11 +115,13 @@ class CatalogAnswer(Answer):
     Attributes:
         today: The day from which ages of prices count.
         regions: Where they are.
+        extras: What these regions charge for besides.
     """
 
     today: date
     regions: tuple[RegionDocument, ...]
     machines: tuple[MachineDocument, ...]
+    extras: tuple[ExtraDocument, ...]
 
 
 @call("get", "catalog", tag="prices", summary="Machine types")
@@ -127,6 +151,7 @@ def show_catalog(
         machines=tuple(
             _machine(listing, today) for listing in sorted(found, key=partial(_by_price, each_gpu=bool(gpu)))
         ),
+        extras=tuple(one for place in places for one in _extras(catalog, place, today)),
     )
 
 
@@ -215,6 +240,32 @@ def _machine(listing: CatalogEntry, today: date) -> MachineDocument:
         interruption=listing.interruption or None,
         caveat=machine.caveat or None,
     )
+
+
+def _extras(catalog: Catalog, place: tuple[str, str], today: date) -> Iterator[ExtraDocument]:
+    found = catalog.extras(*place)
+    for extra, unit in _UNITS.items():
+        price: Price | TrafficPrice | None = getattr(found, extra)
+        yield ExtraDocument(
+            provider=place[0],
+            region=place[1],
+            extra=extra,
+            usd=None if price is None else price.usd,
+            unit=unit,
+            source=None if price is None else price.source,
+            dated=None if price is None else price.dated,
+            age_days=None if price is None else price.age_days(today),
+        )
+
+
+_UNITS: Mapping[Extra, Literal["GiB-hour", "hour", "GiB"]] = {
+    "disk": "GiB-hour",
+    "address": "hour",
+    "spot_address": "hour",
+    "zones": "GiB",
+    "regions": "GiB",
+    "internet": "GiB",
+}
 
 
 def _price(price: Price | None, gpus: int, today: date) -> PriceDocument | None:

@@ -35,6 +35,11 @@ class Price:
     def __post_init__(self) -> None:
         _require("a price", self.usd_per_hour, above=True)
 
+    @property
+    def usd(self) -> float:
+        """Price of one unit: an hour."""
+        return self.usd_per_hour
+
     def age_days(self, today: date) -> int:
         """Age of the price, whole days."""
         return (today - self.dated).days
@@ -305,7 +310,7 @@ class VmCosts:
 
 @dataclass(frozen=True, slots=True)
 class TrafficPrice:
-    """Price of data that leaves a zone for another one of its region.
+    """Price of data that leaves a zone, for another one of its region, another region or the internet.
 
     Attributes:
         usd_per_gib: US dollars for a GiB that is sent once, whoever of the two is charged.
@@ -320,10 +325,22 @@ class TrafficPrice:
     def __post_init__(self) -> None:
         _require("a price", self.usd_per_gib, above=True)
 
+    @property
+    def usd(self) -> float:
+        """Price of one unit: a GiB."""
+        return self.usd_per_gib
+
+    def age_days(self, today: date) -> int:
+        """Age of the price, whole days."""
+        return (today - self.dated).days
+
     def __str__(self) -> str:
         return f"{self.source}, {self.dated.isoformat()}"
 
 
+Extra = Literal["disk", "address", "spot_address", "zones", "regions", "internet"]
+"""What a region charges for besides VM types: a boot disk, a VM's public address, on demand and spot, and traffic to
+other zones, other regions and the internet."""
 Item = Literal["workers", "vms", "disks", "addresses", "traffic", "share", "leader", "earlier", "pool"]
 """Items of a job's cost, of which none has another's dollars. `workers`: what a job has counted itself that rents
 nothing. `vms`, `disks`, `addresses`: its VMs as they are charged, their disks and public addresses. `traffic`: between

@@ -247,3 +247,36 @@ def test_a_failed_refresh_keeps_what_was_known(
     _, err = told(capsys, "refresh", "--provider", "aws", code=7)
     assert "no answer" in err
     assert prices.cache_path().read_bytes() == before
+
+
+def test_extras_are_disks_addresses_and_traffic_each_with_its_source_or_unknown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = document(capsys, "--extras")
+    told_of = {(one["provider"], one["extra"]): one for one in found["extras"]}
+
+    assert set(told_of) == {
+        (provider, extra)
+        for provider in ("aws", "gcp")
+        for extra in ("disk", "address", "spot_address", "zones", "regions", "internet")
+    }
+    for one in found["extras"]:
+        known = (one["source"], one["dated"], one["age_days"])
+        assert (one["usd"] is None and known == (None, None, None)) or (one["usd"] > 0 and all(known))
+    address = told_of["gcp", "spot_address"]
+    assert (address["usd"], address["unit"]) == (0.0025, "hour")
+    assert address["age_days"] == _days(found["today"], address["dated"])
+
+    out, _ = told(capsys, "--extras")
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if "/" in line.split()[0]}
+    assert rows["gcp/us-central1"][1:5] == ["$0.101", "$0.005", "$0.0025", "$0.01"]
+    assert rows["aws/us-east-1"][1] == "unknown"
+    assert told_of["gcp", "zones"]["source"] in out
+    assert "unknown: fetch the price with" in out
+
+
+def test_what_is_not_known_of_any_region_is_not_told_as_free(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = told(capsys, "--extras", "--region", "eu-west-1")
+
+    assert "$0 " not in out
+    assert out.splitlines()[1].split().count("unknown") == 3, "disk, other regions, the internet"

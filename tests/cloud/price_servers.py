@@ -70,6 +70,31 @@ def disk(usd: float, *, unit: str = "GB-Mo", **changed: str) -> str:
     return json.dumps({"product": {"attributes": attributes}, "terms": terms})
 
 
+def address(usd: float, *, usage: str = "USE1-PublicIPv4:InUseAddress", region: str = "us-east-1") -> str:
+    """One product of Amazon's price list that is of public addresses, as text."""
+    attributes = {"group": "VPCPublicIPv4Address", "usagetype": usage, "regionCode": region}
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd:.10f}"}}
+    terms = {"OnDemand": {"A.B": {"priceDimensions": {"A.B.C": dimension}}}}
+    return json.dumps({"product": {"attributes": attributes}, "terms": terms})
+
+
+def traffic(kind: str, usage: str, *tiers_usd: float, **changed: str) -> str:
+    """One product of Amazon's price list that is of traffic, as text.
+
+    Args:
+        kind: Its `transferType`.
+        usage: Its usage type.
+        tiers_usd: Price of a GB, by tier.
+    """
+    attributes = {"transferType": kind, "usagetype": usage, "fromRegionCode": "us-east-1", **changed}
+    dimensions = {
+        f"A.B.{tier}": {"unit": "GB", "pricePerUnit": {"USD": f"{usd:.10f}"}}
+        for tier, usd in enumerate(tiers_usd)
+    }
+    terms = {"OnDemand": {"A.B": {"priceDimensions": dimensions}}}
+    return json.dumps({"product": {"attributes": attributes}, "terms": terms})
+
+
 def sku(
     description: str,
     usd: float,
@@ -100,7 +125,7 @@ class PriceServer:
         kinds: EC2's types; None for those of the products, as they are in the price list.
         spot: (type, zone, dollars) of the spot price history.
         advisor: The spot advisor's document.
-        disks: Of Amazon's price list, what is asked for by the kind of a volume.
+        extras: Of Amazon's price list, what is asked for besides VMs, by service; of EC2 disks.
         skus: Of Google, page by page.
         refuse: Status of refusals; 0 for none.
         refused: What is refused then: `pricing`, `types`, `ec2`, `advisor`, `billing`.
@@ -110,7 +135,7 @@ class PriceServer:
     kinds: list[dict[str, Any]] | None = None
     spot: list[tuple[str, str, str]] = field(default_factory=list)
     advisor: dict[str, Any] = field(default_factory=dict)
-    disks: list[str] = field(default_factory=list)
+    extras: dict[str, list[str]] = field(default_factory=dict)
     skus: list[list[dict[str, Any]]] = field(default_factory=list)
     refuse: int = 0
     refused: tuple[str, ...] = ("pricing", "types", "ec2", "advisor", "billing")
@@ -122,9 +147,11 @@ class PriceServer:
         if "GetProducts" in target:
             question = json.loads(body)
             self.asked.append(question)
-            if any(one["Field"] == "volumeApiName" for one in question["Filters"]):
-                disks = {"FormatVersion": "aws_v1", "PriceList": self.disks}
-                return "application/x-amz-json-1.1", json.dumps(disks).encode()
+            fields = {one["Field"] for one in question["Filters"]}
+            if question["ServiceCode"] != "AmazonEC2" or "volumeApiName" in fields:
+                found = self.extras.get(question["ServiceCode"], [])
+                told = {"FormatVersion": "aws_v1", "PriceList": found}
+                return "application/x-amz-json-1.1", json.dumps(told).encode()
             page = int(question.get("NextToken", "0"))
             answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": self.products[page]}
             if page + 1 < len(self.products):

@@ -317,7 +317,7 @@ def test_a_bucket_without_upper_end_bounds_nothing(words: str, bound: float | No
 
 
 def test_a_boot_disk_on_compute_engine_is_a_balanced_one() -> None:
-    price = Catalog(read_snapshot(), today=date(2026, 1, 1)).disk_price("gcp", "us-central1")
+    price = Catalog(read_snapshot(), today=date(2026, 1, 1)).extras("gcp", "us-central1").disk
 
     assert price is not None
     assert price.usd_per_hour == pytest.approx(0.1 / 730, rel=0.05)

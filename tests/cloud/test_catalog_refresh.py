@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from gcp_server import ComputeServer
 from gcp_state import PROJECT, Clock
-from price_servers import PriceServer, disk, kind, product, serve, sku
+from price_servers import PriceServer, address, disk, kind, product, serve, sku, traffic
 
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp
-from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Stock
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, Fetched, MachineType, Stock
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
-from scavenger.domain.cost import Price
+from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
@@ -92,9 +92,8 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
         ("m5.xlarge", "us-east-1c", "0.0800"),
     ]
     server.advisor = ADVISOR
-    server.disks = [disk(0.08), disk(0.005, unit="IOPS-Mo"), disk(0.1, regionCode="us-west-2"), "{}"]
     stock = fetch_aws(["us-east-1"], now=NOW).stock
-    assert stock.disks == {("aws", "us-east-1"): Price(0.08 / 730.0, "AWS price list, gp3", DAY)}
+    assert stock.extras == {("aws", "us-east-1"): Extras()}, "what the price list does not have is not known"
     types = stock.listings["aws", "us-east-1"]
 
     priced = sorted(name for name, one in types.items() if one.on_demand)
@@ -125,6 +124,55 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
     }
 
 
+def test_amazons_extras_are_what_its_price_list_says_the_dearest_of_each(server: PriceServer) -> None:
+    server.products, server.advisor = [[product("m5.xlarge", 0.192)]], ADVISOR
+    server.extras = {
+        "AmazonEC2": [disk(0.08), disk(0.005, unit="IOPS-Mo"), disk(0.1, regionCode="us-west-2"), "{}"],
+        "AmazonVPC": [
+            address(0.005),
+            address(0.008, usage="USE1-PublicIPv4:ContiguousBlock"),
+            address(0.009, region="us-west-2", usage="USW2-PublicIPv4:InUseAddress"),
+        ],
+        "AWSDataTransfer": [
+            traffic("IntraRegion", "DataTransfer-Regional-Bytes", 0.01),
+            traffic("IntraRegion", "USE1-DataTransfer-xAZ-Out-Bytes", 0.0),
+            traffic("InterRegion Outbound", "USE1-USE2-AWS-Out-Bytes", 0.01, toLocationType="AWS Region"),
+            traffic("InterRegion Outbound", "USE1-EU-AWS-Out-Bytes", 0.02, toLocationType="AWS Region"),
+            traffic("InterRegion Outbound", "USE1-LAX1-AWS-Out-Bytes", 0.2, toLocationType="AWS Local Zone"),
+            traffic("InterRegion Inbound", "USE1-EU-AWS-In-Bytes", 0.3, toLocationType="AWS Region"),
+            traffic("AWS Outbound", "DataTransfer-Out-Bytes", 0.09, 0.085, 0.05, toLocation="External"),
+            traffic("AWS Outbound", "EU-DataTransfer-Out-Bytes", 0.4, fromRegionCode="eu-west-1"),
+        ],
+    }
+    fetched = fetch_aws(["us-east-1"], now=NOW)
+
+    public = Price(0.005, "AWS price list, public IPv4", DAY)
+    assert fetched.errors == ()
+    assert fetched.stock.extras["aws", "us-east-1"] == Extras(
+        disk=Price(0.08 / 730.0, "AWS price list, gp3", DAY),
+        address=public,
+        spot_address=public,
+        zones=TrafficPrice(0.02, "AWS price list, out of a zone and in", DAY),
+        regions=TrafficPrice(0.02, "AWS price list, dearest region", DAY),
+        internet=TrafficPrice(0.09, "AWS price list, first tier", DAY),
+    )
+    of_traffic = next(one for one in server.asked if one.get("ServiceCode") == "AWSDataTransfer")
+    assert [(one["Field"], one["Value"]) for one in of_traffic["Filters"]] == [
+        ("fromRegionCode", "us-east-1")
+    ]
+
+
+def test_an_extra_that_is_not_told_anew_stays_with_its_own_date() -> None:
+    place, old = ("aws", "us-east-1"), Price(0.005, "list", EARLIER)
+    newer = Stock(extras={place: Extras(zones=TrafficPrice(0.03, "AWS price list", DAY))})
+    older = Stock(extras={place: Extras(address=old, zones=TrafficPrice(0.02, "list", EARLIER))})
+
+    assert newer.over(older).extras == {
+        place: Extras(address=old, zones=TrafficPrice(0.03, "AWS price list", DAY))
+    }
+    assert Stock().over(older).extras == older.extras
+
+
 SKUS = [
     [
         sku("N2 Instance Core running in Americas", 0.031611, regions=("us-central1", "us-east1")),
@@ -153,6 +201,17 @@ SKUS = [
         sku("SSD backed Local Storage", 0.08, unit="GiBy.mo"),
         sku("Storage PD Capacity", 0.04, unit="GiBy.mo"),
         sku("Balanced PD Capacity", 0.1, unit="GiBy.mo"),
+        sku("Balanced PD Capacity in Frankfurt", 0.12, unit="GiBy.mo", regions=("europe-west3",)),
+        sku("External IP Charge on a Standard VM", 0.005, regions=("global",)),
+        sku("External IP Charge on a Spot Preemptible VM", 0.0025, regions=("global",), usage="Preemptible"),
+        sku("Static Ip Charge", 0.01),
+        sku("Network Inter Zone Data Transfer Out", 0.01, unit="GiBy"),
+        sku("Network Inter Zone Data Transfer In", 0.5, unit="GiBy"),
+        sku("Network Inter Region Data Transfer Out from Americas to Virginia", 0.02, unit="GiBy"),
+        sku("Network Inter Region Data Transfer Out from Americas to Sydney", 0.1, unit="GiBy"),
+        sku("Network Internet Data Transfer Out from Americas to Americas", 0.12, unit="GiBy"),
+        sku("Network Internet Data Transfer Out from Americas to China", 0.23, unit="GiBy"),
+        sku("Network Data Transfer Out via Carrier Peering Network - Americas Based", 0.9, unit="GiBy"),
         sku("E2 Instance Core running in Americas", 0.0),
         {"description": "a fee"},
     ],
@@ -217,9 +276,21 @@ def test_googles_types_cost_what_its_skus_say_of_their_parts(
     assert spot.usd_per_hour == pytest.approx(4 * 0.0075 + 16 * 0.001)
     gpu = catalog.price("gcp", "us-central1", "g2-standard-24")
     assert gpu.usd_per_hour == pytest.approx(24 * 0.025 + 96 * 0.003 + 2 * 0.56)
-    disk = catalog.disk_price("gcp", "us-central1")
-    assert disk is not None
-    assert disk.usd_per_hour == pytest.approx(0.1 / 730)
+    dearest = "Cloud Billing API, to where it is dearest"
+    assert catalog.extras("gcp", "us-central1") == Extras(
+        disk=Price(0.1 / 730, "Cloud Billing API", DAY),
+        address=Price(0.005, "Cloud Billing API", DAY),
+        spot_address=Price(0.0025, "Cloud Billing API", DAY),
+        zones=TrafficPrice(0.01, "Cloud Billing API", DAY),
+        regions=TrafficPrice(0.1, dearest, DAY),
+        internet=TrafficPrice(0.23, dearest, DAY),
+    )
+    far = catalog.extras("gcp", "europe-west3")
+    assert (far.disk, far.address, far.zones) == (
+        Price(0.12 / 730, "Cloud Billing API", DAY),
+        Price(0.005, "Cloud Billing API", DAY),
+        None,
+    )
     assert [question.get("pageToken") for question in server.asked] == [None, "1"]
     assert server.asked[0]["path"] == "/v1/services/6F81-5844-456A/skus"
     assert compute.calls["machineTypes.list"] >= 3  # zones
@@ -394,7 +465,10 @@ STOCK = Stock(
         }
     },
     rates={("n2", "cpu", "us-central1", True): Price(0.01, "y", date(2026, 2, 1))},
-    disks={("gcp", "us-central1"): Price(0.00005, "z", DAY)},
+    extras={
+        ("gcp", "us-central1"): Extras(Price(0.00005, "z", DAY), zones=TrafficPrice(0.01, "x", DAY)),
+        ("aws", "us-east-1"): Extras(spot_address=Price(0.005, "z", DAY)),
+    },
 )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import date
 
 from scavenger.cloud.catalog.catalog import Catalog
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Stock
-from scavenger.domain.cost import Price
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, Stock
+from scavenger.domain.cost import Price, TrafficPrice
 
 REGION = "us-east-1"
 TODAY = date(2026, 7, 20)
@@ -46,5 +46,8 @@ def listing(
 def catalog(*more: CatalogEntry) -> Catalog:
     """These types, and whatever else is given."""
     machines = {one.machine.name: one for one in (*(listing(*row) for row in _TYPES), *more)}
-    disks = {("aws", REGION): Price(DISK_USD_PER_GIB_HOUR, LIST, TODAY)}
-    return Catalog(Stock({("aws", REGION): machines}, {}, disks), today=TODAY)
+    address = Price(0.005, LIST, TODAY)
+    extras = Extras(
+        Price(DISK_USD_PER_GIB_HOUR, LIST, TODAY), address, address, TrafficPrice(0.02, LIST, TODAY)
+    )
+    return Catalog(Stock({("aws", REGION): machines}, {}, {("aws", REGION): extras}), today=TODAY)

@@ -26,7 +26,7 @@ from nested import built
 from waiting import eventually
 
 from scavenger.cloud.aws.identity import AwsIdentity
-from scavenger.cloud.catalog.traffic import traffic_price
+from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
@@ -172,7 +172,7 @@ class Scene:
             aggregators_on=aggregators_on,
             before_usd=before_usd,
             wait_max_s=wait_max_s,
-            traffic_price=traffic_price("aws"),
+            traffic_price=read_snapshot().extras["aws", "us-east-1"].zones,
         )
         hosts = AgentServer("127.0.0.1", code, verified=verifier is not None)
         hosts.start()
@@ -472,7 +472,7 @@ def test_a_worker_in_another_zone_for_lack_of_capacity_is_billed_for_its_traffic
     scene.close()
     traffic = scene.store.entry(job_id, "traffic")  # of the 10 steps between its looks
     assert (traffic.quantity, traffic.usd) == (pytest.approx(40.0), pytest.approx(0.8))
-    assert traffic.basis.startswith("$0.02 per GiB (EC2 data transfer between zones")
+    assert traffic.basis.startswith("$0.02 per GiB (AWS price list, out of a zone and in")
 
 
 def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_own_leader(

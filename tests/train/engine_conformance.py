@@ -160,7 +160,9 @@ class EngineConformance:
         engine.stop(grace_s=0.1)
 
         assert engine.running == ()
-        assert not alive(engine.pid("w0"))
+        assert eventually(lambda: not alive(engine.pid("w0"))), (
+            "where it is another's child, that one reaps it"
+        )
 
     def test_who_heeds_the_polite_signal_has_its_last_words_kept(self, start: Start) -> None:
         engine = start(_POLITE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +11,7 @@ from rich.text import Text
 from scavenger.api.catalog import (
     ANY_REGION,
     CatalogAnswer,
+    ExtraDocument,
     MachineDocument,
     PriceDocument,
     show_catalog,
@@ -18,6 +19,7 @@ from scavenger.api.catalog import (
 )
 from scavenger.api.opening import open_source
 from scavenger.api.values import plain
+from scavenger.domain.cost import Extra
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.leftovers import here_only
@@ -57,6 +59,9 @@ def catalog(
     every: Annotated[
         bool, typer.Option("--all", help="Include types that a job gets only by name: burstable, arm64, ...")
     ] = False,
+    extras: Annotated[
+        bool, typer.Option("--extras", help="Show prices of disks, public addresses and traffic instead.")
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Show machine types of the clouds and their prices."""
@@ -66,13 +71,20 @@ def catalog(
         found = show_catalog(source, provider, region, vm, gpu, cpus, memory)
     if output.is_json:
         console.emit_json(plain(found))
+    elif extras:
+        _extras_table(found)
     elif not found.machines:
         where = " and ".join(_where(found))
         wanted = wanted_of(vm, gpu, cpus, memory)
         console.emit(Text(f"No machine type with {clean(wanted)} in {where} is in the catalogue."))
     else:
         _table(found, every=every or bool(vm), each_gpu=gpu is not None)
-    oldest = max((price.age_days for one in found.machines for price in one.prices), default=0)
+    ages = (
+        [one.age_days for one in found.extras if one.age_days is not None]
+        if extras
+        else [price.age_days for one in found.machines for price in one.prices]
+    )
+    oldest = max(ages, default=0)
     if oldest > OLD_DAYS:
         console.note(
             f"some of these prices are {oldest} days old: `scavenger catalog refresh` fetches new ones"
@@ -209,6 +221,47 @@ def _table(answer: CatalogAnswer, *, every: bool, each_gpu: bool) -> None:
     if len(usual) > len(rows):
         lines.append(f"and {len(usual) - len(rows):,} more: narrow it with --cpus, --memory, --gpu")
     console.emit(*(Text(line) for line in lines))
+
+
+def _extras_table(answer: CatalogAnswer) -> None:
+    known = [one for one in answer.extras if one.usd is not None]
+    sources = list(dict.fromkeys(f"{one.source}, {one.dated}" for one in known))
+    ages = {f"{one.source}, {one.dated}": one.age_days for one in known}
+    regions = [f"{one.provider}/{one.region}" for one in answer.regions]
+    grid = render.table(
+        ("region", "left"), *((title, "right") for title in _EXTRAS.values()), ("prices", "left")
+    )
+    for region in regions:
+        here = {one.extra: one for one in answer.extras if f"{one.provider}/{one.region}" == region}
+        cells = ["unknown" if here[name].usd is None else _extra(here[name]) for name in _EXTRAS]
+        told = (f"{here[name].source}, {here[name].dated}" for name in _EXTRAS)
+        numbers = dict.fromkeys(sources.index(one) + 1 for one in told if one in sources)
+        grid.add_row(region, *cells, " ".join(f"[{number}]" for number in numbers))
+    lines = [
+        f"[{number}] {clean(source)} ({plural(ages[source] or 0, 'day')} old)"
+        for number, source in enumerate(sources, 1)
+    ]
+    lines.insert(0, "disk: a GiB and month; addresses: an hour; traffic out of a zone, to its kinds: a GiB")
+    if len(known) < len(answer.extras):
+        lines.append("unknown: fetch the price with `scavenger catalog refresh`")
+    console.emit(grid, *(Text(line) for line in lines))
+
+
+_EXTRAS: Mapping[Extra, str] = {
+    "disk": "disk",
+    "address": "address",
+    "spot_address": "spot's",
+    "zones": "zones",
+    "regions": "regions",
+    "internet": "internet",
+}
+"""Titles of columns, by extra."""
+_MONTH_H = 730.0
+
+
+def _extra(one: ExtraDocument) -> str:
+    usd = one.usd or 0.0
+    return money(usd * _MONTH_H if one.unit == "GiB-hour" else usd)
 
 
 def _money(price: PriceDocument | None) -> str:

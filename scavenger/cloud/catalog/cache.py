@@ -6,15 +6,15 @@ import contextlib
 import gzip
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Place, Stock
-from scavenger.domain.cost import Price
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, Place, Stock
+from scavenger.domain.cost import Extra, Price, TrafficPrice
 from scavenger.errors import ConfigurationError
 
 CACHE_MAX_BYTES = 64 * 2**20
@@ -22,7 +22,7 @@ CACHE_MAX_BYTES = 64 * 2**20
 
 
 class _Price(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    usd_per_hour: float
+    usd: float
     source: int
     """Index among the file's sources, as most prices share theirs."""
 
@@ -39,7 +39,7 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     provider: str
     region: str
     listings: list[_Listing]
-    disk: _Price | None = None
+    extras: dict[Extra, _Price]
 
 
 class _Rate(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -51,11 +51,22 @@ class _Rate(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     sources: list[tuple[str, date]]
     machines: list[MachineType]
     regions: list[_Region]
     rates: list[_Rate]
+
+
+_OF: Mapping[Extra, Any] = {
+    "disk": Price,
+    "address": Price,
+    "spot_address": Price,
+    "zones": TrafficPrice,
+    "regions": TrafficPrice,
+    "internet": TrafficPrice,
+}
+"""What each extra is priced by: the hour, or what is sent."""
 
 
 def read_cache(path: Path) -> Stock:
@@ -80,10 +91,9 @@ def read_cache(path: Path) -> Stock:
 
 def _stock_of(file: _File) -> Stock:
     def price(told: _Price | None) -> Price | None:
-        return None if told is None else Price(told.usd_per_hour, *file.sources[told.source])
+        return None if told is None else Price(told.usd, *file.sources[told.source])
 
     listings: dict[Place, dict[str, CatalogEntry]] = {}
-    disks: dict[Place, Price] = {}
     for one in file.regions:
         listings[one.provider, one.region] = {
             (machine := file.machines[listing.machine]).name: CatalogEntry(
@@ -91,24 +101,29 @@ def _stock_of(file: _File) -> Stock:
             )
             for listing in one.listings
         }
-        if (disk := price(one.disk)) is not None:
-            disks[one.provider, one.region] = disk
+    extras = {
+        (one.provider, one.region): Extras(
+            **{name: _OF[name](told.usd, *file.sources[told.source]) for name, told in one.extras.items()}
+        )
+        for one in file.regions
+        if one.extras
+    }
     rates = {
         (rate.what, rate.resource, rate.region, rate.spot): found
         for rate in file.rates
         if (found := price(rate.price)) is not None
     }
-    return Stock({place: found for place, found in listings.items() if found}, rates, disks)
+    return Stock({place: found for place, found in listings.items() if found}, rates, extras)
 
 
 def _file_of(stock: Stock) -> _File:
     sources: dict[tuple[str, date], int] = {}
     machines: dict[MachineType, int] = {}
 
-    def price(known: Price | None) -> _Price | None:
+    def price(known: Price | TrafficPrice | None) -> _Price | None:
         if known is None:
             return None
-        return _Price(known.usd_per_hour, sources.setdefault((known.source, known.dated), len(sources)))
+        return _Price(known.usd, sources.setdefault((known.source, known.dated), len(sources)))
 
     def rows(listings: Iterable[CatalogEntry]) -> list[_Listing]:
         return [
@@ -122,11 +137,19 @@ def _file_of(stock: Stock) -> _File:
         ]
 
     regions = [
-        _Region(*place, rows(stock.listings.get(place, {}).values()), price(stock.disks.get(place)))
-        for place in sorted({*stock.listings, *stock.disks})
+        _Region(
+            *place,
+            rows(stock.listings.get(place, {}).values()),
+            {
+                name: told
+                for name in _OF
+                if (told := price(getattr(stock.extras.get(place), name, None))) is not None
+            },
+        )
+        for place in sorted({*stock.listings, *stock.extras})
     ]
     rates = [_Rate(*key, told) for key, known in stock.rates.items() if (told := price(known)) is not None]
-    return _File(2, list(sources), list(machines), regions, rates)
+    return _File(3, list(sources), list(machines), regions, rates)
 
 
 def write_cache(path: Path, stock: Stock) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from scavenger.cloud.catalog.compute_engine import Tariff
 from scavenger.cloud.catalog.prices import OwnPrices
-from scavenger.cloud.catalog.types import GIB, CatalogEntry, Stock, VmRequirements
+from scavenger.cloud.catalog.types import GIB, CatalogEntry, Extras, Stock, VmRequirements
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
@@ -159,9 +159,9 @@ class Catalog:
             raise ConfigurationError(f"gcp/{region} has no known rates of {shown(family)}{hint}")
         return ResourceRates(cpu.usd_per_hour, ram.usd_per_hour)
 
-    def disk_price(self, provider: str, region: str) -> Price | None:
-        """Of one GiB of a VM's boot disk (Compute Engine: a balanced one) in an hour; None where it is not known."""
-        return self._stock.disks.get((provider, region))
+    def extras(self, provider: str, region: str) -> Extras:
+        """What the region charges for besides types, as far as it is known."""
+        return self._stock.extras.get((provider, region), Extras())
 
     def is_own(self, provider: str, region: str, vm: str, *, spot: bool) -> bool:
         """Whether the price of a VM type is the user's own; False also for a type that is not known."""

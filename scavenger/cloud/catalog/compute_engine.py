@@ -16,9 +16,9 @@ from datetime import date
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Place, RateKey, Rates, gpu_label
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, Place, RateKey, Rates, gpu_label
 from scavenger.cloud.gcp.names import custom_type
-from scavenger.domain.cost import Price
+from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.errors import ConfigurationError
 
 SOURCE = "Cloud Billing API"
@@ -29,7 +29,17 @@ _SPOT = re.compile(r"(?:spot )?preemptible | attached to (?:spot )?preemptible v
 _SLICE = re.compile(r"([a-z]\d\w*) .+ \(1 gpu slice\)")
 """A whole VM's share of one GPU: its vCPUs, memory and disks are in the price."""
 _FAMILY = re.compile(r"[a-z]\d+[a-z]*\d*")
-_UNITS = {"h": 1.0, "GiBy.h": 1.0, "GiBy.mo": 1.0 / _MONTH_H}
+_UNITS = {"h": 1.0, "GiBy.h": 1.0, "GiBy.mo": 1.0 / _MONTH_H, "GiBy": 1.0}
+_SENT = "(?:egress|data transfer out)"
+_EXTRAS = {
+    "disk": re.compile("balanced pd capacity"),
+    "address": re.compile("external ip charge on a standard vm"),
+    "spot_address": re.compile("external ip charge on a vm"),
+    "zones": re.compile(f"network inter zone {_SENT}"),
+    "regions": re.compile(f"network inter region {_SENT} from .+"),
+    "internet": re.compile(f"network internet {_SENT} from .+"),
+}
+"""What SKUs say that are of no VM type, without place and kind; Google once said egress."""
 _PARTS = {"core": "cpu", "ram": "ram"}
 _PLAIN = {"instance", "predefined", "amd", "arm", "intel"}
 """Words of SKUs that do not tell one price from another."""
@@ -186,14 +196,14 @@ def _sum(parts: Iterable[_Part], region: str, rates: Rates, *, spot: bool) -> Pr
     return Price(usd, oldest.source, oldest.dated)
 
 
-def read_skus(found: Iterable[Mapping[str, Any]], dated: date) -> tuple[Rates, dict[Place, Price]]:
-    """Rates and disks from SKUs; commitments, sole tenancy, other currencies and what costs 0 are left out.
+def read_skus(found: Iterable[Mapping[str, Any]], dated: date) -> tuple[Rates, dict[Place, Extras]]:
+    """Rates and extras from SKUs; commitments, sole tenancy, other currencies and what costs 0 are left out.
 
-    Of several SKUs of one part the plainest is taken, the one of fewest words; of two such the dearer, so that nothing
-    costs more than was said.
+    Of several SKUs of one part the plainest is taken, the one of fewest words; of two such, and of the tiers of one,
+    the dearer, so that nothing costs more than was said.
     """
     rates: dict[RateKey, tuple[int, float]] = {}
-    disks: dict[Place, Price] = {}
+    extras: dict[str, dict[str, float]] = {}
     for sku in found:
         try:
             category, description = sku["category"], sku["description"]
@@ -209,24 +219,50 @@ def read_skus(found: Iterable[Mapping[str, Any]], dated: date) -> tuple[Rates, d
         text = _PLACE.sub("", description).lower()
         # what a SKU says of itself: the spot VMs of A4 are of the usage `OnDemand`
         spot = category["usageType"] == "Preemptible" or _SPOT.search(text) is not None
-        part = _part(_SPOT.sub("", text), str(category.get("resourceGroup", "")))
-        if not usd > 0 or part is None:
+        text = _SPOT.sub("", text)
+        if not usd > 0:
+            continue
+        if extra := next((name for name, words in _EXTRAS.items() if words.fullmatch(text)), None):
+            for region in regions:
+                of = extras.setdefault(region, {})
+                of[extra] = max(usd, of.get(extra, 0.0))
+            continue
+        part = _part(text, str(category.get("resourceGroup", "")))
+        if part is None:
             continue
         for region in regions:
-            if part.resource == "disk":
-                disks["gcp", region] = Price(usd, SOURCE, dated)
-                continue
             key = (part.what, part.resource, region, spot)
             known = rates.get(key)
             if known is None or (part.extra, -usd) < (known[0], -known[1]):
                 rates[key] = (part.extra, usd)
-    return {key: Price(usd, SOURCE, dated) for key, (_, usd) in rates.items()}, disks
+    priced = {key: Price(usd, SOURCE, dated) for key, (_, usd) in rates.items()}
+    everywhere = extras.pop("global", {})
+    places = sorted({*extras, *(region for _, _, region, _ in rates)})
+    return priced, {
+        ("gcp", region): _extras({**everywhere, **extras.get(region, {})}, dated) for region in places
+    }
+
+
+def _extras(usd: Mapping[str, float], dated: date) -> Extras:
+    def hourly(name: str) -> Price | None:
+        return Price(usd[name], SOURCE, dated) if name in usd else None
+
+    def sent(name: str, how: str = "") -> TrafficPrice | None:
+        return TrafficPrice(usd[name], SOURCE + how, dated) if name in usd else None
+
+    dearest = ", to where it is dearest"
+    return Extras(
+        hourly("disk"),
+        hourly("address"),
+        hourly("spot_address"),
+        sent("zones"),
+        sent("regions", dearest),
+        sent("internet", dearest),
+    )
 
 
 def _part(text: str, group: str) -> _Sku | None:
     """What a SKU is of, by its description without place and kind, in small letters."""
-    if text == "balanced pd capacity":
-        return _Sku("", "disk")
     if text == "ssd backed local storage":
         return _Sku("", "ssd")
     if match := _SLICE.fullmatch(text):

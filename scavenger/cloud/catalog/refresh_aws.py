@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scavenger.cloud.catalog.ec2 import ec2_machine
-from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Place, Stock
-from scavenger.domain.cost import Price
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, Fetched, MachineType, Place, Stock
+from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError
 
 ADVISOR_URL = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
@@ -35,6 +35,8 @@ _FILTERS = {
 """What tells the price of a plain Linux VM from those with software, dedicated or reserved."""
 _DISK = {"volumeApiName": "gp3"}
 """The kind of disk that VMs boot from."""
+_ADDRESS = {"group": "VPCPublicIPv4Address"}
+"""What the price list has of public addresses; of VMs are those whose usage type is `InUseAddress`."""
 _MONTH_H = 730.0
 
 
@@ -78,7 +80,7 @@ def fetch_aws(
             return None
 
     listings: dict[Place, dict[str, CatalogEntry]] = {}
-    disks: dict[Place, Price] = {}
+    extras: dict[Place, Extras] = {}
     for region in regions:
         place = ("aws", region)
         prices = tried(partial(_list_prices, session, config, region, now))
@@ -86,16 +88,16 @@ def fetch_aws(
         spot = tried(partial(_spot_prices, session, config, region, now))
         if any(source is not None for source in (machines, prices, spot)):
             listings[place] = merged(known.listings.get(place, {}), machines, prices, spot, region)
-        if prices is not None and (disk := tried(partial(_disk_price, session, config, region, now))):
-            disks[place] = disk
+        if prices is not None and (found := tried(partial(_extras, session, config, region, now))):
+            extras[place] = found
     if not listings:
         raise errors[0]
     advisor = tried(lambda: _read_advisor(environment.get(ADVISOR_VARIABLE) or ADVISOR_URL))
     if advisor is not None:
-        for (_, region), found in listings.items():
-            for name, listing in found.items():
-                found[name] = replace(listing, interruption=_interruption(advisor, region, name))
-    return Fetched(Stock(listings, disks=disks), tuple(errors))
+        for (_, region), listed in listings.items():
+            for name, listing in listed.items():
+                listed[name] = replace(listing, interruption=_interruption(advisor, region, name))
+    return Fetched(Stock(listings, extras=extras), tuple(errors))
 
 
 def _machines(session: Any, config: Any, region: str) -> dict[str, MachineType]:
@@ -114,16 +116,22 @@ def _machines(session: Any, config: Any, region: str) -> dict[str, MachineType]:
 def _list_prices(session: Any, config: Any, region: str, now: datetime) -> dict[str, Price]:
     with _our_errors(region):
         pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
-        prices = parse_price_list(price_list(pricing, region), region, now)
+        prices = parse_price_list(price_list(pricing, region, _FILTERS), region, now)
     if not prices:
         raise ConfigurationError(f"AWS's price list has nothing for a region '{region}'")
     return prices
 
 
-def _disk_price(session: Any, config: Any, region: str, now: datetime) -> Price | None:
+def _extras(session: Any, config: Any, region: str, now: datetime) -> Extras:
     with _our_errors(region):
         pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
-        return parse_disk_price(price_list(pricing, region, _DISK), region, now)
+        return parse_extras(
+            price_list(pricing, region, _DISK),
+            price_list(pricing, region, _ADDRESS, service="AmazonVPC"),
+            list(price_list(pricing, region, {}, service="AWSDataTransfer", of="fromRegionCode")),
+            region,
+            now,
+        )
 
 
 def _spot_prices(session: Any, config: Any, region: str, now: datetime) -> dict[str, Price]:
@@ -154,13 +162,16 @@ def merged(
 
 
 def price_list(
-    pricing: Any, region: str, filters: Mapping[str, str] = _FILTERS
+    pricing: Any,
+    region: str,
+    filters: Mapping[str, str],
+    *,
+    service: str = "AmazonEC2",
+    of: str = "regionCode",
 ) -> Iterator[Mapping[str, Any]]:
-    """Products in a region, of plain Linux VMs or as told, each a document of product and terms."""
-    wanted = [
-        {"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in (*filters.items(), ("regionCode", region))
-    ]
-    for page in pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=wanted):
+    """Products of a service in a region, each a document of product and terms; `of` is their region's attribute."""
+    wanted = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in (*filters.items(), (of, region))]
+    for page in pricing.get_paginator("get_products").paginate(ServiceCode=service, Filters=wanted):
         if "PriceList" not in page:
             raise CloudUnavailableError(f"aws {region}: what answers is not AWS's price list")
         for text in page["PriceList"]:
@@ -174,30 +185,62 @@ def parse_price_list(products: Iterable[Mapping[str, Any]], region: str, now: da
     the higher is taken, so that nothing costs more than was said.
     """
     found: dict[str, float] = {}
-    for name, usd in _rates(products, region, _FILTERS, name="instanceType", unit="Hrs"):
-        found[name] = max(usd, found.get(name, 0.0))
+    for attributes, usd in _rates(products, {**_FILTERS, "regionCode": region}, "Hrs"):
+        if name := attributes.get("instanceType"):
+            found[name] = max(usd, found.get(name, 0.0))
     return {name: Price(usd, "AWS price list", now.date()) for name, usd in found.items() if usd > 0}
 
 
-def parse_disk_price(products: Iterable[Mapping[str, Any]], region: str, now: datetime) -> Price | None:
-    """Price of one GiB of a boot disk in an hour, the highest found; None if there is none."""
-    rates = _rates(products, region, _DISK, name="volumeApiName", unit="GB-Mo")
-    usd = max((usd for _, usd in rates), default=0.0)
-    return Price(usd / _MONTH_H, "AWS price list, gp3", now.date()) if usd > 0 else None
+def parse_extras(
+    disks: Iterable[Mapping[str, Any]],
+    addresses: Iterable[Mapping[str, Any]],
+    traffic: Sequence[Mapping[str, Any]],
+    region: str,
+    now: datetime,
+) -> Extras:
+    """What a region charges for besides VMs, the highest found of each: of tiers the first, of regions the dearest.
+
+    Traffic between zones is charged to the sending and to the receiving VM.
+    """
+    dated, of, sent = now.date(), {"regionCode": region}, {"fromRegionCode": region}
+    disk = _highest(disks, {**_DISK, **of}, "GB-Mo")
+    address = _highest(addresses, {**_ADDRESS, **of}, "Hrs", "PublicIPv4:InUseAddress")
+    within = _highest(traffic, {**sent, "transferType": "IntraRegion"}, "GB", "DataTransfer-Regional-Bytes")
+    far = {**sent, "transferType": "InterRegion Outbound", "toLocationType": "AWS Region"}
+    regions = _highest(traffic, far, "GB", "AWS-Out-Bytes")
+    out = {**sent, "transferType": "AWS Outbound", "toLocation": "External"}
+    internet = _highest(traffic, out, "GB", "DataTransfer-Out-Bytes")
+    public = Price(address, "AWS price list, public IPv4", dated) if address else None
+    return Extras(
+        Price(disk / _MONTH_H, "AWS price list, gp3", dated) if disk else None,
+        public,
+        public,
+        TrafficPrice(2.0 * within, "AWS price list, out of a zone and in", dated) if within else None,
+        TrafficPrice(regions, "AWS price list, dearest region", dated) if regions else None,
+        TrafficPrice(internet, "AWS price list, first tier", dated) if internet else None,
+    )
+
+
+def _highest(
+    products: Iterable[Mapping[str, Any]], wanted: Mapping[str, str], unit: str, usage: str = ""
+) -> float:
+    """The highest price of what has these attributes and such a usage type; 0 if there is none."""
+    found = _rates(products, wanted, unit)
+    return max((usd for one, usd in found if one.get("usagetype", "").endswith(usage)), default=0.0)
 
 
 def _rates(
-    products: Iterable[Mapping[str, Any]], region: str, wanted: Mapping[str, str], *, name: str, unit: str
-) -> Iterator[tuple[str, float]]:
-    """(Value of an attribute, dollars for a unit) of the products in a region that have these attributes."""
+    products: Iterable[Mapping[str, Any]], wanted: Mapping[str, str], unit: str
+) -> Iterator[tuple[Mapping[str, str], float]]:
+    """(Attributes, dollars for a unit) of the products that have these attributes."""
     for document in products:
         try:
             attributes = document["product"]["attributes"]
-            if all(attributes[key] == value for key, value in (*wanted.items(), ("regionCode", region))):
+            if all(attributes[key] == value for key, value in wanted.items()):
                 for term in document["terms"]["OnDemand"].values():
                     for dimension in term["priceDimensions"].values():
                         if dimension["unit"] == unit:
-                            yield attributes[name], float(dimension["pricePerUnit"]["USD"])
+                            yield attributes, float(dimension["pricePerUnit"]["USD"])
         except (KeyError, TypeError, ValueError, AttributeError):
             continue  # nothing that a job could run on, or no price in dollars
 

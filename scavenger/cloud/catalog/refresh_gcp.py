@@ -68,7 +68,7 @@ def fetch_gcp(
             else google.auth.default(scopes=[_SCOPE])[0]
         )
         with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]
-            rates, disks = read_skus(skus(session, url or BILLING_URL), now.date())
+            rates, extras = read_skus(skus(session, url or BILLING_URL), now.date())
     if not rates:
         raise CloudUnavailableError("Google Cloud's price list has no rate of a machine family")
     tariff = Tariff(rates)
@@ -83,7 +83,7 @@ def fetch_gcp(
         listings["gcp", region] = {kind.name: tariff.listing(_type_of(kind), region) for kind in kinds}
     if not listings:
         raise errors[0]
-    return Fetched(Stock(listings, rates, disks), tuple(errors))
+    return Fetched(Stock(listings, rates, extras), tuple(errors))
 
 
 def _type_of(kind: Any) -> GoogleType:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from scavenger.domain.cost import Price
+from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
 from scavenger.errors import ScavengerError
@@ -93,6 +93,31 @@ class CatalogEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What a region charges for besides the types of its VMs; None where a price is not known.
+
+    Attributes:
+        disk: One GiB of a VM's boot disk in an hour: `gp3` on EC2, a balanced one on Compute Engine.
+        address, spot_address: The public IPv4 address of a VM, on demand and spot.
+        zones: Traffic to another zone of the region, sent once, whoever of the two VMs is charged.
+        regions, internet: Traffic to another region and to the internet, to where it is dearest.
+    """
+
+    disk: Price | None = None
+    address: Price | None = None
+    spot_address: Price | None = None
+    zones: TrafficPrice | None = None
+    regions: TrafficPrice | None = None
+    internet: TrafficPrice | None = None
+
+    def over(self, older: Extras) -> Extras:
+        """These prices, and of the older ones those that are not known here."""
+        return Extras(
+            *(getattr(self, one.name) or getattr(older, one.name) for one in fields(Extras)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class VmRequirements:
     """What a VM must be; a field that is None or empty asks for nothing.
 
@@ -137,20 +162,21 @@ class Stock:
     Attributes:
         listings: Machine types by place and name.
         rates: Of the parts of Compute Engine's types, for its custom types.
-        disks: Of one GiB of a plain boot disk, by place.
+        extras: By place.
     """
 
     listings: Mapping[Place, Mapping[str, CatalogEntry]] = field(default_factory=dict)
     rates: Rates = field(default_factory=dict)
-    disks: Mapping[Place, Price] = field(default_factory=dict)
+    extras: Mapping[Place, Extras] = field(default_factory=dict)
 
     def over(self, older: Stock) -> Stock:
-        """This, and of the older one what this does not tell: whole regions, and all rates or none.
+        """This, and of the older one what this does not tell: all types of a region, each extra, and all rates or none.
 
         A refreshed region is complete: what it does not list is not sold there, and no older price stands in for it.
         """
+        extras = {place: own.over(older.extras.get(place, Extras())) for place, own in self.extras.items()}
         return Stock(
-            {**older.listings, **self.listings}, self.rates or older.rates, {**older.disks, **self.disks}
+            {**older.listings, **self.listings}, self.rates or older.rates, {**older.extras, **extras}
         )
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 
-from scavenger.cloud.catalog.types import GIB, CatalogEntry, MachineType, VmRequirements
+from scavenger.cloud.catalog.types import GIB, CatalogEntry, Extras, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.nodes import KubernetesNode, share_of
 from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape
 from scavenger.domain.configuration import Offer
@@ -116,9 +116,9 @@ class PodCatalog:
             )
         return tuple(sorted(found, key=lambda offer: (offer.price_usd_per_hour, offer.vm)))
 
-    def disk_price(self, provider: str, region: str) -> Price | None:
-        """See `Catalog.disk_price`: a pod's disk is its node's."""
-        return None
+    def extras(self, provider: str, region: str) -> Extras:
+        """See `Catalog.extras`: a pod's disk is its node's, and the cluster's network has no price list."""
+        return Extras()
 
     def age_days(self, provider: str, region: str, *, spot: bool) -> int | None:
         """See `Catalog.age_days`; None if there is no such price."""

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
-from scavenger.cloud.catalog.traffic import address_price
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType, VmRequirements
+from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk, VmExtras
+from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk, TrafficPrice, VmExtras
 from scavenger.domain.fingerprint import hardware_of_vms
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
@@ -190,7 +189,7 @@ class CatalogCloud:
             setup_s: Time from a VM's launch to its worker's first step.
             ready: Number of VMs of each type that have completed their setup.
         """
-        disk = self._catalog.disk_price(self._provider, self._region)
+        disk = self._extras.disk
         return CostTerms(
             shared=SharedCosts(
                 aggregators=self._aggregator_vms,
@@ -249,14 +248,23 @@ class CatalogCloud:
 
     def extras(self, disk_gib: float, *, spot: bool) -> VmExtras:
         """What a VM has beside its type, with a boot disk of this size."""
-        disk = self._catalog.disk_price(self._provider, self._region)
+        disk = self._extras.disk
         return VmExtras(
             None if disk is None else disk_gib * disk.usd_per_hour, self._address_usd_per_hour(spot=spot)
         )
 
     def _address_usd_per_hour(self, *, spot: bool) -> float:
-        price = address_price(self._provider, spot=spot) if self._public else None
-        return 0.0 if price is None else price.usd_per_hour
+        price = self._extras.spot_address if spot else self._extras.address
+        return price.usd_per_hour if price is not None and self._public else 0.0
+
+    @property
+    def _extras(self) -> Extras:
+        return self._catalog.extras(self._provider, self._region)
+
+    @property
+    def traffic_price(self) -> TrafficPrice | None:
+        """Price of traffic between zones of the region; None if it is not known."""
+        return self._extras.zones
 
     @property
     def _knows_spot_prices(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Self
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.package import extras_of, own_wheel
-from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.quotas import after_vms
 from scavenger.control.job_file.load import override_job
@@ -404,7 +403,7 @@ class RentedVms(Place):
             aggregators_on=evenly(costs.aggregators, costs.aggregator_vms) if costs.aggregator_vms else (),
             wait_max_s=job.limits.vms,
             before_usd=counted_usd(context.store.intents(record.id)),
-            traffic_price=traffic_price(provider.name),
+            traffic_price=self.cloud.traffic_price,
             leader_usd_per_hour=costs.leader_usd_per_hour,
             met_in=leader_zone(self.environment) if self.kind.meets_at_leader else "",
         )
