@@ -11,10 +11,14 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
 from scavenger.errors import ConfigurationError
@@ -25,6 +29,10 @@ FORMAT_VARIABLE = "SCAVENGER_LOG_FORMAT"
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _FORMATS = ("text", "json")
+_OTHERS = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""Form of the records of other libraries."""
+_HELD_MAX = 200
+"""Most lines of other libraries that are held for a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +70,9 @@ def set_up(
     job_id: str = "",
     level: str = "INFO",
     stream: TextIO | None = None,
+    hold_others: bool = False,
 ) -> None:
     """Write the records of Scavenger's modules to a stream; a later call replaces the set-up of an earlier one.
-
-    Records of other libraries are left as they are.
 
     Args:
         process: The name of this process in its job, or its role.
@@ -73,6 +80,8 @@ def set_up(
         job_id: Id of the job that the process belongs to; empty if there is none, or none yet.
         level: Level if the user has not chosen one.
         stream: None for the standard error output.
+        hold_others: Whether records and warnings of other libraries are held until `show_others` is called; else
+            they are left as they are.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     kind = _JsonFormatter if settings.format == "json" else _TextFormatter
@@ -81,6 +90,103 @@ def set_up(
     logger.handlers = [handler]
     logger.setLevel(settings.level or level)
     logger.propagate = False  # the training code may have a root logger of its own
+    root = logging.getLogger()
+    for other in _others():
+        root.removeHandler(other)
+        logging.captureWarnings(False)
+    if hold_others:
+        root.addHandler(_Others())
+        logging.captureWarnings(True)
+
+
+def show_others(stream: TextIO) -> None:
+    """Write the records of other libraries to a stream, if `set_up` had them held, from the first one on."""
+    for handler in _others():
+        handler.show(stream)
+
+
+@contextmanager
+def shown_by(show: Callable[[str], None]) -> Iterator[None]:
+    """Have the records of Scavenger's modules shown by a function meanwhile, such as one of a display."""
+    logger = logging.getLogger("scavenger")
+    before = logger.handlers
+    handler = _Shown(show)
+    handler.setFormatter(before[0].formatter if before else _TextFormatter("scavenger", ""))
+    logger.handlers = [handler]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+
+
+def _others() -> list[_Others]:
+    return [one for one in logging.getLogger().handlers if isinstance(one, _Others)]
+
+
+class _Shown(logging.Handler):
+    """Hands records to a function."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(self.format(record))
+
+
+class OfThread(logging.Filter):
+    """On the handlers of a library that writes to the terminal: the records of this thread go to a file instead.
+
+    A library that a program uses itself may log there as it likes; what Scavenger has it do is not the program's.
+
+    Args:
+        path: The file; it is created for the first record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._thread = threading.current_thread()  # no number, which the next one may get
+        self._file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=True)
+        self._file.setFormatter(logging.Formatter(_OTHERS))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if threading.current_thread() is not self._thread:
+            return True
+        with suppress(OSError):
+            self._file.handle(record)
+        return False
+
+
+class _Others(logging.Handler):
+    """Holds the last records of other libraries, until there is a stream for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_OTHERS))
+        self._held: deque[str] = deque(maxlen=_HELD_MAX)
+        self._stream: TextIO | None = None
+
+    def show(self, stream: TextIO) -> None:
+        self.acquire()
+        try:
+            self._stream = stream
+            while self._held:
+                self._write(self._held.popleft())
+        finally:
+            self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = mask(self.format(record))
+        if self._stream is None:
+            self._held.append(line)
+        else:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        assert self._stream is not None
+        with suppress(OSError, ValueError):  # a full disk, or a closed stream
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 def write_utf8() -> None:

@@ -193,3 +193,33 @@ def test_what_a_process_prints_is_utf8_whatever_the_locale_is() -> None:
         [sys.executable, "-c", code], env=ascii_locale, stdout=subprocess.PIPE, check=True
     ).stdout
     assert out == "\u2501 \u00e9 \\udc80\n".encode()
+
+
+def test_records_of_other_libraries_are_held_until_there_is_a_log_and_not_where_they_are_to_stay() -> None:
+    other, stream = logging.getLogger("alib"), io.StringIO()
+    logs.set_up("scavenger", logs.LogChoice(), hold_others=True)
+    try:
+        other.warning("%s", "at first")
+        logs.show_others(stream)
+        other.warning("later")
+        other.info("a detail")
+    finally:
+        logs.set_up("scavenger", logs.LogChoice())
+    other.warning("after that")
+
+    assert [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()] == [
+        "WARNING alib: at first",
+        "WARNING alib: later",
+    ]
+
+
+def test_records_of_scavengers_are_shown_by_a_display_meanwhile() -> None:
+    stream, shown = io.StringIO(), []
+    logs.set_up("scavenger", logs.LogChoice(), level="WARNING", stream=stream)
+    with logs.shown_by(shown.append):
+        LOG.warning("beside a display")
+        LOG.info("a detail")
+    LOG.warning("again")
+
+    assert [line.partition("scavenger: ")[2] for line in shown] == ["beside a display"]
+    assert [line.partition("scavenger: ")[2] for line in stream.getvalue().splitlines()] == ["again"]

@@ -145,7 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     console.prepare_streams()
     try:
-        logs.set_up("scavenger", logs.read_settings(), level="WARNING")
+        chosen = logs.read_settings()
+        # in a program of its own alone: the records of one that calls this are its own
+        logs.set_up("scavenger", chosen, level="WARNING", hold_others=arguments is None and not chosen.level)
         code = app(args=arguments, prog_name="scavenger", standalone_mode=False)
         console.write(sys.stdout, "")
         return int(code or 0)

@@ -1,16 +1,21 @@
 """Runs the command line with a stand-in for the driver: `python cli_fake.py MODE ARGUMENTS...`.
 
 The modes: `finish` ends at once, `ask` asks first, `wait` runs until it is stopped, `stubborn` longer, `fail`
-ends with a training error, `break` raises what nobody expects.
+ends with a training error, `break` raises what nobody expects, `noisy` is a job in whose process other libraries write.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from cli_samples import make_choice, make_curve, make_report
 
@@ -37,12 +42,19 @@ class FakeRun:
 
     def __init__(self, prepared, *, store, observer: Observer, run: bool, confirm, audit=False) -> None:  # type: ignore[no-untyped-def]
         self._observer, self._run, self._confirm, self._stop = observer, run, confirm, ""
+        if self.mode == "noisy":
+            self.job_id = store.create_job("digits-cnn", spec={}, job_file=Path("job.yaml").absolute()).id
 
     def run(self) -> RunReport:
         curve = make_curve()
         report = make_report(curve, planned=not self._run)
         assert report.predicted is not None
+        if self.mode == "noisy":
+            noise("at-first")
         self._observer.on_event(PhaseChanged("starting", "1 worker"))
+        if self.mode == "noisy":
+            noise("later-on")
+            logging.getLogger("scavenger.control").warning("of Scavenger's own")
         self._observer.on_event(WorkerChanged("worker-0", "ready"))
         self._observer.on_event(ChoiceMade(curve, make_choice(curve)))
         if self.mode == "break":
@@ -68,7 +80,8 @@ class FakeRun:
             return replace(report, job=replace(report.job, state="interrupted"), exit_code=130)
         return report
 
-    processes, vms, job_id = 2, 0, "0123456789abcdef"
+    processes, vms = 2, 0
+    job_id = "0123456789abcdef"
 
     def request_stop(self, reason: str) -> None:
         self._stop = reason
@@ -84,6 +97,17 @@ def resume_job(
     """As the driver's: begins the job again and hands out what runs it."""
     job = store.resume_job(job_id, spec=None if spec is None else spec.written())
     return FakeRun(job.spec, store=store, observer=observer, run=True, confirm=confirm)
+
+
+def noise(when: str) -> None:
+    """Write what libraries write, in each way in which they do."""
+    os.write(2, f"I0000 {when} port.cc:153] oneDNN custom operations are on\n".encode())
+    os.write(1, f"{when}: printed by C++\n".encode())
+    print(f"{when}: printed by Python")
+    sys.stderr.write(f"{when}: written to stderr\n")
+    logging.getLogger("alib").warning("%s: Retrying (Retry(total=2))", when)
+    warnings.warn(f"{when}: is deprecated", FutureWarning, stacklevel=1)
+    subprocess.run(["sh", "-c", f"echo {when}: a child; echo {when}: a child of old >&2"], check=True)
 
 
 def install(mode: str) -> None:

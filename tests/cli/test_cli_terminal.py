@@ -10,6 +10,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -216,6 +217,46 @@ def test_poor_terminals_get_plain_words(tmp_path: Path, environment: dict[str, s
     assert terminal.end() == 0
     assert terminal.seen.isascii()
     assert ("\x1b[" in terminal.seen) == ("PYTHONIOENCODING" in environment)
+
+
+def test_what_other_libraries_write_goes_to_the_log_of_the_job(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "noisy", "optimize", "job.yaml", "--yes")
+    assert terminal.end() == 0
+    piped = Command(
+        [sys.executable, Path(__file__).with_name("cli_fake.py"), "noisy", "optimize", "job.yaml", "--yes"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+            "SCAVENGER_STORE": f"sqlite:///{tmp_path / 'store.db'}",
+        },
+    )
+    stdout, stderr = piped.communicate(timeout=PATIENCE_S)
+
+    for shown in (terminal.seen, stdout + stderr):
+        assert "at-first" not in shown
+        assert "later-on" not in shown
+        assert "WARNING scavenger: of Scavenger's own" in shown
+        assert "Job digits-cnn" in shown
+    assert stderr.splitlines()[0] == "starting: 1 worker"
+    logs = [one.read_text() for one in tmp_path.rglob("command.log")]
+    assert len(logs) == 2
+    for log in logs:
+        for when in ("at-first", "later-on"):
+            for words in (
+                f"I0000 {when} port.cc:153] oneDNN",
+                f"{when}: printed by C++",
+                f"{when}: printed by Python",
+                f"{when}: written to stderr",
+                f"{when}: Retrying (Retry",
+                f"{when}: is deprecated",
+                f"{when}: a child\n",
+                f"{when}: a child of old",
+            ):
+                assert log.count(words) == 1, words
+        assert "Scavenger's own" not in log
 
 
 def test_init_asks_on_a_terminal_and_again_after_an_invalid_answer(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
+from scavenger import logs
+from scavenger.api.logs import log_folder
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document
-from scavenger.domain.report import Observer, Predicted, RunReport
+from scavenger.domain.report import Event, Observer, Predicted, RunReport
 from scavenger.errors import ConfigurationError, Interrupted, ScavengerError
 from scavenger_cli.ui import console, render
+from scavenger_cli.ui.apart import Apart
 from scavenger_cli.ui.observer import CliObserver, make_observer
 from scavenger_cli.ui.outlet import has_room
 
@@ -113,8 +116,31 @@ def drive(
     from scavenger.control.notifying.settings import notifying
     from scavenger.store import Store
 
-    observer = make_observer(sys.stderr, quiet=invocation.quiet, verbose=invocation.verbose)
-    interrupts = Interrupts(observer)
+    apart = Apart()
+    with Store.open(invocation.store_url) as store, notifying(store, only_mine=True, within_s=_LAST_S):
+        with apart.kept():
+            report, confirmed = _run(begin, store, invocation, apart, ask=ask)
+        resumable = _can_resume(store, report)
+    if not reports(report):
+        return report.exit_code
+    with_curve = not (confirmed and console.is_terminal(sys.stdout))
+    show_report(report, invocation, with_curve=with_curve)
+    if resumable:
+        console.note(f"scavenger: to continue from its last checkpoint: scavenger resume {report.job.id[:8]}")
+    return report.exit_code
+
+
+def _run(
+    begin: Callable[[Store, Observer, Confirm | None], Driver],
+    store: Store,
+    invocation: Invocation,
+    apart: Apart,
+    *,
+    ask: bool,
+) -> tuple[RunReport, bool]:
+    """Run a job with its display; returns its report, and whether the user was asked before it was paid for."""
+    observer = make_observer(apart.own, quiet=invocation.quiet, verbose=invocation.verbose)
+    interrupts = Interrupts(observer, apart.own)
     confirmed = False
 
     def confirm(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> bool:
@@ -122,7 +148,7 @@ def drive(
         confirmed = True
         observer.stop()
         try:
-            with interrupts.asking():
+            with interrupts.asking(), apart.lifted():
                 console.emit(
                     *render.curve_table(curve, choice, verbose=invocation.verbose),
                     "",
@@ -137,22 +163,30 @@ def drive(
         finally:
             observer.start()
 
-    with Store.open(invocation.store_url) as store, notifying(store, only_mine=True, within_s=_LAST_S):
-        started = begin(store, observer, confirm if ask else None)
-        with interrupts.handled_by(started):
-            observer.start()
-            try:
-                report = started.run()
-            finally:
-                observer.stop()
-        resumable = _can_resume(store, report)
-    if not reports(report):
-        return report.exit_code
-    with_curve = not (confirmed and console.is_terminal(sys.stdout))
-    show_report(report, invocation, with_curve=with_curve)
-    if resumable:
-        console.note(f"scavenger: to continue from its last checkpoint: scavenger resume {report.job.id[:8]}")
-    return report.exit_code
+    seen = _Placed(observer, apart, store)
+    started = seen.job = begin(store, seen, confirm if ask else None)
+    with logs.shown_by(observer.say), interrupts.handled_by(started):
+        observer.start()
+        try:
+            return started.run(), confirmed
+        finally:
+            observer.stop()
+
+
+class _Placed(Observer):
+    """Passes events on, and has what other libraries write go to the job's logs once there is a job."""
+
+    def __init__(self, observer: Observer, apart: Apart, store: Store) -> None:
+        self._observer, self._apart, self._store = observer, apart, store
+        self.job: Stoppable | None = None
+        self._known = False
+
+    def on_event(self, event: Event) -> None:
+        self._observer.on_event(event)
+        if not self._known and self.job is not None and self.job.job_id:
+            self._known = True
+            with suppress(ScavengerError):  # they stay where they are
+                self._apart.move(log_folder(self._store.job(self.job.job_id)))
 
 
 def _can_resume(store: Store, report: RunReport) -> bool:
@@ -184,8 +218,8 @@ class Interrupts:
     SIGTERM and a closed terminal count as a Ctrl-C.
     """
 
-    def __init__(self, observer: CliObserver) -> None:
-        self._observer = observer
+    def __init__(self, observer: CliObserver, terminal: TextIO) -> None:
+        self._observer, self._terminal = observer, terminal
         self._job: Stoppable | None = None
         self._presses = 0
         self._asking = False
@@ -221,7 +255,7 @@ class Interrupts:
             count = self._job.processes
             running = "1 process of this job is" if count == 1 else f"{count} processes of this job are"
             rows = self._observer.rows
-            _write_to_terminal(
+            self._write(
                 # the live display is above the cursor, and its next redraw needs the same number of rows
                 (f"\r\x1b[{rows - 1}A\x1b[J" if rows else "\n")
                 + f"scavenger: stopping in order; {running} still running. "
@@ -232,22 +266,21 @@ class Interrupts:
                 raise Interrupted
             return
         self._job.kill_now()
-        if console.is_terminal(sys.stderr):
-            _write_to_terminal("\x1b[?25h")  # the live display hides the cursor
-        _write_to_terminal(
+        if console.is_terminal(self._terminal):
+            self._write("\x1b[?25h")  # the live display hides the cursor
+        self._write(
             "\nscavenger: killed; every process of this job was killed. To continue from its last checkpoint, "
             f"if it has one: scavenger resume {self._job.job_id[:8] or 'JOB'}\n"
         )
         if self._job.vms:
-            _write_to_terminal(
+            self._write(
                 f"scavenger: {self._job.vms} VMs of this job may still cost money until they end themselves, within "
                 "about 15 minutes; to end them now: scavenger gc\n"
             )
         os._exit(Interrupted.exit_code)
 
-
-def _write_to_terminal(text: str) -> None:
-    """Write directly to stderr: the interrupted code may hold the lock of a buffered stream."""
-    if has_room(sys.stderr, 0.0):
-        with suppress(OSError):
-            os.write(2, text.encode("ascii"))
+    def _write(self, text: str) -> None:
+        """Write to the descriptor: the interrupted code may hold the lock of a buffered stream."""
+        if has_room(self._terminal, 0.0):
+            with suppress(OSError, ValueError):
+                os.write(self._terminal.fileno(), text.encode("ascii"))

@@ -67,6 +67,9 @@ class CliObserver(Observer):
     def stop(self) -> None:
         """Remove the display from the terminal, for a question or at the end."""
 
+    def say(self, line: str) -> None:
+        """Show a line that is no event, such as a log record."""
+
     @property
     def rows(self) -> int:
         """The number of terminal rows that are redrawn; safe in a signal handler."""
@@ -158,6 +161,9 @@ class PlainObserver(CliObserver):
     def stop(self) -> None:
         _drain(self._stream)
 
+    def say(self, line: str) -> None:
+        self._write(line)
+
     def _write(self, line: str, *, progress: bool = False) -> None:
         text = clean(line) + "\n"
         try:
@@ -231,6 +237,9 @@ class LiveObserver(CliObserver):
                 overflow="ignore" if path else None,
                 crop=not path,
             )
+
+    def say(self, line: str) -> None:
+        self._console.print(clean(line))
 
     def _render(self) -> RenderableType:
         from rich.console import Group

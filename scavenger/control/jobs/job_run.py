@@ -174,6 +174,7 @@ class JobRun:
             self._prepared.folder,
             None if resumed is None else resumed.before.step,
             params_of(job),
+            self._work_dir(recorder) / "logs" / "trackers.log",
         )
         tracking.begin(run)
         try:
@@ -194,10 +195,15 @@ class JobRun:
             return Recorder.begin(self._store, job, job_file, self._observer, job_id=self._submitted)
         return Recorder(self._store, entry, self._observer, patience_s=prepared.job.limits.store)
 
+    def _work_dir(self, recorder: Recorder) -> Path:
+        """The folder of what the job writes."""
+        prepared = self._prepared
+        return (prepared.job_file.resolve().parent / prepared.job.output / recorder.job_id).resolve()
+
     def _recorded(self, recorder: Recorder) -> RunReport:
         """Begin, run and end the job; returns its report after recording it."""
         job = self._prepared.job
-        work_dir = (self._prepared.job_file.resolve().parent / job.output / recorder.job_id).resolve()
+        work_dir = self._work_dir(recorder)
         journals: Journals | None = None
         warnings: list[str] = []
         started_at = self._clock()

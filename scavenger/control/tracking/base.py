@@ -19,6 +19,7 @@ class TrackedRun:
         folder: The job file's, to which paths are relative.
         step: The last step of earlier attempts that counts; None for a new job.
         params: Its parameters.
+        log: File for the records of the tracker's own library; it and its folder may be missing. None: as they are.
     """
 
     job_id: str
@@ -28,6 +29,7 @@ class TrackedRun:
     folder: Path
     step: int | None = None
     params: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
 
 
 class Tracker(Protocol):

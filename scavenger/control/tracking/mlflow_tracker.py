@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,6 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scavenger.control.tracking.base import TrackedRun
+from scavenger.logs import OfThread
+from scavenger.private_files import make_private_folder
 
 JOB, STUDY, PARENT, NAME = "scavenger.job_id", "scavenger.study", "mlflow.parentRunId", "mlflow.runName"
 _creating = threading.Lock()
@@ -28,12 +31,18 @@ class MlflowTracker:
         self._run_id = ""
         self._parent: str | None = None
         self._told: dict[str, int] = {}
+        self._apart: OfThread | None = None
 
     def begin(self, run: TrackedRun) -> None:
         """See `Tracker`; steps that are trained again are not told again, as MLflow keeps all that it was told."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
+        if run.log is not None:
+            make_private_folder(run.log.parent)
+            self._apart = OfThread(run.log)
+            for handler in logging.getLogger("mlflow").handlers:
+                handler.addFilter(self._apart)
         self._client = MlflowClient(tracking_uri=uri_of(self._uri, run))
         with _creating:
             found = self._client.get_experiment_by_name(run.experiment)
@@ -88,6 +97,9 @@ class MlflowTracker:
         if self._parent is not None:
             with _creating:
                 self._tell_study(self._parent)
+        if self._apart is not None:
+            for handler in logging.getLogger("mlflow").handlers:
+                handler.removeFilter(self._apart)
 
     def _tell_study(self, parent: str) -> None:
         """What the trials of a study came to so far; its run ends with the last one that is running."""
