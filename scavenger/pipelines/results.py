@@ -1,4 +1,4 @@
-"""What a client answers: values that show themselves as text and, in notebooks, as tables."""
+"""What a client answers: values that show themselves as text and, in notebooks, as tables and pictures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.curve import Choice, CurvePoint, Infeasible, TradeoffCurve
+from scavenger.domain.curve import Choice, CurvePoint, Infeasible, TradeoffCurve, thinned
 from scavenger.domain.report import Actual, JobState, MetricOutcome, Predicted, RunReport
 from scavenger.errors import (
     CleanupError,
@@ -34,6 +35,7 @@ from scavenger.presentation.formatting import (
     plural,
     when,
 )
+from scavenger.presentation.picture import picture_of
 from scavenger.presentation.total import total_words
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ _ERRORS: dict[int, type[ScavengerError]] = {
     )
 }
 _ROWS = 24
+_DRAWN_MAX = 1_500
+"""Most configurations in a notebook's picture: more would make its file large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,19 @@ class Plan(_Shown):
         if self.predicted is not None:
             yield total_words(self.predicted)
         yield from self._choice_parts()
+
+    def _repr_html_(self) -> str:
+        return self._picture() + super()._repr_html_()
+
+    def _picture(self) -> str:
+        """The curve as SVG in the page's text colour; empty without a curve, or without what draws it."""
+        if self.report.curve is None or find_spec("matplotlib") is None:
+            return ""
+        from scavenger.pictures.still import svg_of
+
+        curve, _ = thinned(self.report.curve, self.report.choice, _DRAWN_MAX)
+        title = f"{clean(self.name)}: predicted time and cost"
+        return svg_of([picture_of(replace(self.report, curve=curve), title)], title=title, inline=True)
 
     def _choice_parts(self) -> Iterator[str | Table]:
         choice = self.report.choice

@@ -228,6 +228,13 @@ def difference(predicted: float, actual: float) -> str:
     return "0 %" if abs(percent) < 0.05 else f"{percent:+.1f} %"
 
 
+def ratio(value: float, least: float) -> str:
+    """A value as a multiple of the least one, such as `1.25`."""
+    if least > 0 and math.isfinite(value):
+        return f"{value / least:.2f}"
+    return "1.00" if value == least else UNKNOWN
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun, such as `1 worker` or `2 workers`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -14,8 +14,9 @@ from nested import changed
 from rich.console import Console
 from rich.text import Text
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.terminal_plot import terminal_plot
+from scavenger_cli.ui.terminal_picture import TerminalPicture
 
+from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.report import (
     Actual,
@@ -26,6 +27,8 @@ from scavenger.domain.report import (
     SearchOutcome,
     time_error,
 )
+from scavenger.presentation.picture import draw
+from scavenger.search.choose import choose
 
 LARGE = make_curve(
     range(1, 11), [64 * i for i in range(1, 11)], ("e2-standard-4", "n2-standard-8"), deadline_s=900
@@ -162,14 +165,39 @@ def test_names_cannot_carry_terminal_escapes_or_markup_into_the_output() -> None
     assert "[red]vm" in text
 
 
+def plotted(curve: TradeoffCurve, choice: Choice | None, width: int = 80, encoding: str = "utf-8") -> str:
+    """The picture of a curve as a stream of this width and encoding gets it, without colours."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    Console(file=stream, width=width, color_system=None).print(TerminalPicture(draw(curve, choice, "digits")))
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
 @pytest.mark.parametrize("curve", [make_curve(), make_curve((1, 2, 3, 4), (64, 128, 256, 512, 1024)), LARGE])
-def test_the_plot_fits_its_width_in_plain_characters_and_shows_the_choice_once(curve) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_picture_fits_its_width_needs_no_colour_and_shows_the_choice_once(
+    curve: TradeoffCurve, encoding: str
+) -> None:
+    choice = make_choice(curve)
     for width in (40, 80, 200):
-        text = terminal_plot(curve, make_choice(curve), width=width).plain
-        drawn = [line.split("|", 1)[1] for line in text.splitlines() if "|" in line]
-        assert text.isascii()
-        assert sum(line.count("@") for line in drawn) == 1
-        assert max(len(line) + 12 for line in drawn) <= max(width, 33)
+        text = plotted(curve, choice, width, encoding)
+        rows = [line.split("|", 1)[1] for line in text.splitlines() if "|" in line]
+        assert sum(line.count("@") for line in rows) == 1
+        assert max(map(len, text.splitlines())) <= width
+        assert sum(line.startswith("@ chosen") for line in text.splitlines()) == 1
+        front = "." if encoding == "ascii" else chr(0x2800)
+        assert any(letter >= front if encoding != "ascii" else letter == front for letter in "".join(rows))
+
+
+def test_the_picture_begins_with_what_it_says_for_who_cannot_see_it() -> None:
+    curve = make_curve((1, 2, 4, 8), (64, 128, 256))
+    choice = choose(curve, "cost")
+    assert isinstance(choice, Choice)
+    words = " ".join(plotted(curve, choice).split("\n\n")[0].split())
+
+    assert words == " ".join(draw(curve, choice, "digits").caption)
+    assert "Twice the speed costs" in words
 
 
 def test_paths_stay_whole_on_one_line_so_that_they_can_be_copied() -> None:
@@ -180,7 +208,7 @@ def test_paths_stay_whole_on_one_line_so_that_they_can_be_copied() -> None:
 
 
 def test_a_plot_of_nothing_says_so() -> None:
-    assert "No allowed configuration" in terminal_plot(make_curve(deadline_s=0.5), None).plain
+    assert "No allowed configuration" in plotted(make_curve(deadline_s=0.5), None)
 
 
 def test_what_a_stream_cannot_encode_is_replaced_by_as_many_plain_characters() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transcript_picture
 import typer
 import yaml
 from pages import PAGES, ROOT, TUTORIALS, commands_of, console_commands, python_blocks
@@ -45,6 +46,11 @@ def parse(words: list[str]) -> None:
         if rest[0] == "VALUE":
             return
         command, words = commands[rest[0]], rest[1:]
+
+
+def test_the_picture_of_the_transcript_is_drawn_as_curves_are_now() -> None:
+    """`python -m tests.docs.transcript_picture` draws it anew."""
+    assert transcript_picture.PICTURE.read_text("utf-8") == transcript_picture.drawn()
 
 
 def test_every_command_on_any_page_is_there_with_its_options() -> None:

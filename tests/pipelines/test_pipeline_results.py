@@ -87,6 +87,23 @@ def test_a_plan_shows_the_front_first_and_the_choice() -> None:
     assert html.count("<tr>") == 4
 
 
+def test_a_notebook_shows_the_picture_in_its_own_text_colour_above_the_table() -> None:
+    html = Plan(report("planned"))._repr_html_()
+    svg, _, rest = html.partition("</svg>")
+
+    assert svg.startswith("<svg")
+    assert "<style>svg" not in svg  # it would hold for every picture of the page
+    assert "Chosen: 1 x batch 32" in svg
+    assert "&lt;digits&gt;" in svg
+    assert "<table>" in rest
+
+
+def test_without_matplotlib_a_notebook_shows_the_table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scavenger.pipelines.results.find_spec", lambda _: None)
+
+    assert Plan(report("planned"))._repr_html_().startswith("<div>Job")
+
+
 def test_a_run_has_its_bill() -> None:
     run = Run(report())
 

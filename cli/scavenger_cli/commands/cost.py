@@ -20,7 +20,7 @@ from scavenger.presentation.formatting import (
     money_range,
     when,
 )
-from scavenger.presentation.panel import FINISHED
+from scavenger.presentation.picture import FINISHED
 from scavenger_cli.commands.status import state_words
 from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render

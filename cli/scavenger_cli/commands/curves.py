@@ -304,7 +304,7 @@ def _write(drawing: Drawing, form: str, out: Path | None, *, verbose: bool) -> i
     """Write the drawing to the file, or to stdout."""
     if out is None:
         if form == "terminal":
-            console.emit(*drawing.text(console.console(sys.stdout).width, verbose=verbose))
+            console.emit(*drawing.text(verbose=verbose))
         elif form in BINARY:
             if sys.stdout.isatty():
                 raise ConfigurationError(f"a terminal cannot show {form}: name a file with --out")

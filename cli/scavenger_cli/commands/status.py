@@ -31,7 +31,7 @@ from scavenger.presentation.formatting import (
     quantity,
     when,
 )
-from scavenger.presentation.panel import FINISHED
+from scavenger.presentation.picture import FINISHED
 from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
 

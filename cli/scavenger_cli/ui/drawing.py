@@ -14,10 +14,10 @@ from scavenger.api.curves import CurveAnswer, part_of
 from scavenger.api.values import plain
 from scavenger.domain.document import report_document
 from scavenger.domain.report import RunReport
-from scavenger.presentation.panel import Panel, panel_of
+from scavenger.presentation.picture import Picture, picture_of
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.curve_files import curve_csv
-from scavenger_cli.ui.terminal_plot import terminal_plot
+from scavenger_cli.ui.terminal_picture import TerminalPicture
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,47 +69,54 @@ class Drawing:
             case "csv":
                 return curve_csv(self._rows()).encode()
             case "html":
-                from scavenger_cli.ui.page import panels_page
+                from scavenger_cli.ui.page import pictures_page
 
-                return panels_page(self._panels(), title=self.title).encode()
+                return pictures_page(self._pictures(), title=self.title).encode()
             case "svg" | "png" | "pdf":
-                from scavenger_cli.ui import plots
+                from scavenger.pictures import still
 
-                panels = self._panels()
+                pictures = self._pictures()
                 if form == "png":
-                    return plots.panels_png(panels)
+                    return still.png_of(pictures)
                 if form == "pdf":
-                    return plots.panels_pdf(panels, title=self.title)
-                return plots.panels_svg(panels, title=self.title).encode()
+                    return still.pdf_of(pictures, title=self.title)
+                return still.svg_of(pictures, title=self.title).encode()
         text = io.StringIO()
-        console.emit(*self.text(console.PLAIN_WIDTH, verbose=verbose), stream=text)
+        console.emit(*self.text(verbose=verbose), stream=text)
         return text.getvalue().encode()
 
-    def text(self, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-        """Plot, table and choice as text, `width` columns wide."""
-        for number, panel in enumerate(self._panels()):
-            curve = panel.curve
+    def text(self, *, verbose: bool) -> Iterator[RenderableType]:
+        """Picture, table and choice as text."""
+        for number, picture in enumerate(self._pictures()):
+            curve = picture.curve
             if self.priced:
                 if number:
                     yield ""
-                yield Text(panel.title[0].upper() + panel.title[1:], style="bold")
+                yield Text(picture.title[0].upper() + picture.title[1:], style="bold")
                 curve = replace(
                     curve, notes=curve.notes[-1:]
                 )  # only the note about prices: the others are the same
-            yield terminal_plot(curve, panel.choice, width=width)
+            yield TerminalPicture(picture)
             yield ""
-            yield from render.curve_table(curve, panel.choice, verbose=verbose)
+            yield from render.curve_table(curve, picture.choice, verbose=verbose)
             yield ""
-            choice = panel.choice if self.priced else self.report.choice
+            choice = picture.choice if self.priced else self.report.choice
             yield from render.choice_lines(choice, relative_only=curve.relative_only)
 
-    def _panels(self) -> list[Panel]:
-        limits = {"deadline_s": self.deadline_s, "budget_usd": self.budget_usd}
+    def _pictures(self) -> list[Picture]:
         if not self.priced:
-            return [panel_of(self.report, self.title, **limits)]
+            return [
+                picture_of(self.report, self.title, deadline_s=self.deadline_s, budget_usd=self.budget_usd)
+            ]
         alone = f"{self.title} " if len(self.priced) == 1 else "priced "
         return [  # without the run's own figures: they were at other prices
-            replace(panel_of(one, alone + _PRICED[kind], **limits), predicted=None, actual=None)
+            picture_of(
+                one,
+                alone + _PRICED[kind],
+                deadline_s=self.deadline_s,
+                budget_usd=self.budget_usd,
+                with_run=False,
+            )
             for kind, one in self.priced.items()
         ]
 

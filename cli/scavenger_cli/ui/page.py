@@ -9,16 +9,14 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
-import numpy as np
-
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.figure import panel_figure, themes
+from scavenger.presentation.figure import picture_figure, themes
 from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range, quantity
-from scavenger.presentation.panel import RELATIVE_NOTE, Panel, describe
+from scavenger.presentation.picture import RELATIVE_NOTE, Picture, describe
 
 
-def panels_page(panels: Sequence[Panel], *, title: str) -> str:
+def pictures_page(pictures: Sequence[Picture], *, title: str) -> str:
     """One page with one or more curves of the same configurations, with their choices and points.
 
     Raises:
@@ -36,7 +34,7 @@ def panels_page(panels: Sequence[Panel], *, title: str) -> str:
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     allowed = " ".join(f"'sha256-{_sha256(one)}'" for one in (bundle, script))
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data: blob:; font-src data:"
-    batches = max(len(np.unique(panel.curve.configurations.global_batch_size)) for panel in panels)
+    batches = max(len(picture.batches) for picture in pictures)
     return "\n".join(
         (
             "<!doctype html>",
@@ -45,8 +43,8 @@ def panels_page(panels: Sequence[Panel], *, title: str) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             f"<title>{escape(clean(title))}</title><style>{style}</style></head><body><main>",
             f"<h1>{escape(clean(title))}</h1>",
-            *(part for number, panel in enumerate(panels) for part in _section(panel, number, len(panels))),
-            _notes(panels),
+            *(part for at, one in enumerate(pictures) for part in _section(one, at, len(pictures))),
+            _notes(pictures),
             f'<script type="application/json" id="themes">{_json(themes(batches))}</script>',
             f"<script>{bundle}</script>",
             f"<script>{script}</script>",
@@ -65,23 +63,23 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
-def _section(panel: Panel, number: int, count: int) -> Iterator[str]:
+def _section(picture: Picture, number: int, count: int) -> Iterator[str]:
     if count > 1:
-        yield f"<h2>{escape(clean(panel.title))}</h2>"
-    words = escape(describe(panel))
+        yield f"<h2>{escape(clean(picture.title))}</h2>"
+    words = escape(describe(picture))
     yield f'<figure><div class="plot" id="plot{number}" role="img" aria-label="{words}"></div>'
-    yield f'<script type="application/json" id="plot{number}-data">{_json(panel_figure(panel))}</script>'
+    yield f'<script type="application/json" id="plot{number}-data">{_json(picture_figure(picture))}</script>'
     yield f"<figcaption>{words}</figcaption></figure>"
-    if panel.choice is not None:
-        chosen = f"Chosen: {clean(panel.choice.configuration)}: {clean(panel.choice.reason)}."
+    if picture.choice is not None:
+        chosen = f"Chosen: {clean(picture.choice.configuration)}: {clean(picture.choice.reason)}."
         yield f"<p>{escape(chosen)}</p>"
     yield '<div class="wide" tabindex="0" role="region" aria-label="Every configuration">'
-    yield f"{_html_table(panel.curve, panel.choice)}</div>"
+    yield f"{_html_table(picture.curve, picture.choice)}</div>"
 
 
-def _notes(panels: Sequence[Panel]) -> str:
-    notes = dict.fromkeys(clean(note) for panel in panels for note in panel.curve.notes)
-    shown = [*([RELATIVE_NOTE] if panels[0].curve.relative_only else []), *notes]
+def _notes(pictures: Sequence[Picture]) -> str:
+    notes = dict.fromkeys(clean(note) for one in pictures for note in one.curve.notes)
+    shown = [*([RELATIVE_NOTE] if pictures[0].curve.relative_only else []), *notes]
     return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in shown)}</ul>" if shown else ""
 
 

@@ -35,8 +35,9 @@ from scavenger.presentation.formatting import (
     money_range,
     plural,
     quantity,
+    ratio,
 )
-from scavenger.presentation.panel import FINISHED, RELATIVE_NOTE
+from scavenger.presentation.picture import FINISHED, RELATIVE_NOTE
 from scavenger.presentation.total import total_words
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def curve_table(
             cells = [marks, *([clean(point.configuration.vm)] if several else [])]
             cells += [str(point.configuration.workers), str(point.configuration.global_batch_size)]
             if curve.relative_only:
-                cells += [_ratio(point.time_s, fastest), _ratio(point.cost_usd, cheapest)]
+                cells += [ratio(point.time_s, fastest), ratio(point.cost_usd, cheapest)]
             else:
                 cells += [duration(point.time_s), duration_range(*point.time_interval_s)]
                 cells += [money(point.cost_usd), money_range(*point.cost_interval_usd)]
@@ -176,16 +177,6 @@ def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows:
 def _least(values: FloatArray) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.min()) if len(finite) else float("nan")
-
-
-def _ratio(value: float, least: float) -> str:
-    return (
-        f"{value / least:.2f}"
-        if least > 0 and np.isfinite(value)
-        else "1.00"
-        if value == least
-        else "unknown"
-    )
 
 
 def _is_choice(point: CurvePoint, choice: Choice | None) -> bool:
@@ -239,9 +230,7 @@ def _percent(share: float) -> str:
 
 
 def _compared(point: CurvePoint, base: CurvePoint) -> str:
-    return (
-        f"{_ratio(point.time_s, base.time_s)} x the time, {_ratio(point.cost_usd, base.cost_usd)} x the cost"
-    )
+    return f"{ratio(point.time_s, base.time_s)} x the time, {ratio(point.cost_usd, base.cost_usd)} x the cost"
 
 
 def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> Iterator[RenderableType]:

@@ -17,9 +17,9 @@ from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Predicted
 from scavenger.masking import mask
 from scavenger.models.learning_curve import Hint, forecast
-from scavenger.presentation.figure import panel_figure
+from scavenger.presentation.figure import picture_figure
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity
-from scavenger.presentation.panel import describe, panel_of
+from scavenger.presentation.picture import describe, picture_of
 from scavenger.server.dashboard.job_list import budget_of
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.plots import Figure, axis, days, layout_of, line, wrapped
@@ -61,15 +61,17 @@ def _curve_figure(sight: JobSight) -> Figure:
     curve, notes = thinned(report.curve, report.choice, POINTS_MAX)
     constraints = sight.job.spec.get("constraints") or {}
     deadline_s = constraints.get("deadline")
-    panel = panel_of(
+    picture = picture_of(
         replace(report, curve=curve),
         title,
         deadline_s=float(deadline_s) if is_number(deadline_s) else None,
         budget_usd=budget_of(sight.job.spec),
     )
-    if not panel.shown.any():
-        return Figure(title, describe(panel), None)
-    return Figure(title, " ".join((describe(panel), *(f"{note}." for note in notes))), panel_figure(panel))
+    if picture.axes is None:
+        return Figure(title, describe(picture), None)
+    return Figure(
+        title, " ".join((describe(picture), *(f"{note}." for note in notes))), picture_figure(picture)
+    )
 
 
 # ---- the metric and its extrapolation ----------------------------------------------------------------------------

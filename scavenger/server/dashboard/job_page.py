@@ -23,7 +23,7 @@ from scavenger.presentation.formatting import (
     money_range,
     quantity,
 )
-from scavenger.presentation.panel import FINISHED
+from scavenger.presentation.picture import FINISHED
 from scavenger.presentation.total import total_words
 from scavenger.server.dashboard.job_list import JobLine, job_line
 from scavenger.server.dashboard.words import Fact, JobLink, Moment, State, left_fact, link_of, moment

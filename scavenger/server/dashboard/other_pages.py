@@ -11,7 +11,7 @@ from datetime import datetime
 from scavenger.domain.intent import Intent
 from scavenger.domain.restore import QuarantinedVm, Restore
 from scavenger.presentation.formatting import clean, money, quantity, size, when
-from scavenger.presentation.panel import FINISHED
+from scavenger.presentation.picture import FINISHED
 from scavenger.server.dashboard.job_page import VmLine, vm_lines
 from scavenger.server.dashboard.words import Moment, State, link_of, moment
 from scavenger.store.records import JobRecord, ModelRecord

@@ -1,0 +1,1 @@
+"""Pictures as files: drawn by matplotlib (the extra `plots`)."""
