@@ -25,7 +25,7 @@ FRAME_PT, PIXELS_PER_PT = (480.0, 300.0), 4 / 3
 NAMED_MAX = 12
 """Most lines that a legend names; if there are more, the text of each point has its batch size."""
 _SYMBOLS = (
-    *("circle", "square", "diamond", "triangle-down", "triangle-up"),
+    *("circle", "square", "diamond", "triangle-up", "triangle-down"),
     *("cross", "x", "pentagon", "triangle-left", "triangle-right"),
 )
 assert len(_SYMBOLS) == SHAPES
