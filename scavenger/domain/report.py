@@ -232,6 +232,8 @@ class Actual:
         end_s: Part of `time_s`: for saving the model and ending the processes.
         first_start_s, start_s: Median time from a worker's launch until it was ready, of the first workers and of
             further ones; 0 if there were none.
+        program_start_s: Median time from the start of a program that is started anew for each configuration until its
+            first step; 0 for other jobs.
     """
 
     time_s: float
@@ -241,6 +243,7 @@ class Actual:
     end_s: float = 0.0
     first_start_s: float = 0.0
     start_s: float = 0.0
+    program_start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

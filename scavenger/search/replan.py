@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -106,7 +106,9 @@ def why_measure_no_more(
     )
 
 
-def worth_repeating(*, since_s: float, takes_s: float, lost: float, left_s: float) -> bool:
+def worth_repeating(
+    *, since_s: float, takes_s: float, lost: float, left_s: float, pause_s: float = 0.0
+) -> bool:
     """Whether the first point of a search is measured again at its end.
 
     Drift is a factor of all step times. It cancels out between configurations, so that knowing it changes no choice
@@ -117,8 +119,39 @@ def worth_repeating(*, since_s: float, takes_s: float, lost: float, left_s: floa
         takes_s: Time that it takes, which trains too.
         lost: Share of that time in which the chosen configuration would have trained as much more.
         left_s: Predicted rest of the run.
+        pause_s: Time besides, in which nothing is trained.
     """
-    return lost * takes_s <= REPEATED_MAX * left_s and since_s >= REPEATED_AFTER * takes_s
+    return lost * takes_s + pause_s <= REPEATED_MAX * left_s and since_s >= REPEATED_AFTER * takes_s
+
+
+def staying(
+    curve: TradeoffCurve,
+    choice: Choice,
+    now: Configuration,
+    *,
+    remaining: float,
+    switch: SwitchCost,
+    worth: Callable[[float], float] | None = None,
+) -> Choice:
+    """The choice, unless the change to it costs more than it brings: then the present configuration, with the reason.
+
+    A program that is started anew for each configuration stands still for as long as it takes to start, which may be
+    longer than what is left.
+
+    Args:
+        curve, choice, now, remaining, switch, worth: As of `worth_moving`.
+    """
+    here = curve.configurations.index(now)
+    if here is None or choice.configuration == now or curve.marks.excluded[here]:
+        return choice
+    weighed = _weighed(curve, choice, here, remaining=remaining, switch=switch, worth=worth)
+    if weighed.before > weighed.after:
+        return choice
+    saved_s, saved_usd = weighed.saved_s + switch.time_s, weighed.saved_usd + switch.cost_usd
+    effect = Relocation(choice.configuration, saved_s, saved_usd, "").effect
+    pause = f"pauses training for {rounded(switch.time_s, 2)} s" if switch.time_s else "starts more workers"
+    reason = f"the job is there: a change to {choice.configuration} {pause}, which is not worth that {effect}"
+    return replace(choice, point=curve[here], reason=reason)
 
 
 def worth_moving(
@@ -146,6 +179,35 @@ def worth_moving(
     here = curve.configurations.index(now)
     if here is None or choice.configuration == now:
         return None
+    weighed = _weighed(curve, choice, here, remaining=remaining, switch=switch, worth=worth)
+    if curve.marks.excluded[here]:
+        reason = f"{now} no longer meets the constraints: {curve.marks.reasons[curve.marks.excluded[here]]}"
+    elif weighed.before - weighed.after > GAIN_MIN * abs(weighed.before):
+        reason = "measurements since the choice favour it"
+    else:
+        return None
+    return Relocation(choice.configuration, weighed.saved_s, weighed.saved_usd, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """The objective's loss where the job is and after a change, and what the change saves net of its cost."""
+
+    before: float
+    after: float
+    saved_s: float
+    saved_usd: float
+
+
+def _weighed(
+    curve: TradeoffCurve,
+    choice: Choice,
+    here: int,
+    *,
+    remaining: float,
+    switch: SwitchCost,
+    worth: Callable[[float], float] | None,
+) -> _Weighed:
     there = curve.configurations.index(choice.configuration)
     assert there is not None
     rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
@@ -156,13 +218,7 @@ def worth_moving(
     else:
         loss = _loss_of(choice.objective, curve)
         before, after = loss(before_s, before_usd), loss(after_s, after_usd)
-    if curve.marks.excluded[here]:
-        reason = f"{now} no longer meets the constraints: {curve.marks.reasons[curve.marks.excluded[here]]}"
-    elif before - after > GAIN_MIN * abs(before):
-        reason = "measurements since the choice favour it"
-    else:
-        return None
-    return Relocation(choice.configuration, before_s - after_s, before_usd - after_usd, reason)
+    return _Weighed(before, after, before_s - after_s, before_usd - after_usd)
 
 
 _Amount = TypeVar("_Amount", float, FloatArray)

@@ -255,6 +255,14 @@ class ModelsPart(Part):
 
     def endings_s(self, fingerprint: Fingerprint, *, limit: int = 5) -> tuple[float, ...]:
         """Seconds that the latest jobs of this architecture on this hardware took to save and end, newest first."""
+        return self._ended_with("end_s", fingerprint, limit)
+
+    def program_starts_s(self, fingerprint: Fingerprint, *, limit: int = 5) -> tuple[float, ...]:
+        """Seconds from the start of this program to its first step in its latest jobs here, newest first."""
+        return self._ended_with("program_start_s", fingerprint, limit)
+
+    def _ended_with(self, name: str, fingerprint: Fingerprint, limit: int) -> tuple[float, ...]:
+        """A number other than 0 of the reports of the latest jobs of this architecture on this hardware."""
         query = (
             select(JobRow.actual)
             .join(JobRow.fingerprint)
@@ -267,7 +275,7 @@ class ModelsPart(Part):
             .limit(limit)
         )
         with self._database.reading() as session:
-            found = [(actual or {}).get("end_s") for actual in session.scalars(query)]
+            found = [(actual or {}).get(name) for actual in session.scalars(query)]
         return tuple(float(took_s) for took_s in found if took_s)
 
     def starts_s(self, fingerprint: Fingerprint, *, limit: int = 10) -> tuple[tuple[float, float], ...]:

@@ -389,6 +389,34 @@ def test_the_pause_of_a_program_that_starts_again_is_in_the_prediction_and_its_i
     assert run_ahead(trainer, decision.told, decision.curve, here).stall is None
 
 
+def test_a_program_stays_where_it_is_if_its_start_takes_longer_than_a_change_saves(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    other = decided(search, trainer, objective="time").choice
+    assert isinstance(other, Choice)
+    trainer.move(replace(other.configuration, workers=3 - other.configuration.workers), "elsewhere")
+    trainer.history.stalls_s, trainer.history.program_starts_s = [], [1e6]
+    here = decided(search, trainer, objective="time")
+
+    assert isinstance(here.choice, Choice)
+    assert here.choice.configuration == trainer.configuration != other.configuration
+    assert "pauses training for 1,100,000 s" in here.choice.reason  # the mean of what it may be
+    anew = decide(
+        here.model, trainer, SPACE, JOB.model_copy(update={"objective": "time"}), told=here.model, anew=True
+    )
+    assert isinstance(anew.choice, Choice)
+    assert anew.choice.configuration == other.configuration  # another run begins there
+    assert anew.predicted is not None
+    assert anew.predicted.spent_s > 1e6  # with a start of its program
+
+
+def test_the_first_point_is_not_measured_again_by_a_program_that_starts_slowly(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    trainer.history.stalls_s = [20.0]
+
+    assert repeat_first(search, trainer, SPACE, lost=0.0, left_s=1000.0) == search
+    assert repeat_first(search, trainer, SPACE, lost=0.0, left_s=1e5) != search
+
+
 def test_while_workers_start_a_program_that_starts_slowly_is_not_started_again(tmp_path: Path) -> None:
     _, trainer = searched(
         Scripted(epoch_steps=10**6, stall_s=20.0), tmp_path, replace(PLAN, configurations=ONE_WORKER)

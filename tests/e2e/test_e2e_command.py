@@ -164,6 +164,32 @@ def test_a_command_is_searched_and_survives_the_death_of_a_process_and_of_scaven
     assert (state["epoch"], state["error"]) == (epochs, pytest.approx(10.0 * 0.99 ** (20 * epochs)))
 
 
+def test_a_program_that_starts_slowly_is_started_once_if_it_trains_shortly(
+    make_job: Callable[..., Job], mark: str
+) -> None:
+    """Its start takes as long as its training: no other configuration is worth two of them."""
+    start_s, epochs = 6.0, 20
+    job = _command(
+        make_job,
+        f"import time\ntime.sleep({start_s})\n{_PROGRAM}",
+        run="python train.py {local_batch_size} {workers} {rank} {checkpoint_dir} {epochs}",
+        search={"workers": [1, 2], "batch_size": [32]},
+        goal={"max_epochs": epochs},
+        objective="time",
+        profile={"steps": 5},
+    )
+    first, second = job.run().report, job.run().report
+
+    for report in (first, second):
+        journal = list(lines(report["measurements_path"]))
+        assert [line["configuration"]["workers"] for line in journal if line["kind"] == "view"] == [1]
+        assert report["actual"]["program_start_s"] == pytest.approx(start_s, rel=0.4)
+        low_s, high_s = report["predicted"]["interval"]["time_s"]
+        assert low_s > start_s
+        assert 0.9 * low_s <= report["actual"]["time_s"] <= 1.1 * high_s  # off by more without the start
+    assert len(first["search"]["profiled"]) == 1
+
+
 def test_an_object_store_keeps_the_checkpoints_of_processes_on_this_machine(
     make_job: Callable[..., Job], mark: str, bucket: Bucket
 ) -> None:

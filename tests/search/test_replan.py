@@ -15,6 +15,7 @@ from scavenger.search.replan import (
     GAIN_MIN,
     Relocation,
     SwitchCost,
+    staying,
     why_measure_no_more,
     worth_moving,
     worth_repeating,
@@ -42,6 +43,52 @@ def test_a_faster_configuration_is_moved_to_only_if_it_gains_more_than_the_switc
     assert found.configuration == curve[0].configuration
     assert (found.saved_s, found.saved_usd) == (40.0, -7.0)
     assert move(curve, "time", 1, switch=SwitchCost(95.0, 1.0)) is None
+
+
+def stays(
+    curve: TradeoffCurve, objective: str, now: int, switch: SwitchCost, remaining: float = 1.0
+) -> Choice:
+    choice = choose(curve, objective)
+    assert isinstance(choice, Choice)
+    return staying(curve, choice, curve[now].configuration, remaining=remaining, switch=switch)
+
+
+def test_a_program_that_starts_slowly_is_not_started_again_for_less_than_its_start() -> None:
+    curve = curve_of((35.0, 1.0), (37.2, 1.1))
+    found = stays(curve, "time", 1, SwitchCost(27.5, 0.5))
+
+    assert found.configuration == curve[1].configuration
+    assert found.reason.endswith(
+        "pauses training for 28 s, which is not worth that it saves 2.2 s and $0.1 of what is left"
+    )
+    assert stays(curve, "time", 1, SwitchCost(2.0, 0.0)).configuration == curve[0].configuration
+
+
+@given(
+    points=POINTS,
+    objective=st.sampled_from(("time", "cost")),
+    stall_s=st.floats(0.0, 1e4),
+    usd=st.floats(0.0, 100.0),
+    remaining=st.floats(0.01, 1.0),
+    data=st.data(),
+)
+def test_a_job_goes_where_what_is_left_is_least_the_change_included(
+    points: list[tuple[float, float]],
+    objective: str,
+    stall_s: float,
+    usd: float,
+    remaining: float,
+    data: st.DataObject,
+) -> None:
+    curve = curve_of(*points)
+    now = data.draw(st.integers(0, len(points) - 1))
+    found = stays(curve, objective, now, SwitchCost(stall_s, usd), remaining)
+    rest = [point.rest_s(remaining) if objective == "time" else remaining * point.cost_usd for point in curve]
+    change = stall_s if objective == "time" else usd
+    least = min(one + (change if index != now else 0.0) for index, one in enumerate(rest))
+    chosen = curve.configurations.index(found.configuration)
+    assert chosen is not None
+    assert rest[chosen] + (change if chosen != now else 0.0) == pytest.approx(least)
 
 
 @pytest.mark.parametrize(

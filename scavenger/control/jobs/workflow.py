@@ -234,6 +234,7 @@ class JobWorkflow:
             )
         )
         trainer.earlier_starts = library.starts
+        trainer.earlier_program_starts_s = library.program_starts_s
         return Known(space, manifest.dataset_size, library, compared=sources.compared)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:

@@ -45,6 +45,7 @@ class ModelLibrary:
         rerun_ratios: Step time in a run over that of the run of the same job before it, of those.
         ending_s: Usual time for saving such a model and ending the processes here.
         starts: Starts of workers in the latest jobs of any kind on this hardware.
+        program_starts_s: Starts of the job's own program in its latest runs here, seconds.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ModelLibrary:
         self.rerun_ratios: tuple[float, ...] = ()
         self.ending_s = ENDING_S
         self.starts = Starts()
+        self.program_starts_s: tuple[float, ...] = ()
 
     @classmethod
     def read(
@@ -81,6 +83,7 @@ class ModelLibrary:
         library.run_ratios = store.run_ratios(fingerprint)
         library.rerun_ratios = store.rerun_ratios(fingerprint)
         library.ending_s = statistics.median(store.endings_s(fingerprint) or (ENDING_S,))
+        library.program_starts_s = store.program_starts_s(fingerprint)
         starts_s = store.starts_s(fingerprint)
         library.starts = Starts(
             tuple(first_s for first_s, _ in starts_s if first_s),

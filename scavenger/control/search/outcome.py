@@ -96,8 +96,15 @@ def run_ahead(
         first=trainer.first_start,
         missing=missing,
         end=Lasting(end_s, ENDING_LOG_SD),
-        stall=None if trainer.configuration in (None, there) else trainer.stall,
+        stall=_pause(trainer, there),
     )
+
+
+def _pause(trainer: Trainer, there: Configuration) -> Lasting | None:
+    """What pauses training until it goes on at a configuration; None if nothing is known to."""
+    if trainer.configuration is None:
+        return trainer.program_start
+    return None if trainer.configuration == there else trainer.stall
 
 
 def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead, *, end_s: float = ENDING_S) -> Predicted:
@@ -145,7 +152,7 @@ def predict_anew(
         share_max=math.inf if model.statistical.fixed is not None else model.max_epochs / point.epochs,
         first=(start, 0.0),
         missing=None,
-        stall=None,
+        stall=trainer.program_start,
     ).predict()
     return Predicted(
         time_s=anew.time_s,
@@ -227,6 +234,7 @@ def actual_of(
         end_s=end_s,
         first_start_s=_median(trainer.starts.first_s),
         start_s=_median(trainer.starts.further_s),
+        program_start_s=_median(trainer.history.program_starts_s),
     )
 
 

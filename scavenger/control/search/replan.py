@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scavenger.control.search.outcome import progress_of
-from scavenger.control.search.select import choose_now
+from scavenger.control.search.select import choose_now, switch_to, worth_from_now
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -16,7 +16,7 @@ from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
-from scavenger.search.replan import SwitchCost, worth_moving
+from scavenger.search.replan import worth_moving
 
 STEP = 0.05
 """Share of the way to the target between two refits; the noise changes slowly over the run."""
@@ -138,16 +138,7 @@ class Replanning:
         curve, choice = choose_now(model, trainer, space, job)
         if isinstance(choice, Infeasible):
             return now  # the limits end the job when they are reached
-        missing = max(0, choice.configuration.workers - trainer.ready_on(now.vm))
-        setup_s = trainer.setup_s if missing else 0.0
-        # Training continues while new workers start: what is lost is the gain during that time and the workers' cost,
-        # unless the curve includes it.
-        pay_usd = missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0
-        stall_s = 0.0 if trainer.stall is None else trainer.stall.mean_s  # in which nothing is trained
-        stall_usd = stall_s * choice.configuration.workers * trainer.offer.price_usd_per_hour / 3600.0
-        switch = SwitchCost(stall_s, stall_usd + (0.0 if choice.point.setup_s else pay_usd))
-        utility, elapsed_s = job.utility, trainer.elapsed_s
-        worth = None if utility is None else (lambda left_s: utility.worth_at(elapsed_s + left_s))
+        switch, worth = switch_to(choice, trainer), worth_from_now(job, trainer)
         move = worth_moving(curve, choice, now, remaining=remaining, switch=switch, worth=worth)
         if move is None:
             return now

@@ -30,7 +30,7 @@ from scavenger.models.run_ahead import RunAhead
 from scavenger.search import replan as search_more
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
-from scavenger.search.replan import SwitchCost
+from scavenger.search.replan import SwitchCost, staying
 from scavenger.search.reuse import DRIFT_MAX, step_time_drift
 
 
@@ -141,10 +141,11 @@ def decide(
             by them: a forecast from a few evaluations ends no job.
         end_s: Time for saving the model and ending the processes.
     """
-    curve, choice = choose_now(told, trainer, space, job, over=trainer.finished)
+    over, stays = trainer.finished, not anew
+    curve, choice = choose_now(told, trainer, space, job, over=over, stays=stays)
     if isinstance(choice, Infeasible) and told is not model:
         told = model
-        curve, choice = choose_now(told, trainer, space, job, over=trainer.finished)
+        curve, choice = choose_now(told, trainer, space, job, over=over, stays=stays)
     progress, at = progress_of(trainer, told), Spent.by_now(trainer)
     if isinstance(choice, Infeasible):
         return Selection(model, told, curve, choice, at, progress)
@@ -168,12 +169,19 @@ def decide(
 
 
 def choose_now(
-    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec, *, over: bool = False
+    model: JobModel,
+    trainer: Trainer,
+    space: SearchSpace,
+    job: JobSpec,
+    *,
+    over: bool = False,
+    stays: bool = True,
 ) -> tuple[TradeoffCurve, Choice | Infeasible]:
     """Build the tradeoff curve, given the time, cost and progress so far, and choose by the job's objective.
 
     Args:
         over: Whether the job has ended, so that what is chosen is for another run of it.
+        stays: Whether the job stays where it is, if a change costs more than it brings.
     """
     worth = None if job.utility is None else job.utility.worth_at
     deadline_s, budget_usd = job.constraints.deadline, job.constraints.budget
@@ -192,6 +200,7 @@ def choose_now(
         too_many=trainer.history.too_many,
         too_large_model=too_large_model(trainer),
     )
+    only = own_batch_only(job, model, trainer)
     choose_from = partial(
         choose,
         objective=job.objective if isinstance(job.objective, str) else "utility",
@@ -201,16 +210,46 @@ def choose_now(
         spent_usd=spent_usd,
         remaining=remaining,
         worth=worth,
-        only=own_batch_only(job, model, trainer),
+        only=only,
     )
     choice = choose_from(curve)
     if not (over or isinstance(choice, Infeasible)):
         choice = _without_late_workers(trainer, curve, choice, remaining, choose_from)
+        now = trainer.configuration
+        if stays and now is not None and (only is None or now.global_batch_size == only[0]):
+            choice = staying(
+                curve,
+                choice,
+                now,
+                remaining=remaining,
+                switch=switch_to(choice, trainer),
+                worth=worth_from_now(job, trainer),
+            )
     vms = trainer.aggregator_vms()
     if vms is not None and not isinstance(choice, Infeasible):
         note = vms.network_note(choice.configuration.workers, choice.point.step_time_s)
         curve = replace(curve, notes=(*curve.notes, note)) if note else curve
     return curve, choice
+
+
+def switch_to(choice: Choice, trainer: Trainer) -> SwitchCost:
+    """What a change to the choice takes: the pause, and the pay of workers that start.
+
+    Training continues while new workers start: what is lost is the gain during that time and the workers' cost, unless
+    the curve includes it.
+    """
+    there = choice.configuration
+    price_s = trainer.price_usd_per_hour(there.vm) / 3600.0
+    missing = max(0, there.workers - trainer.ready_on(there.vm))
+    setup_s = trainer.setup_s if missing and not choice.point.setup_s else 0.0
+    stall_s = 0.0 if trainer.stall is None else trainer.stall.mean_s  # in which nothing is trained
+    return SwitchCost(stall_s, (missing * setup_s + there.workers * stall_s) * price_s)
+
+
+def worth_from_now(job: JobSpec, trainer: Trainer) -> Callable[[float], float] | None:
+    """Worth of the result, dollars, by its time in seconds from now; None without a utility."""
+    utility, elapsed_s = job.utility, trainer.elapsed_s
+    return None if utility is None else (lambda left_s: utility.worth_at(elapsed_s + left_s))
 
 
 def _without_late_workers(

@@ -92,6 +92,7 @@ from scavenger.train.supervisor.events import (
     Leaving,
     Lost,
     PreemptionNotice,
+    ProgramBegan,
     Recovered,
     Refused,
     RolledBack,
@@ -233,6 +234,9 @@ class Controller:
             case Started():
                 self.history.setup_s.append(event.setup_s)
                 return [Notify(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
+            case ProgramBegan():
+                self.history.program_starts_s.append(event.took_s)
+                return []
             case Leaving():
                 self.history.left(event.worker)
                 return [Notify(WorkerChanged(event.worker, "leaving"))]

@@ -73,6 +73,7 @@ class TrainingHistory:
         noise: Smoothed gradient noise.
         departures: Workers that left while the job continued.
         setup_s: Time from launch until ready of each worker that became ready, seconds.
+        program_starts_s: Seconds from each start of a program, which is started anew for each view, to its first step.
         stalls_s: How long each change of view that was asked for paused training, seconds; without the first view.
         too_many: Fewest samples that did not fit into the memory of a worker's device at once; None if all did.
         aggregator_waits: The last undisturbed steps that tell what they waited for each aggregator, oldest first.
@@ -90,6 +91,7 @@ class TrainingHistory:
         self.noise = NoiseTracker()
         self.departures: list[Departure] = []
         self.setup_s: list[float] = []
+        self.program_starts_s: list[float] = []
         self.stalls_s: list[float] = []
         self.too_many: int | None = None
         self.joined_at_s: dict[str, float] = {}

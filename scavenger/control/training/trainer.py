@@ -96,6 +96,7 @@ class Trainer(Controller):
     Attributes:
         warnings: Warnings given to the user so far.
         earlier_starts: Starts of workers in earlier jobs on this machine.
+        earlier_program_starts_s: Starts of the job's own program in earlier runs of it, seconds.
 
     `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
     be crossed, and `Interrupted` after `stop`.
@@ -140,6 +141,7 @@ class Trainer(Controller):
         self._started_at, self._audit = started_at, audit
         self.warnings: list[str] = []
         self.earlier_starts = Starts()
+        self.earlier_program_starts_s: tuple[float, ...] = ()
         self._first_workers = 0
         self._stop_reason: str | None = None
         self._ticked_at = 0.0
@@ -171,8 +173,16 @@ class Trainer(Controller):
 
     @property
     def stall(self) -> Lasting | None:
-        """How long the next change of view pauses training; None if this job had none yet."""
-        return stall(self.history.stalls_s)
+        """How long the next change of view pauses training; None if nothing of this job tells.
+
+        Before the first change, that of a program that is started anew for each view is its start.
+        """
+        return stall(self.history.stalls_s or self.history.program_starts_s)
+
+    @property
+    def program_start(self) -> Lasting | None:
+        """Start of a program that is started anew for each view, until its first step; None for other jobs."""
+        return stall(self.history.program_starts_s or self.earlier_program_starts_s)
 
     @property
     def step(self) -> int:

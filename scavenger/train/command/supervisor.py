@@ -38,7 +38,7 @@ from scavenger.train.command.whole import WholeStates
 from scavenger.train.engines.base import Exit
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import Timeouts
-from scavenger.train.supervisor.events import Started, Warned
+from scavenger.train.supervisor.events import ProgramBegan, Started, Warned
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 
@@ -252,7 +252,10 @@ class CommandSupervisor(WithoutAggregators):
         elif record.kind == "checkpoint":
             attempt.saved = True
             self._told_of_checkpoint(attempt, record)
-        events = self._progress.take(record, self._clock())
+        stepped, now = self._progress.stepped, self._clock()
+        events = self._progress.take(record, now)
+        if self._progress.stepped > stepped:
+            self._events.append(ProgramBegan(now - attempt.began_s))
         if record.kind == "epoch" and not events and record.epoch is not None:
             self._ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
         self._events += events

@@ -14,6 +14,7 @@ __all__ = [
     "Lost",
     "PreemptionNotice",
     "ProcessState",
+    "ProgramBegan",
     "Recovered",
     "Refused",
     "RolledBack",
@@ -28,6 +29,13 @@ class Started:
 
     worker: str
     setup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramBegan:
+    """A program that is started anew for each view has done its first step, `took_s` seconds after its start."""
+
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ Event = (
     | m.MemoryExceeded
     | m.Migrated
     | Started
+    | ProgramBegan
     | PreemptionNotice
     | Leaving
     | Lost
