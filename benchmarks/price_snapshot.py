@@ -26,7 +26,7 @@ from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.compute_engine import GoogleType
 from scavenger.cloud.catalog.ec2 import ec2_machine
 from scavenger.cloud.catalog.snapshot import SNAPSHOT
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, Place, RateKey, Stock
+from scavenger.cloud.stock import CatalogEntry, Extras, Place, RateKey, Stock
 from scavenger.domain.cost import Price, TrafficPrice
 
 _AWS_SOURCES = {

@@ -21,7 +21,7 @@ from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from scavenger.cloud.catalog.catalog import Catalog
-    from scavenger.cloud.catalog.types import CatalogEntry, VmRequirements
+    from scavenger.cloud.stock import CatalogEntry, VmRequirements
     from scavenger.domain.cost import Price, TrafficPrice
 
 
@@ -163,7 +163,7 @@ def wanted_of(
     Raises:
         ConfigurationError: If an amount cannot be read.
     """
-    from scavenger.cloud.catalog.types import VmRequirements
+    from scavenger.cloud.stock import VmRequirements
 
     return VmRequirements(
         tuple(vm or ()),

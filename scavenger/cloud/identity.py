@@ -24,6 +24,7 @@ from scavenger.cloud.metadata import (
     good,
     http_transport,
 )
+from scavenger.domain.providers import capabilities_of
 
 _TRIES = 5
 _PAUSE_S = 1.0
@@ -81,12 +82,13 @@ def read_proof(
         OSError, http.client.HTTPException: If the service does not answer.
         ConfigurationError: If the variable for its address holds none.
     """
-    if provider not in ("aws", "gcp"):
+    service = capabilities_of(provider).metadata
+    if not service:
         return ""
-    ask = transport or http_transport(*address_of_service(provider, environment))
+    ask = transport or http_transport(*address_of_service(service, environment))
     for left in reversed(range(_TRIES)):
         try:
-            if provider == "aws":
+            if service == "ec2":
                 return (Ec2Metadata(ask).page(_DOCUMENT) or "").strip()
             reply = gce_page(ask, _TOKEN + quote(audience_of(public_key)), _TOKEN_MAX_S)
             return "" if reply.status == 404 else good(reply).body.strip()

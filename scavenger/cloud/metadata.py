@@ -22,7 +22,7 @@ ANSWER_MAX_S = 0.5
 _TOKEN_S = 21_600
 """Longest lifetime of a session token."""
 _BODY_BYTES_MAX = 65_536
-_VARIABLES = {"aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "gcp": "GCE_METADATA_HOST"}
+_VARIABLES = {"ec2": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "gce": "GCE_METADATA_HOST"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ def http_transport(host: str = ADDRESS, port: int = 80) -> Transport:
     return ask
 
 
-def address_of_service(provider: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port of the metadata service, by the variables that the clouds' own libraries use.
+def address_of_service(service: str, environment: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port of the metadata service `ec2` or `gce`, by the variables that the clouds' own libraries use.
 
     Raises:
         ConfigurationError: If the variable for the address holds no address.
     """
-    variable = _VARIABLES[provider]
+    variable = _VARIABLES[service]
     text = environment.get(variable, "") or ADDRESS
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")

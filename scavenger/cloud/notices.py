@@ -30,6 +30,7 @@ from scavenger.cloud.metadata import (
     good,
     http_transport,
 )
+from scavenger.domain.providers import capabilities_of
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudUnavailableError, NotSupportedError
 
@@ -96,7 +97,7 @@ class _Gce:
         return (self._notice,) if self._notice else ()
 
 
-_SOURCES: Mapping[str, Callable[[Transport, Callable[[], datetime]], _Source]] = {"aws": _Ec2, "gcp": _Gce}
+_SOURCES: Mapping[str, Callable[[Transport, Callable[[], datetime]], _Source]] = {"ec2": _Ec2, "gce": _Gce}
 
 
 def watch(
@@ -112,7 +113,7 @@ def watch(
     """Yield every notice to this VM once, within `NOTICE_DELAY_MAX_S`; blocks, so run it in a thread of its own.
 
     Args:
-        provider: `aws` or `gcp`.
+        provider: The VM's cloud.
         stopped: Called before each request; returns whether to stop.
         transport: Transport to the metadata service; by default HTTP to its address.
         environment: Environment variables, which may set that address as for the clouds' own libraries:
@@ -125,11 +126,10 @@ def watch(
         CloudUnavailableError: From the iterator, after some 60 consecutive failures: this VM is not at that cloud, or
             will receive no notices.
     """
-    if provider not in _SOURCES:
-        raise NotSupportedError(
-            f"preemption notices of {provider!r} are not supported; supported are {', '.join(sorted(_SOURCES))}"
-        )
-    source = _SOURCES[provider](transport or http_transport(*address_of_service(provider, environment)), now)
+    service = capabilities_of(provider).metadata
+    if not service:
+        raise NotSupportedError(f"VMs of {provider!r} have no service that tells them of preemptions")
+    source = _SOURCES[service](transport or http_transport(*address_of_service(service, environment)), now)
     return _watched(provider, source, stopped, clock, sleep)
 
 

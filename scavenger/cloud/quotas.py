@@ -3,44 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
-from scavenger.cloud.aws.values import quota_name
-from scavenger.cloud.catalog.types import GIB
-from scavenger.cloud.kubernetes.shapes import PodShape
+from scavenger.cloud.adapters import adapter_of
 from scavenger.domain.vm import Quota
-
-_Share = Callable[[Quota, str, int, bool], float]
-
-
-def _aws(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
-    return float(cpus) if quota.name == quota_name(vm, spot=spot) else 0.0
-
-
-def _gcp(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
-    """Share of a quota that one VM takes; a preemptible quota of 0 means that there is none."""
-    if quota.name == "INSTANCES":
-        return 1.0
-    if quota.name == "PREEMPTIBLE_CPUS":
-        return float(cpus) if spot and quota.limit > 0 else 0.0
-    family = vm.partition("-")[0].upper()
-    return float(cpus) if not spot and quota.name in ("CPUS", f"{family}_CPUS") else 0.0
-
-
-def _kubernetes(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
-    """Share of a resource quota that one pod takes, whose name is that of the quota and the resource."""
-    resource = quota.name.rpartition("/")[2]
-    if resource == "pods":
-        return 1.0
-    if resource in ("cpu", "requests.cpu", "limits.cpu"):
-        return float(cpus)
-    if resource in ("memory", "requests.memory", "limits.memory"):
-        return PodShape.parse(vm).memory_gib * GIB
-    return float(PodShape.parse(vm).gpus)
-
-
-_SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp, "kubernetes": _kubernetes, "kuberay": _kubernetes}
 
 
 def vms_left(
@@ -50,7 +17,7 @@ def vms_left(
 
     Other quotas (of the whole project, of newer generations of a family) are reported when a launch exceeds them.
     """
-    share = _SHARES[provider]
+    share = adapter_of(provider).share
     found = [
         (max(0, math.floor((quota.limit - quota.used) / taken)), quota)
         for quota in quotas
@@ -68,7 +35,7 @@ def vms_left_of_either(
     others = vms_left(provider, quotas, vm, cpus, spot=False)
     if spot is None or others is None:
         return None
-    share = _SHARES[provider]
+    share = adapter_of(provider).share
     of_both = [
         quota for quota in quotas if share(quota, vm, cpus, True) > 0.0 < share(quota, vm, cpus, False)
     ]
@@ -79,5 +46,5 @@ def vms_left_of_either(
 
 def after_vms(provider: str, quotas: Iterable[Quota], vm: str, cpus: int, *, vms: int) -> tuple[Quota, ...]:
     """The quotas when so many on-demand VMs of a type more are in use."""
-    share = _SHARES[provider]
+    share = adapter_of(provider).share
     return tuple(replace(quota, used=quota.used + vms * share(quota, vm, cpus, False)) for quota in quotas)

@@ -6,14 +6,17 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_config_path
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from scavenger.domain.infra import Infra
+from scavenger.domain.providers import BUILT_IN, find_kind, kinds
 from scavenger.domain.vm_settings import CloudSettings, Settings, faults_of, overridden
-from scavenger.errors import JobFileError
+from scavenger.errors import ConfigurationError, JobFileError
 
 SETTINGS_VARIABLE = "SCAVENGER_CONFIG"
 """Path of a settings file, instead of `config.toml` in the user's configuration folder."""
@@ -39,7 +42,7 @@ def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     path = settings_path(environment)
     try:
         if not path.exists() and not environment.get(SETTINGS_VARIABLE):
-            return Settings()
+            return parse_settings("", path=str(path))
         with path.open("rb") as file:
             data = file.read(_BYTES_MAX + 1)
         if len(data) > _BYTES_MAX:
@@ -64,16 +67,34 @@ def parse_settings(text: str, *, path: str) -> Settings:
         line, column = (int(found[1]), int(found[2])) if found and found[1] else (None, None)
         words = _PLACE.sub("", str(error))
         raise JobFileError(f"this is not TOML: {words}", path=path, line=line, column=column) from error
+    model = _model()
+    if document.keys() - model.model_fields:
+        try:
+            model = _model(outside=True)
+        except ConfigurationError as error:
+            raise JobFileError(str(error), path=path) from error
     try:
-        return Settings.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
-        faults = faults_of(error)
+        faults = faults_of(error, model)
     loc, words = faults[0]
     others = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     line, column = _place(text, loc)
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     message = words if words.startswith("unknown") else f"{name} {words}"
     raise JobFileError(f"{message}{others}", path=path, line=line, column=column)
+
+
+@cache
+def _model(*, outside: bool = False) -> type[Settings]:
+    """The settings file with a table for each provider; with `outside`, also for those of other packages.
+
+    Raises:
+        ConfigurationError: See `outside_kinds`.
+    """
+    known = [kind for kind in (kinds() if outside else BUILT_IN) if kind.is_place and kind.capabilities.rents]
+    tables: dict[str, Any] = {kind.name: (kind.settings, kind.settings()) for kind in known}
+    return create_model("SettingsFile", __base__=Settings, **tables)
 
 
 def _place(text: str, loc: tuple[str | int, ...]) -> tuple[int | None, int | None]:
@@ -105,7 +126,10 @@ def cloud_settings(provider: str, environment: Mapping[str, str] = os.environ) -
         JobFileError: See `load_settings`.
     """
     settings = getattr(load_settings(environment), provider, None)
-    return settings if isinstance(settings, CloudSettings) else CloudSettings()
+    if isinstance(settings, CloudSettings):
+        return settings
+    kind = find_kind(provider)
+    return CloudSettings() if kind is None else kind.settings()
 
 
 def settings_of(infra: Infra, environment: Mapping[str, str] = os.environ) -> CloudSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,28 +15,20 @@ class Capabilities:
         zones: Machines in zones of regions, with disks, networks and addresses of their own, as a cloud's VMs.
         pods: Machines that are pods of a cluster.
         in_image: Pods with the software of their image alone, whose agents an engine starts.
+        as_user: Machines where a user without rights runs the agent, in a folder of its own and beside others; else
+            root does, on a machine that serves nothing else.
+        spot: Machines that the provider may take back, at a lower price.
         leads: Machines that can lead a job in place of the command.
         keeps_disks: A machine that has powered itself off keeps its disk until it is deleted.
+        metadata: The protocol of the service that tells a machine of its end and proves its identity; empty for none.
     """
 
     rents: bool = True
     zones: bool = False
     pods: bool = False
     in_image: bool = False
+    as_user: bool = False
+    spot: bool = True
     leads: bool = False
     keeps_disks: bool = False
-
-
-LOCAL = "local"
-CAPABILITIES: dict[str, Capabilities] = {
-    LOCAL: Capabilities(rents=False),
-    "gcp": Capabilities(zones=True, leads=True, keeps_disks=True),
-    "aws": Capabilities(zones=True, leads=True),
-    "kubernetes": Capabilities(pods=True, leads=True),
-    "kuberay": Capabilities(pods=True, in_image=True),
-}
-
-
-def capabilities_of(provider: str) -> Capabilities:
-    """The capabilities of a provider; of one that is not known, those of a cloud with VMs."""
-    return CAPABILITIES.get(provider, Capabilities(zones=True))
+    metadata: Literal["", "ec2", "gce"] = ""

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import GetJsonSchemaHandler, PlainSerializer, PlainValidator, ValidationError
 
-from scavenger.domain.capabilities import LOCAL, Capabilities, capabilities_of
+from scavenger.domain.capabilities import Capabilities
 from scavenger.domain.forms import did_you_mean, fault, shown
-from scavenger.domain.vm_settings import CLOUD_SETTINGS, CloudSettings, faults_of
-
-CURRENT = "cluster"
-"""Stands for the kubeconfig's current context, or the cluster that a process runs in."""
-
-_LOCATIONS = {
-    "gcp": (r"[a-z]+-[a-z]+[0-9]+(?:-[a-z])?", "gcp/us-central1 or gcp/us-central1-a"),
-    "aws": (r"[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]?", "aws/us-east-1 or aws/us-east-1a"),
-    "kubernetes": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,252}", "kubernetes or kubernetes/CONTEXT"),
-}
-_ANYWHERE = (LOCAL, "kubernetes")
-"""Providers that need no location."""
+from scavenger.domain.providers import LOCAL, Location, ProviderKind, capabilities_of, find_kind, kinds
+from scavenger.domain.vm_settings import CloudSettings, faults_of
+from scavenger.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +20,8 @@ class Infra:
     """Where a job runs.
 
     Attributes:
-        provider: `local`, `gcp`, `aws` or `kubernetes`.
-        location: A region or zone (gcp, aws), or a context (kubernetes; empty for the current one).
+        provider: `local`, or the name of a `ProviderKind`.
+        location: A region or zone, or a context (kubernetes; empty for the current one).
         settings: Settings of this job's VMs, which replace those of the settings file; None if there are none.
     """
 
@@ -45,28 +35,26 @@ class Infra:
         return capabilities_of(self.provider)
 
     @property
+    def _at(self) -> Location:
+        kind = find_kind(self.provider)
+        return Location(self.location) if kind is None else kind.locate(self.location)
+
+    @property
     def region(self) -> str:
-        """The region, for Google Cloud or AWS; of Kubernetes, the context, or `cluster`; else empty."""
-        if not self.capabilities.zones:
-            return self.location or (CURRENT if self.capabilities.pods else "")
-        return self.location.removesuffix(self._zone_letter).removesuffix("-")
+        """The region; of Kubernetes, the context, or `cluster`; else empty."""
+        return self._at.region
 
     @property
     def zone(self) -> str:
         """The zone; empty if any zone of the region may be used."""
-        return self.location if self.capabilities.zones and self._zone_letter else ""
-
-    @property
-    def _zone_letter(self) -> str:
-        """The letter of the zone, such as `a` in `us-east-1a` and `us-central1-a`."""
-        return self.location[-1:] if self.location[-1:].isalpha() else ""
+        return self._at.zone
 
     def __str__(self) -> str:
         return f"{self.provider}/{self.location}" if self.location else self.provider
 
     @classmethod
     def parse(cls, value: object) -> Infra:
-        """Parse `local`, `gcp/REGION[-ZONE]`, `aws/REGION[ZONE]` or `kubernetes[/CONTEXT]`.
+        """Parse `PROVIDER/LOCATION`, such as `aws/us-east-1`, or `local` or `kubernetes` alone.
 
         A mapping has one of them under `at`, and settings of the VMs.
         """
@@ -74,29 +62,35 @@ class Infra:
             return value
         if isinstance(value, Mapping):
             return cls._with_settings(value)
-        words = "must be local, gcp/REGION, aws/REGION or kubernetes"
         if not isinstance(value, str):
-            raise fault(f"{words}, not {shown(value)}")
+            raise fault(f"{_must_be()}, not {shown(value)}")
         provider, slash, location = value.partition("/")
-        if provider in _ANYWHERE and not slash:
+        try:
+            kind = find_kind(provider)
+            names = [one.name for one in kinds()] if kind is None else []
+        except ConfigurationError as error:
+            raise fault(f"cannot be read: {error}") from error
+        if kind is None or not kind.is_place:
+            raise fault(f"{_must_be()}, not {shown(value)}{did_you_mean(provider, names)}")
+        if not slash and (kind.here or not kind.region):
             return cls(provider)
-        if provider in _LOCATIONS:
-            pattern, example = _LOCATIONS[provider]
-            if re.fullmatch(pattern, location):
-                return cls(provider, location)
-            raise fault(f"must say where, as {example}, not {shown(value)}")
-        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, (LOCAL, *_LOCATIONS))}")
+        if kind.admits(location):
+            return cls(provider, location)
+        if not kind.region:
+            raise fault(f"{_must_be()}, not {shown(value)}")
+        raise fault(f"must say where, as {kind.words}, not {shown(value)}")
 
     @classmethod
     def _with_settings(cls, value: Mapping[str, Any]) -> Infra:
         if "at" not in value:
             raise fault("must say where under the key 'at', such as at: aws/us-east-1")
         place = cls.parse(value["at"])
-        if place.provider not in CLOUD_SETTINGS:
-            raise fault(
-                f"must be at one of {', '.join(CLOUD_SETTINGS)} to have settings of VMs, not at {place}"
-            )
-        model = CLOUD_SETTINGS[place.provider]
+        if not place.capabilities.rents:
+            names = ", ".join(kind.name for kind in kinds() if kind.capabilities.rents)
+            raise fault(f"must be at one of {names} to have settings of VMs, not at {place}")
+        kind = find_kind(place.provider)
+        assert kind is not None
+        model = kind.settings
         given = {key: one for key, one in value.items() if key != "at"}
         try:
             return cls(place.provider, place.location, model.model_validate(given) if given else None)
@@ -105,25 +99,16 @@ class Infra:
             raise fault(text, *at) from error
 
 
+def _must_be() -> str:
+    """What `infra` may be, in words."""
+    first, *others = (kind.short for kind in kinds())
+    return f"must be {', '.join([first, *others[:-1]])} or {others[-1]}"
+
+
 def _written(infra: Infra) -> str | dict[str, Any]:
     if infra.settings is None:
         return str(infra)
     return {"at": str(infra), **infra.settings.model_dump(mode="json", exclude_unset=True)}
-
-
-_TEXT = {
-    "type": "string",
-    "pattern": "^(?:local|kubernetes|"
-    + "|".join(f"{provider}/{pattern}" for provider, (pattern, _) in _LOCATIONS.items())
-    + ")$",
-}
-_PLACES = {"kubernetes": f"kubernetes(?:/{_LOCATIONS['kubernetes'][0]})?"}
-
-_OBJECTS = (
-    ("aws", CLOUD_SETTINGS["aws"], "aws/us-east-1"),
-    ("gcp", CLOUD_SETTINGS["gcp"], "gcp/us-central1"),
-    ("kubernetes", CLOUD_SETTINGS["kubernetes"], "kubernetes/training"),
-)
 
 
 def _properties(model: type[CloudSettings]) -> dict[str, Any]:
@@ -132,32 +117,30 @@ def _properties(model: type[CloudSettings]) -> dict[str, Any]:
     return {name: {word: one for word, one in key.items() if word != "default"} for name, key in keys.items()}
 
 
-InfraText = Annotated[
-    Infra,
-    PlainValidator(Infra.parse),
-    PlainSerializer(_written),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT,
-                *(
-                    {
-                        "type": "object",
-                        "properties": {
-                            "at": {
-                                "type": "string",
-                                "pattern": f"^(?:{_PLACES.get(cloud, f'{cloud}/{_LOCATIONS[cloud][0]}')})$",
-                                "description": "The cloud, with a region or zone.",
-                                "examples": [example],
-                            },
-                            **_properties(model),
-                        },
-                        "required": ["at"],
-                        "additionalProperties": False,
-                    }
-                    for cloud, model, example in _OBJECTS
-                ),
-            ]
-        }
-    ),
-]
+def _object(kind: ProviderKind) -> dict[str, Any]:
+    """The schema of a mapping with settings of a provider's VMs."""
+    at = {
+        "type": "string",
+        "pattern": f"^(?:{kind.pattern})$",
+        "description": "The cloud, with a region or zone.",
+        "examples": [f"{kind.name}/{kind.examples[0]}"],
+    }
+    return {
+        "type": "object",
+        "properties": {"at": at, **_properties(kind.settings)},
+        "required": ["at"],
+        "additionalProperties": False,
+    }
+
+
+class _Schema:
+    """Writes the schema of `infra` when it is asked for, since it names the providers that are installed."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core: object, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        known = kinds()
+        text = {"type": "string", "pattern": f"^(?:{'|'.join(kind.pattern for kind in known)})$"}
+        return {"anyOf": [text, *(_object(kind) for kind in known if kind.capabilities.rents)]}
+
+
+InfraText = Annotated[Infra, PlainValidator(Infra.parse), PlainSerializer(_written), _Schema()]

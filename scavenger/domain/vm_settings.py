@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
@@ -158,7 +158,13 @@ _Percent = Annotated[float, *_amount(100.0, "percent")]
 
 
 class CloudSettings(FrozenModel):
-    """The settings that all clouds have."""
+    """The settings that all clouds have.
+
+    Attributes:
+        leader_needs: What a leader's VM needs to rent others, in words; `{path}` stands for the settings file.
+    """
+
+    leader_needs: ClassVar[str] = "the identity of a leader's VM in {path}"
 
     public_address: _Flag | None = Field(
         default=None,
@@ -187,6 +193,10 @@ class CloudSettings(FrozenModel):
 
 class AwsSettings(CloudSettings):
     """Settings of VMs at AWS."""
+
+    leader_needs: ClassVar[str] = (
+        "an instance profile as aws.leader_profile in {path}, whose role may do what `scavenger policy aws` allows"
+    )
 
     vpc: _Vpc = Field(default="", description="VPC whose subnets are used; without it, the default VPC.")
     subnets: _Subnets = Field(default=(), description="Subnets for VMs, at most one per zone.")
@@ -230,6 +240,10 @@ class AwsSettings(CloudSettings):
 
 class GcpSettings(CloudSettings):
     """Settings of VMs at Google Cloud."""
+
+    leader_needs: ClassVar[str] = (
+        "a service account as gcp.leader_service_account in {path}, which has the role of gcp.yaml"
+    )
 
     project: _Project = Field(
         default="", description="Project of the VMs; GOOGLE_CLOUD_PROJECT, if set, instead."
@@ -309,6 +323,11 @@ _Pools = Annotated[
 class KubernetesSettings(CloudSettings):
     """Settings of pods of a Kubernetes cluster, and what they cost."""
 
+    leader_needs: ClassVar[str] = (
+        "a service account as kubernetes.leader_service_account in {path}, such as scavenger-leader of "
+        "deploy/kubernetes"
+    )
+
     namespace: _Label = Field(default="default", description="Namespace of the pods.")
     image: _Image = Field(
         default="", description="Container image of the pods, with Python 3.11 or newer, or with Scavenger."
@@ -363,22 +382,10 @@ class KubernetesSettings(CloudSettings):
 
 
 class Settings(FrozenModel):
-    """The settings file."""
+    """The settings file, without the tables of providers; see `scavenger.control.settings`."""
 
-    aws: AwsSettings = Field(default=AwsSettings(), description="VMs at AWS.")
-    gcp: GcpSettings = Field(default=GcpSettings(), description="VMs at Google Cloud.")
-    kubernetes: KubernetesSettings = Field(
-        default=KubernetesSettings(), description="Pods of a Kubernetes cluster."
-    )
     service: ServiceSettings = Field(default=ServiceSettings(), description="Limits of `scavenger serve`.")
     notify: dict[_Name, Webhook] = Field(default={}, description="Receivers of notifications, by name.")
-
-
-CLOUD_SETTINGS: Mapping[str, type[CloudSettings]] = {
-    "aws": AwsSettings,
-    "gcp": GcpSettings,
-    "kubernetes": KubernetesSettings,
-}
 
 
 def overridden(settings: CloudSettings, by: CloudSettings | None) -> CloudSettings:
@@ -411,17 +418,23 @@ def _described(details: ErrorDetails, known: type[FrozenModel]) -> tuple[tuple[s
     if kind == FAULT:
         return (*loc, *context["at"]), context["text"]
     if kind == "extra_forbidden":
-        tables: dict[str, type[FrozenModel]] = {
-            **CLOUD_SETTINGS,
-            "service": ServiceSettings,
-            "notify": Webhook,
-        }
-        model = tables[str(loc[0])] if known is Settings and len(loc) > 1 else known
-        model = NodePool if "pools" in loc[:-2] else model
+        model = _model_at(known, loc[:-1])
         keys = list(model.model_fields)
-        where = f" in {'.'.join(map(str, loc[:-1])) if model is NodePool else loc[0]}" if len(loc) > 1 else ""
+        where = f" in {'.'.join(map(str, loc[:-1]))}" if len(loc) > 1 else ""
         hint = did_you_mean(str(loc[-1]), keys) or f"; known are {', '.join(keys)}"
         return loc, f"unknown key {shown(str(loc[-1]))}{where}{hint}"
     if kind == "missing":
         return loc[:-1], f"has no {loc[-1]}"
     return loc, f"cannot be {shown(details['input'])}"
+
+
+def _model_at(known: type[FrozenModel], loc: tuple[str | int, ...]) -> type[FrozenModel]:
+    """The model whose keys are at a location; a mapping of names to values of a model has them below its names."""
+    model = known
+    for key in loc:
+        field = model.model_fields.get(str(key))
+        if field is None:
+            continue
+        inner = (field.annotation, *get_args(field.annotation))
+        model = next((one for one in inner if isinstance(one, type) and issubclass(one, FrozenModel)), model)
+    return model

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import VmExtras
+from scavenger.domain.providers import capabilities_of
 from scavenger.domain.vm import VmSeen
 
 _OBJECT_STORE = "checkpoint.path: s3://..., or checkpoints in the settings of the cloud"

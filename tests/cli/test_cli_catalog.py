@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scavenger_cli.main import main
 
-from scavenger.cloud.catalog.types import CatalogEntry, Fetched, MachineType, Stock
+from scavenger.cloud.stock import CatalogEntry, Fetched, MachineType, Stock
 from scavenger.control.provisioning import prices
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, CredentialsError

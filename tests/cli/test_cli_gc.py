@@ -12,15 +12,13 @@ from uuid import uuid4
 
 import pytest
 from cli_fake import Run
-from fake import FakeProvider, Fault
+from fake import FakeProvider, Fault, install
 from nested import built
 from waiting import wait_for
 
 from scavenger.control.provisioning import clean_up as clearing
-from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.sweep import sweep_once, sweeping
-from scavenger.domain.capabilities import CAPABILITIES, Capabilities
 from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError
@@ -98,7 +96,7 @@ class Scene:
 def scene(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     with Store.open(store_url) as store:
         made = Scene(store)
-        monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment, settings: made.cloud)
+        install(monkeypatch, made.cloud)
         monkeypatch.setattr(clearing, "LIMIT_S", 0.0)
         monkeypatch.setattr(clearing, "POLL_S", 0.0)
         yield made
@@ -246,7 +244,7 @@ def test_after_a_restore_unknown_vms_are_shown_and_ended_only_when_a_user_says_s
     scavenger: Run, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(CAPABILITIES, "fake", Capabilities(keeps_disks=True))
+    install(monkeypatch, scene.cloud, keeps_disks=True)
     known = scene.launch(0)
     assert scavenger("store", "backup", str(tmp_path / "b"))[0] == 0
     later, off = scene.launch(1), scene.launch(2)
@@ -306,7 +304,7 @@ def test_a_server_sweeps_and_tells_what_it_finds(
 def powered_off(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A VM that ended itself after its job's process had, in a cloud where its disk is still paid for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(CAPABILITIES, "fake", Capabilities(keeps_disks=True))
+    install(monkeypatch, scene.cloud, keeps_disks=True)
     token = scene.launch()
     (fact,) = scene.cloud.truth()
     scene.cloud.power_off(fact.instance_id)

@@ -10,9 +10,9 @@ from typing import Any
 import boto3
 import pytest
 from aws_server import REGION, VCPUS, AwsServer
-from conformance import Fact
 
 from scavenger.cloud.aws.provider import AwsProvider
+from scavenger.testing.provider_conformance import Fact
 
 VM = "c5.large"
 

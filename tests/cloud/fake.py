@@ -19,10 +19,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeVar
 
-from conformance import Fact
+import pytest
 from nested import changed
 
+from scavenger.cloud.adapters import Adapter
 from scavenger.cloud.base import CONSOLE_CHARACTERS
+from scavenger.domain import providers
+from scavenger.domain.capabilities import Capabilities
+from scavenger.domain.providers import ProviderKind
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 from scavenger.errors import (
     CloudError,
@@ -34,6 +38,7 @@ from scavenger.errors import (
     StockOutError,
     ThrottledError,
 )
+from scavenger.testing.provider_conformance import Fact
 
 Operation = Literal[
     "zones", "launch", "describe", "terminate", "list_owned", "console", "quotas", "remove_leftovers"
@@ -369,3 +374,14 @@ class FakeProvider:
 
     def _at(self, now_s: float) -> datetime:
         return EPOCH + timedelta(seconds=now_s)
+
+
+ADAPTER = Adapter(open=lambda opening: _installed[-1])
+_installed: list[FakeProvider] = []
+
+
+def install(monkeypatch: pytest.MonkeyPatch, cloud: FakeProvider, **capabilities: bool) -> None:
+    """Let `fake` be the name of a provider, until the test ends."""
+    kind = ProviderKind("fake", "fake:ADAPTER", Capabilities(**capabilities))
+    monkeypatch.setitem(providers._KINDS, "fake", kind)  # type: ignore[arg-type]
+    _installed.append(cloud)

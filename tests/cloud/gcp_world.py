@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance import Fact
 from gcp_server import ComputeServer
 from gcp_state import PROJECT, REGION, Clock, Machine
 
 from scavenger.cloud.gcp.names import tags_of
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
+from scavenger.testing.provider_conformance import Fact
 
 ENDS = ("instances.insert", "instances.delete")
 DAY_S = 86_400.0

@@ -13,7 +13,6 @@ import boto3
 import pytest
 from aws_server import IMAGE_GIB, REGION, AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
-from conformance import OWNER, ProviderConformance, World, alive, make_request
 from waiting import wait_for
 
 from scavenger.cloud.aws.provider import AwsProvider
@@ -29,6 +28,7 @@ from scavenger.errors import (
     StockOutError,
     ThrottledError,
 )
+from scavenger.testing.provider_conformance import OWNER, ProviderConformance, World, alive, make_request
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk test"
 

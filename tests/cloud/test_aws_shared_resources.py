@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from aws_server import ON_DEMAND_PRICES, REGION, AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
-from conformance import OWNER, alive, make_request, token_of
 
 from scavenger.cloud.aws.values import quota_name
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
 )
+from scavenger.testing.provider_conformance import OWNER, alive, make_request, token_of
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk test"
 

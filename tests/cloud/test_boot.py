@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from aws_live import LiveAws
 from aws_world import VM, Session
-from conformance import OWNER, token_of
 from machines import ROOT, Machine, Machines, left, needs_machines, sweep
 from nested import built, changed
 from waiting import eventually, wait_for
@@ -31,6 +30,7 @@ from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.boot.user_data import RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, GoneError
+from scavenger.testing.provider_conformance import OWNER, token_of
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, Catalog
 from scavenger.cloud.catalog.compute_engine import Tariff
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.cloud.catalog.types import GIB, CatalogEntry, MachineType, Stock, VmRequirements
+from scavenger.cloud.stock import GIB, CatalogEntry, MachineType, Stock, VmRequirements
 from scavenger.domain.cost import Price
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.prices import OwnPrices
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType, Stock
+from scavenger.cloud.stock import CatalogEntry, MachineType, Stock
 from scavenger.control.provisioning.prices import load_price_file, parse_price_file
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError, JobFileError

@@ -17,8 +17,8 @@ from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
 from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, Fetched, MachineType, Stock
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
+from scavenger.cloud.stock import CatalogEntry, Extras, Fetched, MachineType, Stock
 from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.errors import (
     CloudUnavailableError,

@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 
 from benchmarks.price_snapshot import google_type, rows
 from scavenger.cloud.catalog.compute_engine import GoogleType, Tariff, read_skus
-from scavenger.cloud.catalog.types import RateKey, gpu_label
+from scavenger.cloud.stock import RateKey, gpu_label
 
 SECOND_SOURCE = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "catalog"
 needs_second_source = pytest.mark.skipif(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conformance import ProviderConformance, World, make_request
 from fake import FakeProvider, Fault
 
 from scavenger.errors import CloudUnavailableError, StockOutError
+from scavenger.testing.provider_conformance import ProviderConformance, World, make_request
 
 
 class TestFakeProvider(ProviderConformance):

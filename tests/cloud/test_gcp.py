@@ -13,7 +13,6 @@ from nested import changed
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
-from conformance import OWNER, ProviderConformance, make_request
 from gcp_server import ComputeServer
 from gcp_state import REGION, Clock
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
@@ -22,6 +21,7 @@ from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 from scavenger.cloud.gcp.vm import GcpInstallation, instance_of
 from scavenger.domain.vm import VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
+from scavenger.testing.provider_conformance import OWNER, ProviderConformance, make_request
 
 
 @pytest.fixture(scope="module")

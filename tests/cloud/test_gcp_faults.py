@@ -12,7 +12,6 @@ from nested import built
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
-from conformance import LONG_S, OWNER, make_request, token_of
 from gcp_server import ComputeServer
 from gcp_state import EPOCH, PROJECT, REGION, Clock, Machine
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
@@ -33,6 +32,7 @@ from scavenger.errors import (
     StockOutError,
     ThrottledError,
 )
+from scavenger.testing.provider_conformance import LONG_S, OWNER, make_request, token_of
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
-from conformance import OWNER, make_request
 from gcp_server import ROLE, ComputeServer
 from gcp_state import Clock
 from gcp_world import GcpWorld, world_on
 
 from scavenger.cloud.gcp.inspection import LEADER_PERMISSIONS, PERMISSIONS, GcpInspection
 from scavenger.errors import ConfigurationError
+from scavenger.testing.provider_conformance import OWNER, make_request
 
 HERE, THERE, ELSEWHERE = "203.0.113.7", "198.51.100.1", "192.0.2.9"
 

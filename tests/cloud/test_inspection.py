@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from aws_server import AwsServer
 from aws_world import Session, make_provider, server, session, started
-from conformance import token_of
 from nested import built
 
 from scavenger.cloud.aws.inspection import AwsInspection
@@ -21,6 +20,7 @@ from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ConfigurationError, CredentialsError
+from scavenger.testing.provider_conformance import token_of
 
 __all__ = ["server", "session", "started"]
 

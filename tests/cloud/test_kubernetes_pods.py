@@ -18,12 +18,12 @@ from waiting import wait_for
 
 from scavenger.cloud.boot.boot import Join
 from scavenger.cloud.boot.pod import pod_script
-from scavenger.cloud.catalog.types import VmRequirements
 from scavenger.cloud.kubernetes.nodes import KubernetesNode, nodes_open
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of, gib_of
 from scavenger.cloud.quotas import vms_left
+from scavenger.cloud.stock import VmRequirements
 from scavenger.control.places.room import admitted
 from scavenger.domain.configuration import Offer
 from scavenger.domain.ranges import Amount

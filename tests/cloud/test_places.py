@@ -13,13 +13,13 @@ pytest.importorskip("googleapiclient")
 
 from aws_server import AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
-from conformance import OWNER, make_request
 from gcp_server import ComputeServer
 from gcp_state import Clock
 from gcp_world import GcpWorld, world_on
 
 from scavenger.domain.vm import VmRequest, VmSettings
 from scavenger.errors import ConfigurationError, CredentialsError
+from scavenger.testing.provider_conformance import OWNER, make_request
 
 __all__ = ["aws", "server", "session", "started"]  # fixtures
 

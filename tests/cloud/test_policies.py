@@ -17,7 +17,6 @@ pytest.importorskip("googleapiclient")
 
 from aws_server import POLICY
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
-from conformance import OWNER, make_request
 from gcp_server import ROLE, ComputeServer
 from gcp_state import Clock
 from gcp_world import world_on
@@ -25,6 +24,7 @@ from gcp_world import world_on
 from scavenger.cloud.aws import provider
 from scavenger.cloud.policies import policy_of
 from scavenger.errors import CredentialsError
+from scavenger.testing.provider_conformance import OWNER, make_request
 
 __all__ = ["aws", "server", "session", "started"]  # fixtures
 

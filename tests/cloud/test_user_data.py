@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from conformance import token_of
 from hypothesis import given
 from hypothesis import strategies as st
 from nested import built, changed
@@ -21,6 +20,7 @@ from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.boot.user_data import LIMIT_TIMER, RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmPackage, VmRequest
 from scavenger.errors import ConfigurationError
+from scavenger.testing.provider_conformance import token_of
 
 REQUEST = built(
     VmRequest,

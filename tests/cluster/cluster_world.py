@@ -13,12 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance import Fact
 from kubernetes.client.exceptions import ApiException
 from waiting import eventually
 
 from scavenger.cloud.kubernetes.pods import PodSettings, tags_of
 from scavenger.cloud.kubernetes.provider import KubernetesProvider
+from scavenger.testing.provider_conformance import Fact
 from tests.cluster.control_plane import HOST, ControlPlane
 from tests.cluster.kubelet import Idle, Kubelet, NodeShape
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from cluster_jobs import EXAMPLE, PRICES
-from conformance import OWNER
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from ray_world import (
@@ -38,6 +37,7 @@ from scavenger.cloud.kubernetes.ray_groups import CLAIMS, RayGroupProvider
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
 from scavenger.errors import ConfigurationError, GoneError, NotSupportedError
 from scavenger.store import Store
+from scavenger.testing.provider_conformance import OWNER
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import NodeShape, nodes_of
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from cluster_world import NODES, Interceptor, KubernetesWorld, worlds
-from conformance import make_request
 from scavenger_cli.commands import gc
 from scavenger_cli.options import Output
 
@@ -22,6 +21,7 @@ from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.domain.elastic_job import JOB_LABEL, LEADER, ROLE_LABEL
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
+from scavenger.testing.provider_conformance import make_request
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, nodes_of
 

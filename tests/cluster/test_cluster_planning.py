@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from cluster_world import NODES, Interceptor, KubernetesWorld, worlds
-from conformance import make_request
 
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.kubernetes.provider import KubernetesProvider
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError
+from scavenger.testing.provider_conformance import make_request
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, NodeShape, nodes_of
 

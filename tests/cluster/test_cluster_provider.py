@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from cluster_world import NODES, Interceptor, KubernetesWorld, worlds
-from conformance import OWNER, ProviderConformance, World, make_request
 from nested import built
 
 from scavenger.domain.intent import Intent
 from scavenger.errors import CloudUnavailableError, ConfigurationError, StockOutError
 from scavenger.policy.provisioning.decider import ending_of
+from scavenger.testing.provider_conformance import OWNER, ProviderConformance, World, make_request
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet, nodes_of
 

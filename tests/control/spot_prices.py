@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import date
 
 from scavenger.cloud.catalog.catalog import Catalog
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, Stock
+from scavenger.cloud.stock import CatalogEntry, Extras, MachineType, Stock
 from scavenger.domain.cost import Price, TrafficPrice
 
 REGION = "us-east-1"

@@ -9,7 +9,7 @@ import pytest
 import spot_prices
 
 from scavenger.cloud.catalog.catalog import Catalog
-from scavenger.cloud.catalog.types import Stock
+from scavenger.cloud.stock import Stock
 from scavenger.control.places.offers import TYPES_MAX, CatalogCloud, ChangeCosts
 from scavenger.domain.job import ResourcesSpec
 from scavenger.errors import ConfigurationError

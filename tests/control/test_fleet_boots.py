@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import token_of
 from fake import FakeProvider, Fault
 from nested import built, changed
 
@@ -28,6 +27,7 @@ from scavenger.errors import (
 )
 from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetInputs
 from scavenger.policy.provisioning.slots import AGGREGATORS
+from scavenger.testing.provider_conformance import token_of
 
 ENDPOINT = "tcp://203.0.113.7:7000"
 DOCUMENT = boot_document(ENDPOINT, "k" * 40, "fake", VmPackage(requirement="scavenger-ml"))

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+from scavenger.cloud.adapters import Adapter, adapter_of
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.places.needs import NEEDS, Kind, Where, check_needs, lacks, parts_of
-from scavenger.control.provisioning.providers import PROVIDERS
-from scavenger.domain.capabilities import CAPABILITIES, LOCAL
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm_settings import CLOUD_SETTINGS
+from scavenger.domain.providers import BUILT_IN
 from scavenger.errors import NotSupportedError
 
 ROOT = Path(__file__).parents[2]
@@ -117,9 +116,10 @@ def test_what_is_there_is_not_refused(sections: dict[str, Any]) -> None:
     check_needs(job(**sections), Kind.KERAS)
 
 
-def test_every_provider_says_what_its_machines_have() -> None:
-    assert {*PROVIDERS, LOCAL} == set(CAPABILITIES)
-    assert set(CLOUD_SETTINGS) == {name for name, machines in CAPABILITIES.items() if machines.leads}
+def test_every_provider_of_this_package_has_its_code() -> None:
+    for kind in BUILT_IN:
+        assert bool(kind.adapter) == kind.capabilities.rents
+        assert not kind.adapter or isinstance(adapter_of(kind.name), Adapter)
 
 
 def test_a_refusal_begins_with_the_place_in_the_job_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from scavenger.control.provisioning.providers import open_verifier, project_of
 from scavenger.control.settings import load_settings, parse_settings, settings_of, settings_path
 from scavenger.domain.infra import Infra
 from scavenger.domain.vm import VmSettings
-from scavenger.domain.vm_settings import AwsSettings, GcpSettings, Settings
+from scavenger.domain.vm_settings import AwsSettings, GcpSettings
 from scavenger.errors import ConfigurationError, JobFileError
 
 FILE = """\
@@ -78,7 +78,7 @@ def test_every_setting_reaches_the_launch() -> None:
             "[kubernetes.pools.big]\nlabels = {pool = 'big'}\nusd = 1.0\nusd_per_hour = 1.0\n",
             "config.toml:3:1: unknown key 'usd' in kubernetes.pools.big",
         ),
-        ("[azure]\n", "config.toml:1:2: unknown key 'azure'; known are aws, gcp"),
+        ("[azure]\n", "config.toml:1:2: unknown key 'azure'; known are service, notify, aws, gcp"),
         (
             "[aws]\nsubnets = [\n 'subnet-0a1b2c3d',\n 'x']",
             "config.toml:2:1: aws.subnets[1] must be the id of a subnet such as 'subnet-0a1b2c3d', not 'x'",
@@ -117,7 +117,7 @@ def test_without_a_file_everything_is_the_cloud_s_default(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     assert settings_path({}) == tmp_path / "scavenger" / "config.toml"
-    assert load_settings({}) == Settings()
+    assert load_settings({}) == parse_settings("", path="config.toml")
     assert settings_of(Infra("aws", "us-east-1"), {}).launch_settings() == VmSettings()
     assert settings_of(Infra(), {}).vm_tags() == ()
     with pytest.raises(JobFileError, match="cannot be read"):
@@ -169,16 +169,16 @@ def test_a_job_s_own_keys_are_refused_as_others_of_the_job_file(keys: str, told:
 def test_the_project_is_that_of_the_environment_or_else_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)
-    assert project_of(None, environment(path)) == "a-project"
+    assert project_of(environment(path)) == "a-project"
 
     path.write_text("[gcp")
     named = {**environment(path), "GOOGLE_CLOUD_PROJECT": "another"}
-    assert project_of(None, named) == "another", "a fault in the file keeps nobody from ending VMs"
+    assert project_of(named) == "another", "a fault in the file keeps nobody from ending VMs"
     with pytest.raises(JobFileError):
-        project_of(None, environment(path))
+        project_of(environment(path))
     path.write_text("")
     with pytest.raises(ConfigurationError, match=r"GOOGLE_CLOUD_PROJECT, or gcp\.project in .*config\.toml"):
-        project_of(None, environment(path))
+        project_of(environment(path))
 
 
 def test_who_verifies_vms_follows_from_the_settings(tmp_path: Path) -> None:

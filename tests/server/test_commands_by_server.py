@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from fake import FakeProvider
+from fake import FakeProvider, install
 from nested import built
 from scavenger_cli.leftovers import BY_SERVER, OF_THIS_MACHINE, WHY_NOT
 from scavenger_cli.main import app, main
@@ -24,7 +24,7 @@ from typer.main import get_command
 from waiting import wait_for
 
 from scavenger import Client, RunningJob
-from scavenger.control.provisioning import clean_up, providers
+from scavenger.control.provisioning import clean_up
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.intent import FleetSpec, PlacementOption, VmSlot
@@ -301,7 +301,7 @@ def test_vms_that_no_job_uses_are_ended_and_kept_by_the_server(
     both: Both, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = FakeProvider(stop_s=0.0)
-    monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment, settings: cloud)
+    install(monkeypatch, cloud)
     monkeypatch.setattr(clean_up, "POLL_S", 0.0)
     tags = {"owner": store.installation(), "job_id": "j", "slot": 0, "generation": 0, "run_max_s": 60.0}
     request = {**tags, "vm": "small", "zone": "fake-1a", "spot": False}

@@ -9,13 +9,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from fake import FakeProvider
+from fake import FakeProvider, install
 from nested import built
 from server_world import World
 from starlette.testclient import TestClient
 from test_dashboard_routes import FORM, login
 
-from scavenger.control.provisioning import clean_up, providers
+from scavenger.control.provisioning import clean_up
 from scavenger.domain.vm import VmRequest
 from scavenger.server.app import create_app
 from scavenger.store import Store
@@ -35,7 +35,7 @@ class Restored:
 @pytest.fixture
 def restored(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Restored]:
     cloud = FakeProvider(stop_s=0.0)
-    monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment, settings: cloud)
+    install(monkeypatch, cloud)
     monkeypatch.setattr(clean_up, "POLL_S", 0.0)
     store.backup(tmp_path / "b")
     url = f"sqlite:///{tmp_path}/restored.db"

@@ -34,7 +34,8 @@ def run(
     Several may run: one of them acts. Prices and images of pods are those of `[kubernetes]` in the settings file.
     """
     from scavenger import logs
-    from scavenger.control.settings import load_settings
+    from scavenger.control.settings import cloud_settings
+    from scavenger.domain.vm_settings import KubernetesSettings
 
     try:
         from scavenger.control.cluster.operating import Installation
@@ -44,7 +45,9 @@ def run(
             f"the operator needs {error.name}: pip install 'scavenger-ml[operator]'"
         ) from error
     logs.set_up("operator", logs.read_settings())
-    installation = Installation(load_settings().kubernetes, leader_account)
+    settings = cloud_settings("kubernetes")
+    assert isinstance(settings, KubernetesSettings)
+    installation = Installation(settings, leader_account)
     run_operator(
         OperatorOptions(namespace=namespace, lease_namespace=lease_namespace, liveness=liveness), installation
     )

@@ -18,7 +18,7 @@ from scavenger.control.leading.sweep import OtherLeader, end_other_leader, other
 from scavenger.control.places.offers import CatalogCloud
 from scavenger.control.provisioning import providers
 from scavenger.control.sweep import region_of
-from scavenger.domain.capabilities import capabilities_of
+from scavenger.domain.providers import capabilities_of
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.presentation.formatting import clean, duration, money
 from scavenger_cli.ui import console, render

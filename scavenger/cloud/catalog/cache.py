@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, Place, Stock
+from scavenger.cloud.stock import CatalogEntry, Extras, MachineType, Place, Stock
 from scavenger.domain.cost import Extra, Price, TrafficPrice
 from scavenger.errors import ConfigurationError
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from scavenger.cloud.catalog.compute_engine import Tariff
 from scavenger.cloud.catalog.prices import OwnPrices
-from scavenger.cloud.catalog.types import GIB, CatalogEntry, Extras, Stock, VmRequirements
+from scavenger.cloud.stock import GIB, CatalogEntry, Extras, Stock, VmRequirements
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
@@ -52,14 +52,14 @@ class Catalog:
         try:
             return self._regions[provider]
         except KeyError:
-            known = ", ".join(PROVIDERS)
+            known = ", ".join(self._regions)
             raise ConfigurationError(f"the catalogue has {known}, not {shown(provider)}") from None
 
     @cached_property
     def _regions(self) -> Mapping[str, tuple[str, ...]]:
         regions: dict[str, set[str]] = {provider: set() for provider in PROVIDERS}
         for provider, region in self._stock.listings:
-            regions[provider].add(region)
+            regions.setdefault(provider, set()).add(region)
         for price in self._own.content.prices if self._own else ():
             if price.region is not None:
                 regions[price.provider].add(price.region)
@@ -109,8 +109,12 @@ class Catalog:
                 "not known" if old is None else f"{old.age_days(self._today)} days old, too old to decide by"
             )
             raise ConfigurationError(
-                f"the {'spot price' if spot else 'price'} of {vm} in {provider}/{region} is {why}: run `scavenger "
-                f"catalog refresh --provider {provider}`, or write it into the price file"
+                f"the {'spot price' if spot else 'price'} of {vm} in {provider}/{region} is {why}: "
+                + (
+                    f"run `scavenger catalog refresh --provider {provider}`, or write it into the price file"
+                    if provider in PROVIDERS
+                    else f"its provider {provider} tells the prices"
+                )
             )
         return price
 
@@ -180,7 +184,7 @@ class Catalog:
             if price is not None and (self._own is None or price.source != self._own.source)
         }
         old = {vm: days for vm, days in ages.items() if days >= LIST_DAYS}
-        if not old:
+        if not old or provider not in PROVIDERS:
             return ""
         return (
             f"prices on demand in {provider}/{region} are {max(old.values())} days old ({', '.join(old)}), and may "

@@ -16,8 +16,8 @@ from datetime import date
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, Place, RateKey, Rates, gpu_label
 from scavenger.cloud.gcp.names import custom_type
+from scavenger.cloud.stock import CatalogEntry, Extras, MachineType, Place, RateKey, Rates, gpu_label
 from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.errors import ConfigurationError
 

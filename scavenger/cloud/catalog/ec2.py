@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scavenger.cloud.catalog.types import MachineType, gpu_label
+from scavenger.cloud.stock import MachineType, gpu_label
 
 _MIB_PER_GIB = 1024.0
 _NOT_USED = "accelerators that are not used"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from scavenger.cloud.catalog.types import CatalogEntry, MachineType
+from scavenger.cloud.stock import CatalogEntry, MachineType
 from scavenger.domain.cost import Price
 from scavenger.domain.forms import FrozenModel, VmName, fault, is_number, shown
 from scavenger.errors import ConfigurationError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.cloud.catalog.types import Fetched
+from scavenger.cloud.stock import Fetched
 
 
 def refresh_catalog(

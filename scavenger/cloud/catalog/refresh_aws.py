@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scavenger.cloud.catalog.ec2 import ec2_machine
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, Fetched, MachineType, Place, Stock
+from scavenger.cloud.stock import CatalogEntry, Extras, Fetched, MachineType, Place, Stock
 from scavenger.domain.cost import Price, TrafficPrice
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from scavenger.cloud.catalog.compute_engine import GoogleType, Tariff, read_skus
-from scavenger.cloud.catalog.types import CatalogEntry, Fetched, Place, Stock
+from scavenger.cloud.stock import CatalogEntry, Fetched, Place, Stock
 from scavenger.errors import (
     CloudError,
     CloudUnavailableError,

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from scavenger.cloud.catalog.cache import read_cache
-from scavenger.cloud.catalog.types import Stock
+from scavenger.cloud.stock import Stock
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json.gz")
 """Made by `python -m benchmarks.price_snapshot`, from lists that say where each price comes from."""

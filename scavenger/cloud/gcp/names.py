@@ -20,6 +20,8 @@ from scavenger.domain.vm import VmRequest, VmTags
 from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 
+PROJECT_VARIABLE = "GOOGLE_CLOUD_PROJECT"
+"""Environment variable with the project's id, as for Google's own tools."""
 ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
 """Environment variable with where to ask in Google's place, without credentials: for tests."""
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 
-from scavenger.cloud.catalog.types import GIB, CatalogEntry, Extras, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.nodes import KubernetesNode, share_of
 from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape
+from scavenger.cloud.stock import GIB, CatalogEntry, Extras, MachineType, VmRequirements
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import Price
 from scavenger.domain.vm_settings import KubernetesSettings, NodePool

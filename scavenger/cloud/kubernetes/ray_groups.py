@@ -487,6 +487,6 @@ def _pod_seen(pod: Any) -> PodSeen:
 
 
 def _context(region: str) -> str:
-    from scavenger.domain.infra import CURRENT
+    from scavenger.domain.providers import CURRENT
 
     return "" if region == CURRENT else region

@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
+from scavenger.cloud.kubernetes.adapter import POD_OWNER
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, leader_why
 from scavenger.cloud.kubernetes.leader import LeaderPod, Mounted, leader_pod
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.control.cluster.behind import Behind
 from scavenger.control.job_file.load import job_of
-from scavenger.control.provisioning.providers import POD_OWNER
 from scavenger.domain.elastic_job import (
     CODE_VARIABLE,
     DOCUMENT_VARIABLE,

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
-from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
+from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE, PROJECT_VARIABLE
 from scavenger.control.leading.start import Start
 from scavenger.control.places.launching import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
-from scavenger.control.provisioning.providers import GCP_PROJECT
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm_settings import CloudSettings
 
@@ -22,7 +21,7 @@ PASSED_ON = (
     PACKAGE_VARIABLE,
     IMAGE_VARIABLE,
     UNPROVEN_VARIABLE,
-    GCP_PROJECT,
+    PROJECT_VARIABLE,
     ENDPOINT_VARIABLE,
     *(f"AWS_ENDPOINT_URL{service}" for service in ("", "_EC2", "_SSM", "_SERVICE_QUOTAS", "_S3")),
 )

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from scavenger.cloud.kubernetes.adapter import POD_OWNER
 from scavenger.control.leading.configuration import (
     CERTIFICATE,
     CONFIGURATION,
@@ -157,7 +158,7 @@ class PodSeat(Seat):
                 service_account=start.resources.leader_identity,
                 labels={ROLE_LABEL: LEADER, **leader_labels(tag, plan.offer.vm, template.run_max_s)},
                 owner=owner,
-                variables={providers.POD_OWNER: json.dumps(owner)},
+                variables={POD_OWNER: json.dumps(owner)},
                 mounted=(Mounted(FILES, "secret", self._name),),
                 claim=self.record.claim,
                 shape=PodShape.parse(plan.offer.vm),

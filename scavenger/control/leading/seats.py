@@ -8,7 +8,7 @@ from scavenger.control.leading.pod_seat import PodSeat
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.seat import Seat
 from scavenger.control.leading.vm_seat import VmSeat
-from scavenger.domain.capabilities import capabilities_of
+from scavenger.domain.providers import capabilities_of
 
 
 def seat_of(leaders: Leaders, record: LeaderRecord, **options: Any) -> Seat:

@@ -13,8 +13,8 @@ from datetime import datetime
 
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.provisioning.bill import paid_for
-from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.intent import Intent
+from scavenger.domain.providers import capabilities_of
 from scavenger.policy.provisioning.slots import LEADER_SLOT
 from scavenger.store import Store
 from scavenger.store.owner import this_process

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from uuid import uuid4
 
+from scavenger.cloud.adapters import adapter_of
 from scavenger.cloud.base import Inspection
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
@@ -28,7 +29,7 @@ from scavenger.control.places.launching import (
     address_of,
 )
 from scavenger.control.places.offers import CatalogCloud
-from scavenger.control.provisioning.providers import INSPECTIONS, open_provider
+from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.settings import settings_of
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
@@ -66,7 +67,7 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
     try:
         settings = settings_of(infra, environment)
         provider = open_provider(infra.provider, infra.region, environment, settings)
-        inspection = INSPECTIONS[infra.provider](provider)
+        inspect = adapter_of(infra.provider).inspect
     except NotSupportedError as error:
         yield Check("cloud", "fail", str(error))
         return
@@ -76,12 +77,16 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
     except ScavengerError as error:
         yield failure("credentials", error)
         return
+    if inspect is None:
+        yield Check("cloud", "warn", f"not checked: the provider {infra.provider} tells nothing for checks")
+        return
+    inspection = inspect(provider)
     credentials = checked("credentials", inspection.identity)
     yield credentials
     if credentials.status != "ok":
         return
     try:
-        catalog = CatalogCloud(infra.provider, infra.region, environment=environment)
+        catalog = CatalogCloud(infra.provider, infra.region, environment=environment, settings=settings)
         offer = catalog.offers_for(None, workers=(1, 1)).offers[0]
     except ConfigurationError as error:
         yield Check("VM type", "fail", str(error))

@@ -171,7 +171,7 @@ NEEDS = (
         {
             **dict.fromkeys(
                 (Where.HERE, Where.RAY),
-                "leader: vm is for jobs on VMs of aws/ and gcp/, and on pods; with infra: {job.infra}, write here",
+                "leader: vm is for jobs on a cloud's VMs and on pods; with infra: {job.infra}, write here",
             ),
             Where.RAY_PODS: f"leader: vm: with {_ENGINE}, a node of the Ray cluster leads the job; leave it out",
             Where.POOL: "leader: vm cannot reach the pool of aggregators, whose manager is on this machine; write "

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
-from scavenger.cloud.catalog.types import CatalogEntry, Extras, MachineType, VmRequirements
 from scavenger.cloud.kubernetes.prices import PodCatalog
-from scavenger.control.provisioning.prices import open_catalog
+from scavenger.cloud.stock import CatalogEntry, Extras, MachineType, VmRequirements
+from scavenger.control.provisioning.prices import catalog_of
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk, TrafficPrice, VmExtras
 from scavenger.domain.fingerprint import hardware_of_vms
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
+from scavenger.domain.vm_settings import CloudSettings
 from scavenger.errors import ConfigurationError
 from scavenger.policy.spot import SpotDecision, SpotMode, SpotTerms, decide_spot
 
@@ -66,10 +67,10 @@ class CatalogCloud:
     """The VM types of a provider in a region, at the catalogue's prices.
 
     Args:
-        provider: `aws` or `gcp`.
         spot: Whether workers may be spot VMs.
-        catalog: The price catalogue; by default this user's.
+        catalog: The price catalogue; by default see `catalog_of`.
         environment: Environment variables, which may name the user's price file.
+        settings: Of the job's VMs; None for those of the settings file.
         aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
         public: Whether VMs have a public address; where their subnet decides, they are taken to have one.
 
@@ -85,12 +86,13 @@ class CatalogCloud:
         spot: SpotMode = "never",
         catalog: Catalog | PodCatalog | None = None,
         environment: Mapping[str, str] = os.environ,
+        settings: CloudSettings | None = None,
         changes: ChangeCosts | None = None,
         aggregator_vms: int = 1,
         public: bool = True,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
-        self._catalog: Catalog | PodCatalog = catalog or open_catalog(environment)
+        self._catalog: Catalog | PodCatalog = catalog or catalog_of(provider, region, environment, settings)
         self._changes = changes or ChangeCosts()
         self._aggregator_vms, self._public = aggregator_vms, public
 

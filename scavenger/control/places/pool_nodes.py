@@ -32,6 +32,7 @@ from scavenger.control.provisioning.vm_group import VmGroup, new_record
 from scavenger.control.settings import settings_of
 from scavenger.domain.infra import Infra
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
+from scavenger.domain.providers import find_kind
 from scavenger.domain.vm import LaunchTemplate, VmPackage
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.policy.provisioning.config import ProvisioningConfig
@@ -266,7 +267,9 @@ def open_pool_nodes(
     settings = settings_of(infra, environment)
     provider = open_provider(infra.provider, infra.region, environment, settings)
     public = settings.public_address is not False
-    cloud = CatalogCloud(infra.provider, infra.region, environment=environment, public=public)
+    cloud = CatalogCloud(
+        infra.provider, infra.region, environment=environment, settings=settings, public=public
+    )
     offer = cloud.on_demand_offer(vm) if vm else cloud.small_offer()
     if vm and offer.vm != vm:
         raise ConfigurationError(f"--vm {vm}: nodes have no GPUs, and 2 to 8 vCPUs with 4 GiB at least")
@@ -278,6 +281,8 @@ def open_pool_nodes(
         )
     zones = (infra.zone,) if infra.zone else zones
     extras = cloud.extras(DISK_GIB, spot=False)
+    kind = find_kind(infra.provider)
+    extra = "" if kind is None else kind.extra
     usd_per_hour = offer.price_usd_per_hour + extras.usd_per_hour
     affordable = min(
         nodes_max, int(usd_per_hour_max / usd_per_hour) if math.isfinite(usd_per_hour_max) else nodes_max
@@ -304,7 +309,7 @@ def open_pool_nodes(
         ),
         template=template,
         # aggregators write checkpoints, which may be in the storage of the cloud
-        package=package_of(environment, (infra.provider,)),
+        package=package_of(environment, (extra,) if extra else ()),
         price_source=offer.price_source,
     )
     verifier = open_verifier(infra, settings, environment)

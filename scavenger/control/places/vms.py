@@ -56,12 +56,6 @@ from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import HostEngine, HostSource
 
 RUN_MARGIN_S = 3_600.0
-_LEADER_IDENTITIES = {
-    "aws": "an instance profile as aws.leader_profile in {path}, whose role may do what `scavenger policy aws` allows",
-    "gcp": "a service account as gcp.leader_service_account in {path}, which has the role of gcp.yaml",
-    "kubernetes": "a service account as kubernetes.leader_service_account in {path}, such as scavenger-leader of "
-    "deploy/kubernetes",
-}
 _NOTES = {
     Kind.LOOP: "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads "
     "the job, by its machine's network",
@@ -104,6 +98,7 @@ class RentedVms(Place):
         self.job, self.environment, self.kind, self.kept, self._told = job, environment, kind, kept, notes
         self.questions = Questions()
         self.settings = settings_of(job.infra, environment)
+        self._check_capabilities()
         self.reached_at = environment.get(ADDRESS_VARIABLE, "")
         own = self.rents_aggregators and kind.has_aggregators and job.aggregation != "shared"
         vms = job.elastic.known_aggregator_vms if own else 0
@@ -114,6 +109,7 @@ class RentedVms(Place):
             environment=environment,
             aggregator_vms=vms,
             catalog=self._catalog(),
+            settings=self.settings,
             public=self.settings.public_address is not False,
         )
         workers, asked = job.worker_counts, self._resources()
@@ -150,6 +146,20 @@ class RentedVms(Place):
                 f"aggregators, whose manager is on this machine; set {ADDRESS_VARIABLE}, or write own",
                 key="aggregation",
             )
+
+    def _check_capabilities(self) -> None:
+        """Check that the provider has what the job's file asks for.
+
+        Raises:
+            NotSupportedError: It has not.
+        """
+        job, machines = self.job, self.job.infra.capabilities
+        if job.leader == "vm" and not machines.leads:
+            raise NotSupportedError(
+                f"leader: vm: machines of {job.infra} lead no jobs; write here", key="leader"
+            )
+        if job.spot != "never" and not machines.spot:
+            raise NotSupportedError(f"spot: {job.spot}: {job.infra} has no spot VMs; write never", key="spot")
 
     def _catalog(self) -> PodCatalog | None:
         """What stands for the catalogue of VM types where VMs are pods."""
@@ -214,7 +224,7 @@ class RentedVms(Place):
         if not identity:
             raise ConfigurationError(
                 "leader: vm needs an identity by which it rents the job's VMs: name "
-                f"{_LEADER_IDENTITIES[self.job.infra.provider].format(path=settings_path(self.environment))}; or set "
+                f"{self.settings.leader_needs.format(path=settings_path(self.environment))}; or set "
                 f"{ADDRESS_VARIABLE} to an address at which VMs reach this machine",
                 key="leader",
             )

@@ -14,7 +14,7 @@ import msgspec
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import Join, boot_script
 from scavenger.cloud.boot.pod import pod_script
-from scavenger.domain.capabilities import capabilities_of
+from scavenger.domain.providers import capabilities_of
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmPackage, VmRequest, VmSeen, VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
@@ -78,7 +78,7 @@ class BootingProvider(Provider):
         machines = capabilities_of(boot.provider)
         if machines.in_image:
             script = ""  # Ray starts the agent (`scavenger.train.engines.ray.pods`)
-        elif machines.pods:
+        elif machines.pods or machines.as_user:
             script = pod_script(join, boot.package, life_s=request.life_s, proxy=proxy)
         else:
             script = boot_script(join, boot.package, proxy=proxy)

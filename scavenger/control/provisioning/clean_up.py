@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from scavenger.cloud.base import Provider
-from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.intent import Intent
+from scavenger.domain.providers import capabilities_of
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, GoneError
 from scavenger.presentation.formatting import when

@@ -22,7 +22,7 @@ from scavenger import logs
 from scavenger.cloud.boot.package import is_own
 from scavenger.cloud.identity import read_proof
 from scavenger.cloud.notices import watch
-from scavenger.domain.capabilities import capabilities_of
+from scavenger.domain.providers import capabilities_of
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
@@ -51,12 +51,11 @@ def identify(provider: str, public_key: str) -> str:
 
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
-    """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own.
+    """Forward the cloud's notices to this VM until the agent has ended, if it has a service that tells of them.
 
-    Pods are told of their end by a signal with a grace period; a machine that nobody rented, such as a node that was
-    added to a pool by hand, is not taken back.
+    Run in a thread of its own. Pods are told of their end by a signal with a grace period.
     """
-    if not capabilities_of(provider).zones:
+    if not capabilities_of(provider).metadata:
         return
     try:
         for notice in watch(provider, stopped=ended.is_set):
@@ -114,7 +113,8 @@ def main() -> int:
     ended = threading.Event()
 
     def asked_to_end(*_: object) -> None:
-        if capabilities_of(ticket.provider).pods:
+        machines = capabilities_of(ticket.provider)
+        if machines.pods or machines.as_user:
             threading.Thread(target=leave_in_time, args=(agent, ended), daemon=True).start()
         else:
             agent.end("its VM is being shut down")

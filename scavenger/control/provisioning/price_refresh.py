@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from scavenger.cloud.catalog.catalog import LIST_DAYS, PROVIDERS
 from scavenger.cloud.catalog.refresh import refresh_catalog
-from scavenger.cloud.catalog.types import Fetched
+from scavenger.cloud.stock import Fetched
 from scavenger.control.provisioning.prices import cache_path, open_catalog
 from scavenger.control.provisioning.providers import project_of
 from scavenger.domain.job import JobSpec
@@ -32,7 +32,7 @@ def refresh_prices(
     Raises:
         ConfigurationError: If no project of Google Cloud is named, whose machine types could be asked for.
     """
-    project = project_of(None, environment) if provider == "gcp" else ""
+    project = project_of(environment) if provider == "gcp" else ""
     return refresh_catalog(
         provider, regions, project=project, cache=cache_path(), now=now or datetime.now(UTC)
     )

@@ -10,12 +10,15 @@ from pathlib import Path
 from platformdirs import user_cache_path, user_config_path
 from pydantic import ValidationError
 
+from scavenger.cloud.adapters import adapter_of
 from scavenger.cloud.catalog.cache import read_cache
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.prices import Discount, OwnPrice, OwnPrices, PriceFile
 from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.control.job_file.yaml_loader import YamlNode, load_yaml
+from scavenger.control.provisioning.providers import opening_of
 from scavenger.domain.forms import FAULT, did_you_mean, shown
+from scavenger.domain.vm_settings import CloudSettings
 from scavenger.errors import JobFileError
 
 PRICES_VARIABLE = "SCAVENGER_PRICES"
@@ -42,6 +45,24 @@ def open_catalog(environment: Mapping[str, str] = os.environ, *, today: date | N
     own = load_price_file(path) if named or path.exists() else None
     stock = read_cache(cache_path()).over(read_snapshot())
     return Catalog(stock, own, today=today or datetime.now(UTC).date())
+
+
+def catalog_of(
+    provider: str, region: str, environment: Mapping[str, str], settings: CloudSettings | None = None
+) -> Catalog:
+    """The catalogue for a region: what its provider tells itself, or else the user's; see `open_catalog`.
+
+    Args:
+        settings: See `opening_of`.
+
+    Raises:
+        ConfigurationError: As `open_catalog`, or if what the provider needs is not set.
+        CloudError: If the provider does not tell.
+    """
+    stock = adapter_of(provider).stock
+    if stock is None:
+        return open_catalog(environment)
+    return Catalog(stock(opening_of(provider, region, environment, settings)), today=datetime.now(UTC).date())
 
 
 def load_price_file(path: Path) -> OwnPrices:

@@ -14,13 +14,13 @@ from scavenger.control.search.own_batch import own_batch_only
 from scavenger.control.search.profile import Search, Spent, next_to_profile, repeat_first, too_large_model
 from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
-from scavenger.domain.capabilities import capabilities_of
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.figures import rounded
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.domain.providers import capabilities_of
 from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError
 from scavenger.models.cost import estimate_of

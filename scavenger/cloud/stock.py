@@ -1,4 +1,4 @@
-"""Machine types and their prices, as the catalogue holds them."""
+"""Machine types and their prices, as providers tell them and the catalogue holds them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MachineType:
     @property
     def family(self) -> str:
         """`m5` of `m5.xlarge`, `n2` of `n2-standard-4`, `n1` of `custom-4-8192`."""
-        family = self.name.partition("." if self.provider == "aws" else "-")[0]
+        family = self.name.partition("." if "." in self.name else "-")[0]
         return "n1" if family == "custom" else family
 
 

@@ -1,0 +1,73 @@
+"""How Compute Engine is opened, and its quotas and prices; see `Adapter`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from scavenger.cloud.adapters import Adapter, Opening
+from scavenger.cloud.base import Inspection, Provider
+from scavenger.cloud.gcp.names import PROJECT_VARIABLE
+from scavenger.cloud.identity import IdentityVerifier
+from scavenger.domain.vm import Quota
+from scavenger.domain.vm_settings import GcpSettings
+from scavenger.errors import ConfigurationError
+
+
+def project_of(opening: Opening) -> str:
+    """The id of the project: the environment's, or else that of the settings.
+
+    Raises:
+        ConfigurationError: If neither names one.
+    """
+    if project := opening.environment.get(PROJECT_VARIABLE):
+        return project
+    settings = opening.read_settings()
+    project = settings.project if isinstance(settings, GcpSettings) else ""
+    if not project:
+        raise ConfigurationError(
+            f"no Google Cloud project is named: set {PROJECT_VARIABLE}, or gcp.project in {opening.settings_file}"
+        )
+    return project
+
+
+def _open(opening: Opening) -> Provider:
+    from scavenger.cloud.gcp.provider import GcpProvider
+
+    project = project_of(opening)
+    # Below the reconciler's time limit for a call; a launch that takes longer is repeated with the same token.
+    return GcpProvider(project, opening.region, environment=opening.environment, operation_timeout_s=45.0)
+
+
+def _inspect(provider: Any) -> Inspection:
+    from scavenger.cloud.gcp.inspection import GcpInspection
+
+    return GcpInspection(provider)
+
+
+def _verify(opening: Opening) -> IdentityVerifier | None:
+    """Compute Engine gives a proof to VMs with a service account only."""
+    settings = opening.read_settings()
+    assert isinstance(settings, GcpSettings)
+    if not settings.service_account:
+        return None
+    from scavenger.cloud.gcp.identity import GcpIdentity, fetched_certificates, saved_certificates
+
+    file = settings.identity_certificates
+    if not file:
+        return GcpIdentity(project_of(opening), fetched_certificates)
+    saved_certificates(file)  # what is wrong with the file is said before a VM is rented
+    return GcpIdentity(project_of(opening), functools.partial(saved_certificates, file))
+
+
+def _share(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
+    """A preemptible quota of 0 means that there is none."""
+    if quota.name == "INSTANCES":
+        return 1.0
+    if quota.name == "PREEMPTIBLE_CPUS":
+        return float(cpus) if spot and quota.limit > 0 else 0.0
+    family = vm.partition("-")[0].upper()
+    return float(cpus) if not spot and quota.name in ("CPUS", f"{family}_CPUS") else 0.0
+
+
+ADAPTER = Adapter(_open, _inspect, _verify, share=_share)
