@@ -163,6 +163,14 @@ class TradeoffCurve:
     def __len__(self) -> int:
         return len(self.time_s)
 
+    @property
+    def workers_measured(self) -> BoolArray:
+        """Whether any batch size was measured at a point's VM type and number of workers, shape `(n,)`."""
+        at = self.configurations
+        sizes = np.stack((at.vm_index, at.workers), axis=1)
+        known = np.unique(sizes[self.marks.measured], axis=0)
+        return np.asarray((sizes[:, None, :] == known[None, :, :]).all(axis=2).any(axis=1))
+
     def __getitem__(self, index: int) -> CurvePoint:
         i, marks = int(index), self.marks
         return CurvePoint(

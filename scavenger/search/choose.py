@@ -6,9 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scavenger.domain.curve import Choice, FloatArray, Infeasible, IntArray, Objective, TradeoffCurve
+from scavenger.domain.curve import (
+    BoolArray,
+    Choice,
+    FloatArray,
+    Infeasible,
+    IntArray,
+    Objective,
+    TradeoffCurve,
+)
 from scavenger.domain.figures import rounded
 from scavenger.search.curve import OVER_BUDGET, PAST_DEADLINE
+from scavenger.search.replan import GAIN_MIN, loss_of
 
 NOTHING_USD = 1e-6
 """Costs below a ten-thousandth of a cent count as 0: ratios of them are meaningless."""
@@ -27,6 +36,10 @@ def choose(
     only: tuple[int, str] | None = None,
 ) -> Choice | Infeasible:
     """Choose the allowed point that is best by the objective.
+
+    Where no batch size was measured at its number of workers, the best one of which some was is chosen instead if it
+    loses less than `GAIN_MIN`: the least of many predictions is often the one that is most off. Otherwise the reason
+    says that these workers were never measured. A utility may fall to 0 within that share, so it is left out.
 
     Args:
         curve: Tradeoff curve, built with the same limits.
@@ -50,10 +63,11 @@ def choose(
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
     alike = allowed if only is None else allowed[curve.configurations.global_batch_size[allowed] == only[0]]
     among = alike if len(alike) else allowed
+    known = curve.workers_measured
     if objective == "utility" and worth is not None:
         index, reason = _by_utility(curve, among, worth, (spent_time_s, spent_usd, remaining))
     else:
-        index, reason = OBJECTIVES[objective](curve, among)
+        index, reason = _rather_measured(curve, objective, among, known)
     if only is not None and len(among) < len(allowed):
         reason += f"; at batch {only[0]} alone, as {only[1]}"
     if len(allowed) == 1:
@@ -64,6 +78,8 @@ def choose(
             f"; above the critical batch size: {rounded(epochs)} epochs do the work of {rounded(epochs * share, 3)} of "
             "very small batches"
         )
+    if np.any(known) and not known[index]:
+        reason += f"; {_never_measured(curve, index)}"
     if curve.marks.extrapolated[index]:
         reason += "; extrapolated beyond what was profiled"
     if curve.relative_only:
@@ -72,6 +88,30 @@ def choose(
     if curve.knee is not None:
         alternatives.append(("knee", curve.knee))
     return Choice(curve[index], objective, reason, tuple((label, curve[i]) for label, i in alternatives))
+
+
+def _rather_measured(
+    curve: TradeoffCurve, objective: Objective, among: IntArray, known: BoolArray
+) -> tuple[int, str]:
+    """The best point; the best one of known workers, if that loses less than `GAIN_MIN`."""
+    best = OBJECTIVES[objective]
+    index, reason = best(curve, among)
+    if known[index] or not np.any(known[among]):
+        return index, reason
+    surer, why = best(curve, among[known[among]])
+    loss = loss_of(objective, curve)
+    here, there = (loss(float(curve.time_s[i]), float(curve.cost_usd[i])) for i in (index, surer))
+    if there - here >= GAIN_MIN * there > 0.0:
+        return index, reason
+    beside = _compared(curve, index, surer, "chosen one")
+    return surer, (
+        f"{why}; {curve.configurations[index]} is predicted {beside}, but {_never_measured(curve, index)}"
+    )
+
+
+def _never_measured(curve: TradeoffCurve, index: int) -> str:
+    workers = int(curve.configurations.workers[index])
+    return f"its {'1 worker was' if workers == 1 else f'{workers} workers were'} never measured"
 
 
 def _fastest(curve: TradeoffCurve, allowed: IntArray) -> int:

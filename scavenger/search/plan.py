@@ -133,8 +133,12 @@ def next_configuration(
     ready: int = 0,
     setup_s: float = 0.0,
     too_many: int | None = None,
+    favourite: Configuration | None = None,
 ) -> Configuration | None:
     """The next configuration to profile; None if the plan is complete or no useful one is left.
+
+    The last point of a search on one VM type goes to the present choice, if its number of workers was never measured:
+    what is then chosen was. Of several types it corrects what is carried over to one of them, which is worth more.
 
     Of several VM types the first is explored; of each other one `TRANSFER_MAX` configurations correct what is
     carried over to it.
@@ -145,6 +149,7 @@ def next_configuration(
         ready: Number of workers that are already running.
         setup_s: Time from the launch of a worker until it can join.
         too_many: Samples per worker from which on nothing is proposed, as memory did not hold them; None if all fit.
+        favourite: What would be chosen by the measurements so far; None if that is not known.
     """
 
     def fits(configuration: Configuration) -> bool:
@@ -155,6 +160,10 @@ def next_configuration(
             return configuration
     if len(tried) >= plan.points:
         return None
+    last, known = len(tried) == plan.points - 1, {m.configuration.workers for m in measured}
+    unknown = favourite is not None and favourite.workers not in known and favourite not in tried
+    if favourite is not None and unknown and fits(favourite) and last and len(space.offers) == 1:
+        return favourite
     space = _thinned(space, most=max(AXIS_MAX, plan.points))
     for index, offer in enumerate(space.offers):
         here = [m for m in measured if m.configuration.vm == offer.vm]

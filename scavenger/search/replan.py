@@ -82,7 +82,7 @@ def why_measure_no_more(
     """
     if choice.objective == "utility":
         return ""  # utility may fall to 0 over time, so no ratio of step times bounds its loss
-    loss = _loss_of(choice.objective, curve)
+    loss = loss_of(choice.objective, curve)
     rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
     chosen = curve.configurations.index(choice.configuration)
     assert chosen is not None
@@ -216,7 +216,7 @@ def _weighed(
     if choice.objective == "utility" and worth is not None:
         before, after = before_usd - worth(before_s), after_usd - worth(after_s)
     else:
-        loss = _loss_of(choice.objective, curve)
+        loss = loss_of(choice.objective, curve)
         before, after = loss(before_s, before_usd), loss(after_s, after_usd)
     return _Weighed(before, after, before_s - after_s, before_usd - after_usd)
 
@@ -228,7 +228,7 @@ class _Loss(Protocol):
     def __call__(self, time_s: _Amount, cost_usd: _Amount) -> _Amount: ...
 
 
-def _loss_of(objective: Objective, curve: TradeoffCurve) -> _Loss:
+def loss_of(objective: Objective, curve: TradeoffCurve) -> _Loss:
     """The loss that the objective minimizes, as a function of seconds and dollars, scalars or arrays."""
     weight_s, weight_usd = {"time": (1.0, 0.0), "cost": (0.0, 1.0)}.get(objective, (0.0, 0.0))
     if objective == "knee":

@@ -19,8 +19,8 @@ from scavenger.control.search.select import (
     ask_while_training,
     decide,
     fit_model,
+    judged,
     profile_of,
-    why_measure_no_more,
 )
 from scavenger.control.training.measure import STEPS_MIN, is_known
 from scavenger.control.training.recorder import Recorder
@@ -73,7 +73,7 @@ def searched(
         cast(Recorder, recorder),
         spec,
         SPACE,
-        enough=lambda so_far: enough,
+        judge=lambda so_far: replace(so_far, ended_because=enough),
         samples=samples,
     ):
         assert tuple(recorder.measurements) == search.measurements
@@ -205,7 +205,7 @@ def test_what_was_measured_before_a_limit_ends_the_job_stays_known(tmp_path: Pat
     found = [Search(plan, Spent(0.0, 0.0))]
 
     searches = profile(
-        found[0], trainer, recorder, ProfileSpec(steps=20), SPACE, enough=lambda s: "", samples=None
+        found[0], trainer, recorder, ProfileSpec(steps=20), SPACE, judge=lambda so_far: so_far, samples=None
     )
 
     with pytest.raises(LimitReachedError, match="deadline"):
@@ -220,7 +220,7 @@ def test_a_search_that_is_overtaken_by_the_end_of_training_stops(tmp_path: Path)
     trainer.start(1)
     spec, recorder = ProfileSpec(steps=5), cast(Recorder, _Recorder())
     begun = Search(PLAN, Spent(0.0, 0.0))
-    *_, search = profile(begun, trainer, recorder, spec, SPACE, enough=lambda so_far: "", samples=None)
+    *_, search = profile(begun, trainer, recorder, spec, SPACE, judge=lambda so_far: so_far, samples=None)
 
     assert trainer.finished
     assert len(search.measurements) <= 1
@@ -439,7 +439,7 @@ def test_another_point_must_pay_for_the_pauses_of_the_program(tmp_path: Path) ->
         measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
         model = fit_model(measured, SPACE, JOB, prior=None)
         begun = replace(search, plan=plan)
-        reasons.append(why_measure_no_more(begun, model, trainer, SPACE, JOB))
+        reasons.append(judged(begun, model, trainer, SPACE, JOB).ended_because)
 
     assert "another measurement could gain" in reasons[1]
     assert reasons[0] != reasons[1]

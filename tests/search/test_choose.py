@@ -15,6 +15,7 @@ from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.utility import UtilityCurve
 from scavenger.search.choose import _front, choose
 from scavenger.search.curve import build_curve
+from scavenger.search.replan import GAIN_MIN, loss_of
 
 BENT = ((100.0, 10.0), (120.0, 4.0), (500.0, 2.0), (600.0, 11.0))
 
@@ -226,3 +227,48 @@ def test_the_front_of_all_points_is_the_front_that_the_curve_shows(points: list[
     curve = curve_of(*points)
 
     assert sorted(_front(curve, np.arange(len(curve)))) == list(np.flatnonzero(curve.marks.on_front))
+
+
+@given(
+    points=st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(0.01, 100.0)), min_size=2, max_size=8),
+    measured=st.sets(st.integers(0, 7)),
+    objective=st.sampled_from(["time", "cost", "knee"]),
+)
+def test_workers_that_were_never_measured_are_chosen_for_a_gain_alone_and_never_silently(
+    points: list[tuple[float, float]], measured: set[int], objective: str
+) -> None:
+    curve = curve_of(*points)
+    free = choose(curve, objective)  # nothing measured: nothing is surer than another
+    seen = np.isin(np.arange(len(points)), sorted(measured))
+    choice = choose(replace(curve, marks=replace(curve.marks, measured=seen)), objective)
+    assert isinstance(choice, Choice)
+    assert isinstance(free, Choice)
+    assert "never measured" not in free.reason
+    loss = loss_of(objective, curve)
+
+    def lost(one: Choice) -> float:
+        return loss(one.point.time_s, one.point.cost_usd)
+
+    if choice.point.measured:
+        moved = choice.configuration != free.configuration
+        assert ("never measured" in choice.reason) is moved
+        assert lost(choice) <= lost(free) / (1.0 - GAIN_MIN) * (1.0 + 1e-12)
+    else:
+        assert choice.configuration == free.configuration
+        assert choice.reason.endswith("never measured") is bool(seen.any())
+        if objective != "knee":
+            surest = min((loss(*points[i]) for i in np.flatnonzero(seen)), default=math.inf)
+            assert lost(choice) <= surest * (1.0 - GAIN_MIN) * (1.0 + 1e-12)
+
+
+def test_a_size_is_known_by_any_of_its_batches_on_its_own_type_alone() -> None:
+    model = job_model()
+    curve = build_curve(model, SPACE)
+    of = curve.configurations
+    measured = {int(k) for k in of.workers[curve.marks.measured]}
+    assert measured < set(SPACE.workers)
+    assert [bool(one) for one in curve.workers_measured] == [int(k) in measured for k in of.workers]
+    types = replace(of, vms=("vm", "other"), vm_index=np.where(of.workers == max(measured), 1, of.vm_index))
+    apart = replace(curve, configurations=types)
+    apart = replace(apart, marks=replace(apart.marks, measured=apart.marks.measured & (of.workers < 8)))
+    assert not apart.workers_measured[of.workers == 8].any()

@@ -92,7 +92,7 @@ def measured(configuration: Configuration) -> Measurement:
     return Measurement(configuration, 20, compute_s + sync_s, 0.001, compute_s, sync_s, 1.5, 300.0, 2**28)
 
 
-def searched(space: SearchSpace, points: int, **more: float) -> list[Configuration]:
+def searched(space: SearchSpace, points: int, **more: object) -> list[Configuration]:
     """What a partial search measures, if nothing ends it."""
     found = plan_search(space, "partial", has_same=False, has_any=False, steps=20, points=points)
     tried: list[Configuration] = []
@@ -123,6 +123,24 @@ def test_partial_ends_after_its_points_or_when_everything_is_measured(
 
     assert 1 <= len(tried) <= min(points, len(everything))
     assert set(tried) <= set(everything)
+
+
+@given(SIZES, SIZES, st.integers(2, 7), st.data())
+def test_the_last_point_of_one_type_is_the_choice_if_its_workers_were_never_measured(
+    workers: tuple[int, ...], batches: tuple[int, ...], points: int, data: st.DataObject
+) -> None:
+    space = SearchSpace((CLOUD,), workers, batches)
+    if not (everything := space.configurations()):
+        return
+    favourite = data.draw(st.sampled_from(everything))
+    free, tried = searched(space, points), searched(space, points, favourite=favourite)
+    assert tried[: points - 1] == free[: points - 1]
+    if len(free) == points and favourite.workers not in {one.workers for one in free[:-1]}:
+        assert tried[-1] == favourite
+    else:
+        assert tried == free
+    types = replace(space, offers=(CLOUD, replace(CLOUD, vm="other")))
+    assert searched(types, points, favourite=favourite) == searched(types, points)
 
 
 @pytest.mark.parametrize("strategy", ["partial", "full", "extremes"])

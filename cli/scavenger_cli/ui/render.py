@@ -55,6 +55,7 @@ _MARKS = (
     ("*", "front (unbeaten)"),
     ("m", "measured"),
     ("e", "extrapolated"),
+    ("?", "workers never measured"),
 )
 
 _INTERVAL = "(90 %)"
@@ -134,9 +135,10 @@ def curve_table(
         lines: list[tuple[list[str], str]] = []
         fastest, cheapest = _least(curve.time_s[allowed]), _least(curve.cost_usd[allowed])
         used: set[str] = set()
+        unknown = ~curve.workers_measured & np.any(curve.marks.measured)
         for index in shown:
             point = curve[index]
-            marks = _marks(point, index == curve.knee, choice)
+            marks = _marks(point, index == curve.knee, choice, unknown=bool(unknown[index]))
             used.update(marks)
             cells = [marks, *([clean(point.configuration.vm)] if several else [])]
             cells += [str(point.configuration.workers), str(point.configuration.global_batch_size)]
@@ -183,8 +185,8 @@ def _is_choice(point: CurvePoint, choice: Choice | None) -> bool:
     return choice is not None and point.configuration == choice.configuration
 
 
-def _marks(point: CurvePoint, knee: bool, choice: Choice | None) -> str:
-    present = (_is_choice(point, choice), knee, point.on_front, point.measured, point.extrapolated)
+def _marks(point: CurvePoint, knee: bool, choice: Choice | None, *, unknown: bool) -> str:
+    present = (_is_choice(point, choice), knee, point.on_front, point.measured, point.extrapolated, unknown)
     return "".join(mark for (mark, _), there in zip(_MARKS, present, strict=True) if there)
 
 

@@ -26,11 +26,11 @@ from scavenger.control.search.select import (
     ask_while_training,
     decide,
     fit_model,
+    judged,
     misfit,
     profile_of,
     repeated,
     steps_of,
-    why_measure_no_more,
 )
 from scavenger.control.search.sources import Sources
 from scavenger.control.training.balancing import Balancing
@@ -329,7 +329,7 @@ class JobWorkflow:
                 self._recorder,
                 self._job.profile,
                 known.space,
-                enough=lambda so_far: self._why_enough(so_far, known),
+                judge=lambda so_far: self._judged(so_far, known),
                 samples=expected,
             ):
                 self.state = replace(self.state, search=search)
@@ -648,13 +648,13 @@ class JobWorkflow:
                 model = self._fit(search.measurements, known, prior=None)
         return model
 
-    def _why_enough(self, search: Search, known: Known) -> str:
-        """Reason to profile no further configuration; empty if another measurement may pay off."""
+    def _judged(self, search: Search, known: Known) -> Search:
+        """The search with its favourite and, if another measurement cannot pay off, with why."""
         try:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
-            return ""  # more measurements may help
-        return why_measure_no_more(search, self.outlook.told(model), self.trainer, known.space, self._job)
+            return search  # more measurements may help
+        return judged(search, self.outlook.told(model), self.trainer, known.space, self._job)
 
     def _repeated(self, search: Search, known: Known) -> Search:
         """The search with its first point measured again at its end, which shows how the machine drifts."""

@@ -48,6 +48,7 @@ class Search:
         first_at_s: Running time of the job when the first of them was made; None before.
         twice: The first of them, and the same configuration at the end of the search; empty if it was not measured
             again.
+        favourite: What would be chosen by the measurements so far; None before that is known.
         ended_because: Why fewer configurations were profiled than the plan allows; empty if none was left out.
     """
 
@@ -57,6 +58,7 @@ class Search:
     tried: tuple[Configuration, ...] = ()
     first_at_s: float | None = None
     twice: tuple[Measurement, ...] = ()
+    favourite: Configuration | None = None
     ended_because: str = ""
     ended: Spent | None = None
 
@@ -68,7 +70,7 @@ def profile(
     spec: ProfileSpec,
     space: SearchSpace,
     *,
-    enough: Callable[[Search], str],
+    judge: Callable[[Search], Search],
     samples: float | None,
 ) -> Iterator[Search]:
     """Measure the planned configurations until the plan or the limits of `spec` are exhausted or training finishes.
@@ -76,7 +78,8 @@ def profile(
     Args:
         space: What may be profiled. While workers start, its smallest batch is used, where
             samples are most effective.
-        enough: Called after each configuration; returns why the measurements suffice, or an empty text.
+        judge: Called after each configuration; returns the search with its favourite and, if the measurements suffice,
+            why.
         samples: Expected samples of the whole run; None if unknown.
 
     Yields:
@@ -112,9 +115,11 @@ def profile(
                 f"profiling ended after {len(search.measurements)} of at most {configurations}: {shortage}"
             )
             return
-        if len(plan.configurations) <= len(search.tried) < count and (reason := enough(search)):
-            yield replace(search, ended_because=reason)
-            return
+        if len(plan.configurations) <= len(search.tried) < count:
+            search = judge(search)
+            if search.ended_because:
+                yield search
+                return
 
 
 def _measured(
@@ -218,6 +223,7 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
         ready=trainer.ready_on(space.offers[0].vm),
         setup_s=trainer.setup_s,
         too_many=trainer.history.too_many,
+        favourite=search.favourite,
     )
 
 

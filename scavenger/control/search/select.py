@@ -282,16 +282,15 @@ def _without_late_workers(
     return replace(found, reason=f"{found.reason}; {words}")
 
 
-def why_measure_no_more(
-    search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
-) -> str:
-    """Reason to choose without further measurements; empty if another measurement may pay off."""
-    next_ = next_to_profile(search, space, trainer)
-    if next_ is None:
-        return ""  # the plan has ended
+def judged(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> Search:
+    """The search with what would be chosen now and, if no other measurement can pay off, with the reason to end it."""
     curve, choice = choose_now(model, trainer, space, job)
     if isinstance(choice, Infeasible):
-        return ""
+        return search
+    search = replace(search, favourite=choice.configuration)
+    next_ = next_to_profile(search, space, trainer)
+    if next_ is None:
+        return search  # the plan has ended
     chosen, there = curve.configurations.index(choice.configuration), curve.configurations.index(next_)
     assert chosen is not None
     assert there is not None
@@ -312,13 +311,14 @@ def why_measure_no_more(
         + (missing * setup_s + next_.workers * stall_s) * price_s
         + waiting.cost_usd,
     )
-    return search_more.why_measure_no_more(
+    enough = search_more.why_measure_no_more(
         curve,
         choice,
         model.ratio_log_sd(space, curve, chosen),
         remaining=1.0 - progress_of(trainer, model),
         measuring=measuring,
     )
+    return replace(search, ended_because=enough)
 
 
 def repeated(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> Search:
