@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from scavenger.api.values import Answer
 from scavenger.domain.document import Document
 from scavenger.domain.job import CheckpointSpec
+from scavenger.errors import ConfigurationError
 from scavenger.policy.leaders import what_is_lost, where_checkpoints_are
 from scavenger.presentation.formatting import clean, duration, money, plural
 from scavenger.presentation.total import total_words
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.prepared import PreparedJob
+    from scavenger.control.places.place import Place
     from scavenger.domain.job import JobSpec
     from scavenger.policy.leaders import LeaderPlan
     from scavenger.store import Store
@@ -32,12 +34,14 @@ class PreviewAnswer(Answer):
     """What a job would do; see `scavenger optimize JOB.yaml --dry-run -o json`.
 
     Attributes:
+        extras: What is paid for beside VM types, with its price for a unit and the price's source.
         leader: The VM that leads the job; null if it is led from here.
         checkpoints: Where and how often the training state is saved; null if no VM is rented.
         earlier: Id, state, `predicted` and `actual` of the latest plan or finished run of the same job file, with the
             same values; null if there is none.
         runs: False if it ends with the choice.
         asks: Whether it is asked for before it runs.
+        refused: Why it is refused where nobody is asked, as by a server or with `--yes`; null if it is not.
         job_file: Path, as it was named.
         rows: Names and words of what is shown to people.
     """
@@ -47,6 +51,7 @@ class PreviewAnswer(Answer):
     configurations: int
     offers: tuple[Document, ...]
     aggregators: Document | None
+    extras: tuple[Document, ...]
     leader: Document | None
     checkpoints: str | None
     notes: tuple[str, ...]
@@ -55,6 +60,7 @@ class PreviewAnswer(Answer):
     earlier: Document | None
     runs: bool
     asks: bool
+    refused: str | None
     name: str
     job_file: str
     rows: tuple[tuple[str, str], ...]
@@ -119,6 +125,13 @@ def preview_rows(
         yield "leader", f"1 {clean(leader.offer.vm)} on demand, {hourly}, since {leader.reason}"
         for line in leader_lines(job, leader):
             yield "", line
+    for index, extra in enumerate(place.extras):
+        yield "" if index else "besides", clean(str(extra))
+    if place.old_prices:
+        yield (
+            "prices",
+            f"{clean(place.old_prices)}: of this a terminal is asked, and elsewhere the job is refused",
+        )
     for note in place.notes:
         yield "", clean(note)
     if place.rents:
@@ -138,11 +151,11 @@ def _dollars(prepared: PreparedJob) -> str:
     job, place = prepared.job, prepared.place
     shared = 0.0 if place.leader is None else place.leader.usd_per_hour
     if place.aggregators is not None:
-        shared += job.elastic.known_aggregator_vms * place.aggregators.price_usd_per_hour
+        shared += job.elastic.known_aggregator_vms * place.vm_usd_per_hour(place.aggregators)
 
     def hourly(workers: int, of: Callable[[Iterable[float]], float]) -> float:
         return shared + of(
-            -(-workers // offer.workers_per_vm) * offer.price_usd_per_hour for offer in place.space.offers
+            -(-workers // offer.workers_per_vm) * place.vm_usd_per_hour(offer) for offer in place.space.offers
         )
 
     least, most = place.space.workers[0], place.space.workers[-1]
@@ -200,6 +213,14 @@ def _limits(time_s: float | None, cost_usd: float | None) -> str:
     return f"at most {' and '.join(limits)}" if limits else ""
 
 
+def _refusal(place: Place) -> str | None:
+    try:
+        place.check_prices()
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
 def preview_of(
     prepared: PreparedJob, *, run: bool, yes: bool, earlier: JobRecord | None = None
 ) -> PreviewAnswer:
@@ -225,6 +246,7 @@ def preview_of(
             "price_usd_per_hour": aggregators.price_usd_per_hour,
             "price_source": aggregators.price_source,
         },
+        extras=tuple(map(asdict, place.extras)),
         leader=None
         if leader is None
         else {
@@ -251,6 +273,7 @@ def preview_of(
         },
         runs=run,
         asks=run and not yes,
+        refused=_refusal(place),
         name=job.name,
         job_file=str(prepared.job_file),
         rows=tuple(preview_rows(prepared, run=run, yes=yes, earlier=earlier)),

@@ -16,6 +16,15 @@ def _require(name: str, value: float, *, above: bool = False) -> None:
         raise ValueError(f"{name} must be a number {'above' if above else 'of at least'} 0, not {value}")
 
 
+LIST_DAYS = 30
+"""Age from which a list price is told to be old: list prices change a few times a year."""
+OLD_DAYS = 90
+"""Age from which a choice on GPUs by a price is asked about: it may be wrong by hundreds of dollars a day."""
+SPOT_DAYS_MAX = 62
+"""Age up to which a spot price is fresh, so that one may decide by it: Google may set a new one every month, Amazon's
+move all the time. Of the snapshot's, 628 days old, half are more than 32 % below a later list (docs/costs.md)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """Hourly price of a VM or of one unit of a resource.
@@ -105,6 +114,26 @@ class VmExtras:
         return f"with its {' and '.join(known)}" if known else ""
 
 
+@dataclass(frozen=True, slots=True)
+class PricedExtra:
+    """Something that is paid for beside VM types, with its price; as text, with source and date.
+
+    Attributes:
+        usd: Price of a unit; None if it is not known.
+        source: Where the price comes from, with its date; empty if it is not known.
+    """
+
+    what: str
+    usd: float | None
+    unit: Literal["hour", "GiB"]
+    source: str
+
+    def __str__(self) -> str:
+        if self.usd is None:
+            return f"{self.what}: not known, and not counted"
+        return f"{self.what} ${self.usd:.6g} per {self.unit} ({self.source})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCosts:
     """The VMs that hold the master copy of the model or lead the job, and the extras of every VM; none by default.
@@ -164,6 +193,8 @@ class CostTerms:
         traffic_usd_per_step: Cost of what one of these sends and gets in a step.
         aggregation_usd_per_step: Cost of the processor time that the job's aggregators use of a shared pool in a step;
             None if they are in none.
+        sources: All prices that count, with source and date, as text.
+        old_prices: Those of VMs with GPUs that are old, as text; empty if there are none.
     """
 
     shared: SharedCosts = SharedCosts()
@@ -174,6 +205,8 @@ class CostTerms:
     elsewhere: float = 0.0
     traffic_usd_per_step: float = 0.0
     aggregation_usd_per_step: float | None = None
+    sources: tuple[str, ...] = ()
+    old_prices: str = ""
 
     def __post_init__(self) -> None:
         for name in ("setup_s", "reserve_s", "elsewhere", "traffic_usd_per_step", "aggregation_usd_per_step"):

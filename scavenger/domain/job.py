@@ -258,7 +258,7 @@ KERAS_BATCH_SIZE = 32
 
 
 class LimitsSpec(FrozenModel):
-    """Time after which a silent process counts as hung, and longest waits for VMs and for the store."""
+    """When a silent process counts as hung, longest waits for VMs and for the store, and how old prices may be."""
 
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
@@ -285,6 +285,11 @@ class LimitsSpec(FrozenModel):
     leader: Duration = Field(
         default=3600.0,
         description="How long the leader's VM stays after the end of its job, unless its result is fetched before.",
+    )
+    price_age: Duration = Field(
+        default=90 * 86_400.0,
+        description="Age up to which prices of VMs with GPUs are taken without a question: of older ones it is asked "
+        "in a terminal, and elsewhere the job is refused.",
     )
 
 

@@ -245,7 +245,8 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         omitted.append("starting the workers")
     if not shared.aggregators and terms.aggregation_usd_per_step is None:
         omitted.append("aggregators")
-    words = (f"counted in addition to the workers' time: {'; '.join(counted)}",) if counted else ()
+    words = [f"counted in addition to the workers' time: {'; '.join(counted)}"] if counted else []
+    words += [f"prices: {'; '.join(terms.sources)}"] if terms.sources else []
     return (*words, f"not counted: {'; '.join((*omitted, *NEVER_COUNTED))}")
 
 

@@ -228,6 +228,7 @@ class JobModel:
         fixed = self.statistical.fixed
         # what all figures are of comes before how sure they are
         first = self.statistical.notes[:1] if fixed is not None and fixed.reference_batch_size else ()
+        first = ((costs.old_prices,) if costs is not None and costs.old_prices else ()) + first
         notes = tuple(dict.fromkeys((*first, *drift, *self.statistical.notes, *self.notes, *parallel)))
         counting = tuple(note for note in notes if note == NOT_COUNTED)
         others = tuple(note for note in notes if note != NOT_COUNTED)

@@ -1,8 +1,8 @@
 """The spot decision: compares the savings of spot VMs with the cost of interruptions.
 
-Notation: n VMs at p dollars per hour on demand and s as spot VMs; F dollars per hour for what is on demand in either
-case (aggregators, disks); λ interruptions per VM and hour, each of which takes d = pause + redo + replace / n seconds
-from the whole job. A unit of work costs, relative to one on demand,
+Notation: n VMs at p dollars per hour on demand and s as spot VMs, each with its disk and public address; F dollars per
+hour for what is on demand in either case (aggregators, leader); λ interruptions per VM and hour, each of which takes
+d = pause + redo + replace / n seconds from the whole job. A unit of work costs, relative to one on demand,
 
     f(n) = (n s + F) / (n p + F) / (1 - λ n d / 3600)
 
@@ -12,12 +12,12 @@ Published values of λ are neither rates nor guarantees, so the decision uses a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from scavenger.domain.cost import SpotRisk
+from scavenger.domain.cost import SPOT_DAYS_MAX, SpotRisk, VmExtras
 from scavenger.models.cost import slowdowns
 
 SpotMode = Literal["never", "auto", "always"]
@@ -38,7 +38,9 @@ class SpotTerms:
     """Prices and interruption data of one VM type.
 
     Attributes:
-        spot_usd_per_hour: Spot price; None if unknown.
+        on_demand_usd_per_hour: Price of the type on demand.
+        spot_usd_per_hour: Spot price; None if no fresh one is known.
+        extras, spot_extras: What a VM has beside its type, on demand and spot.
         interrupted_monthly: Upper bound on the share of its spot VMs interrupted in a month; None if unknown.
         pause_s, redo_s, replace_s: As in `SpotRisk`: measured, or assumed.
         fixed_usd_per_hour: F.
@@ -54,6 +56,8 @@ class SpotTerms:
     redo_s: float = 0.0
     fixed_usd_per_hour: float = 0.0
     workers_per_vm: int = 1
+    extras: VmExtras = field(default_factory=VmExtras)
+    spot_extras: VmExtras = field(default_factory=VmExtras)
 
     def __post_init__(self) -> None:
         prices = [self.on_demand_usd_per_hour]
@@ -70,7 +74,7 @@ class SpotDecision:
 
     Attributes:
         reason: The reason as a sentence, with the numbers.
-        price_factor: Highest f(n) over the cluster sizes; None if the spot price is unknown.
+        price_factor: Highest f(n) over the cluster sizes; None if no fresh spot price is known.
         risk: Risk that estimates have to include; None if the VMs are on demand.
     """
 
@@ -107,7 +111,7 @@ def decide_spot(
         deadline_s: Time from now to the deadline; None if there is none.
         work_s: Longest predicted time from now without interruptions; None if unknown.
 
-    If `mode` is `always` and the spot price is unknown, it is taken for the price on demand, which it never exceeds:
+    If `mode` is `always` and no fresh spot price is known, it is taken for the price on demand, which it never exceeds:
     EC2 ends a spot VM rather than charge more, and Compute Engine's spot prices are discounts.
     """
     if mode == "never":
@@ -115,7 +119,9 @@ def decide_spot(
     price = terms.spot_usd_per_hour
     if price is None:
         if mode != "always":
-            words = f"{terms.vm}: on demand, as its spot price is not known"
+            words = (
+                f"{terms.vm}: on demand, as no spot price of it from the last {SPOT_DAYS_MAX} days is known"
+            )
             return SpotDecision(terms.vm, False, words, None, None)
         price = terms.on_demand_usd_per_hour
     rate = hourly_rate_bound(terms.interrupted_monthly)
@@ -123,10 +129,12 @@ def decide_spot(
     vms = np.arange(-(-workers[0] // terms.workers_per_vm), -(-workers[1] // terms.workers_per_vm) + 1)
     fixed = terms.fixed_usd_per_hour
     slower = slowdowns(vms, risk)
-    factors = (vms * price + fixed) / (vms * terms.on_demand_usd_per_hour + fixed) * slower
+    on_demand = terms.on_demand_usd_per_hour + terms.extras.usd_per_hour
+    spot = price + terms.spot_extras.usd_per_hour
+    factors = (vms * spot + fixed) / (vms * on_demand + fixed) * slower
     worst = int(np.argmax(factors))
     factor, delay = float(factors[worst]), float(slower.max()) - 1.0
-    numbers = _numbers(terms, price, rate, factor, int(vms[worst]), delay)
+    numbers = _numbers(terms, (spot, on_demand), rate, factor, int(vms[worst]), delay)
     against = "" if mode == "always" else _against(factor, delay, deadline_s, work_s)
     if against:
         return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as {against}: {numbers}", factor, None)
@@ -148,19 +156,25 @@ def _against(factor: float, delay: float, deadline_s: float | None, work_s: floa
     return "interruptions may cost the deadline" if work_s <= deadline_s < work_s * (1.0 + delay) else ""
 
 
-def _numbers(terms: SpotTerms, price: float, rate: float, factor: float, vms: int, delay: float) -> str:
+def _numbers(
+    terms: SpotTerms, usd_per_hour: tuple[float, float], rate: float, factor: float, vms: int, delay: float
+) -> str:
+    """The numbers of a decision; `usd_per_hour` is what a spot VM and one on demand cost with their extras."""
     bound = terms.interrupted_monthly
     known = "unknown, taken as" if bound is None else f"up to {100 * bound:.3g} % a month, taken as"
+    spot, on_demand = (f"${usd:.4g}" for usd in usd_per_hour)
+    what = f" {terms.spot_extras}".rstrip()
     if terms.spot_usd_per_hour is None:
         return (
-            f"its spot price is not known, so it is planned with the price on demand, ${price:.6g} per hour, which is "
-            f"the most that a spot VM costs; interruptions {known} {rate:.2g} per VM and hour"
+            f"no spot price of the last {SPOT_DAYS_MAX} days is known, so it is planned with the price on demand, "
+            f"{spot} per hour{what}, which is the most that a spot VM costs; interruptions {known} {rate:.2g} per VM "
+            "and hour"
         )
     ends = math.isfinite(factor) and math.isfinite(delay)
     worst = (
         f"{100 * factor:.0f} % of the cost on demand, {100 * delay:.2g} % slower" if ends else "it never ends"
     )
     return (
-        f"${price:.6g} instead of ${terms.on_demand_usd_per_hour:.6g} per hour; interruptions {known} "
+        f"{spot} instead of {on_demand} per hour{what}; interruptions {known} "
         f"{rate:.2g} per VM and hour; at worst ({vms} VM{'' if vms == 1 else 's'}) {worst}"
     )

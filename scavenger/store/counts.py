@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from scavenger.domain.metrics import Census, LiveJob, VmSums
 from scavenger.store.base import Part
 from scavenger.store.documents import budget_of
+from scavenger.store.intent_rows import USD_PER_HOUR
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import IntentRow, JobRow, ProcessRow, SubmissionRow
 from scavenger.store.service_schema import NotificationRow
@@ -28,7 +29,7 @@ class CountsPart(Part):
         notes = (NotificationRow.webhook, NotificationRow.state)
         vms = (IntentRow.provider, IntentRow.region, IntentRow.state)
         price = (
-            select(IntentRow.job_id, func.sum(IntentRow.price_usd_per_hour).label("usd"))
+            select(IntentRow.job_id, func.sum(USD_PER_HOUR).label("usd"))
             .where(IntentRow.state.in_(_PAID))
             .group_by(IntentRow.job_id)
             .subquery()

@@ -45,6 +45,11 @@ _TAGS, _TEMPLATE, _CHARGES, _EXTRAS, _TIMES, _PLAIN = (
 _DISK_S = IntentRow.billed_s + IntentRow.disk_after_s
 DISK_USD = _DISK_S / 3600.0 * func.coalesce(IntentRow.disk_usd_per_hour, 0.0)
 ADDRESS_USD = IntentRow.billed_s / 3600.0 * IntentRow.address_usd_per_hour
+USD_PER_HOUR = (
+    IntentRow.price_usd_per_hour
+    + func.coalesce(IntentRow.disk_usd_per_hour, 0.0)
+    + IntentRow.address_usd_per_hour
+)
 COST_USD = IntentRow.spent_usd + DISK_USD + ADDRESS_USD
 """What the disk, the public address, and all of a VM have cost as counted so far; see `VmCharges.cost_usd`."""
 

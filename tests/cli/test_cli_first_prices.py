@@ -123,7 +123,7 @@ def test_offline_a_job_is_planned_with_the_prices_that_are_there_and_that_is_sai
     auto = preview(tmp_path, capsys, AWS)
     assert not auto["offers"][0]["spot"]
     assert auto["notes"][0].startswith("the prices of aws/us-east-1 could not be refreshed: aws us-east-1")
-    assert "its spot price is not known" in auto["notes"][1]
+    assert "no spot price of it from the last 62 days is known" in auto["notes"][1]
 
     always = preview(tmp_path, capsys, AWS, spot="always")
     assert always["offers"][0]["spot"]

@@ -120,6 +120,45 @@ def test_only_yes_is_yes(tmp_path: Path, answer: str, state: str) -> None:
     assert terminal.seen.count("Predicted for 6") == 1
 
 
+GPU_JOB = """\
+version: 1
+name: digits-cnn
+train: train:job
+infra: aws/us-east-1
+resources: {vm: g4dn.xlarge}
+search: {workers: 1..2, batch_size: [64]}
+goal: {max_epochs: 60}
+limits: {price_age: 1d}
+"""
+
+
+@pytest.mark.parametrize(("answer", "then"), [("n\n", ""), ("y\n", "Run it? [y/N]")])
+def test_a_gpu_by_an_old_price_is_asked_about_with_its_date_and_source(
+    tmp_path: Path, answer: str, then: str
+) -> None:
+    (tmp_path / "gpu.yaml").write_text(GPU_JOB)
+    rented = {"SCAVENGER_UNPROVEN": "gpu-vms", "SCAVENGER_ADDRESS": "127.0.0.1"}
+    offline = {"SCAVENGER_PRICE_REFRESH": "never", "XDG_CACHE_HOME": str(tmp_path)}
+    terminal = Terminal(tmp_path, "ask", "optimize", "gpu.yaml", **rented, **offline)
+    terminal.until("Rent VMs to profile on? [y/N]")
+    question = " ".join(terminal.seen.partition("job file")[2].split())
+    assert re.search(
+        r"The price of g4dn\.xlarge, \$0\.526 an hour, is \d+ days old \(AWS price list by Karpenter, 2026-07-20\)\. "
+        r"Rent VMs",
+        question,
+    )
+    terminal.type(answer)
+    if then:
+        terminal.until(then)
+        terminal.type("n\n")
+
+    assert terminal.end() == 0
+
+    refused = Terminal(tmp_path, "ask", "optimize", "gpu.yaml", "--yes", **rented, **offline)
+    refused.until("price_age")
+    assert refused.end() == 2
+
+
 def test_ctrl_c_takes_a_question_back(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path, "ask", "optimize", "job.yaml")
     terminal.until("Run it? [y/N]")

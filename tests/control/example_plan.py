@@ -33,9 +33,9 @@ def lines(folder: Path) -> Iterator[str]:
     """What the documentation shows."""
     cloud = CatalogCloud("aws", spot_prices.REGION, spot="auto", catalog=spot_prices.catalog())
     span = WORKERS[0], WORKERS[-1]
-    yield from cloud.offers_for(ResourcesSpec.model_validate({"any_of": VMS}), workers=span).notes
-    offered = cloud.offers_for(ResourcesSpec(vm="g4dn.xlarge"), workers=span)
-    terms = cloud.terms(offered, disk_gib=20.0, setup_s=180.0)
+    yield from cloud.offers_for(ResourcesSpec.model_validate({"any_of": VMS, "disk": 20}), workers=span).notes
+    offered = cloud.offers_for(ResourcesSpec(vm="g4dn.xlarge", disk=20), workers=span)
+    terms = cloud.terms(offered, setup_s=180.0)
     rows = [
         r
         for r in read_placements(folder / "step_times.csv")

@@ -43,11 +43,11 @@ def listing(
     )
 
 
-def catalog(*more: CatalogEntry) -> Catalog:
+def catalog(*more: CatalogEntry, today: date = TODAY) -> Catalog:
     """These types, and whatever else is given."""
     machines = {one.machine.name: one for one in (*(listing(*row) for row in _TYPES), *more)}
     address = Price(0.005, LIST, TODAY)
     extras = Extras(
         Price(DISK_USD_PER_GIB_HOUR, LIST, TODAY), address, address, TrafficPrice(0.02, LIST, TODAY)
     )
-    return Catalog(Stock({("aws", REGION): machines}, {}, {("aws", REGION): extras}), today=TODAY)
+    return Catalog(Stock({("aws", REGION): machines}, {}, {("aws", REGION): extras}), today=today)

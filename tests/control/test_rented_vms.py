@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +16,22 @@ from typing import Any
 import pytest
 from fake import FakeProvider
 
-from scavenger.api.preview import preview_rows
+from scavenger.api.preview import preview_of, preview_rows
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import own_package
+from scavenger.cloud.catalog.cache import write_cache
 from scavenger.cloud.quotas import vms_left
+from scavenger.cloud.stock import CatalogEntry, MachineType, Stock
 from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.leading.start import Start, check_start
 from scavenger.control.places.launching import ADDRESS_VARIABLE, address_of
 from scavenger.control.places.needs import Kind
 from scavenger.control.places.vms import RentedVms
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
+from scavenger.control.provisioning.prices import cache_path
+from scavenger.control.service.submitting import new_submission
 from scavenger.control.settings import SETTINGS_VARIABLE
+from scavenger.domain.cost import Price
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota, VmPackage
 from scavenger.errors import (
@@ -131,6 +139,71 @@ def test_vms_with_gpus_are_rented_only_if_the_user_agrees_to_what_was_never_trie
     assert refusal.value.key == "resources"
     agreed = renting((), resources=resources, environment={"SCAVENGER_UNPROVEN": "gpu-vms"})
     assert any(offer.vm.startswith("g4dn") for offer in agreed.space.offers)
+
+
+def gpus(tmp_path: Path, days: int, *, own: bool = False, **more: Any) -> RentedVms:
+    """A job on a GPU whose price on demand was refreshed so many days ago, or is the user's own."""
+    dated = datetime.now(UTC).date() - timedelta(days=days)
+    machine = MachineType("aws", "g4dn.xlarge", 4, 16.0, "T4", 1)
+    small = MachineType("aws", "c5.large", 2, 4.0)
+    listed = {
+        one.name: CatalogEntry(one, "us-east-1", Price(usd, "AWS price list", dated))
+        for one, usd in ((machine, 0.526), (small, 0.085))
+    }
+    write_cache(cache_path(), Stock({("aws", "us-east-1"): listed}))
+    environment = {"SCAVENGER_UNPROVEN": "gpu-vms", **more.pop("environment", {})}
+    if own:
+        (tmp_path / "prices.yaml").write_text(
+            "version: 1\nprices: [{provider: aws, vm: g4dn.xlarge, on_demand: 0.5}]\n"
+        )
+        os.utime(tmp_path / "prices.yaml", (0, 0))
+        environment["SCAVENGER_PRICES"] = str(tmp_path / "prices.yaml")
+    return renting((), environment=environment, resources={"vm": "g4dn.xlarge"}, **more)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_gpu_by_a_price_older_than_90_days_is_refused_where_nobody_is_asked_and_says_what_to_do(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    gpus(own_cache, 90).check()
+
+    old = gpus(own_cache, 91)
+    dated = (datetime.now(UTC) - timedelta(days=91)).date().isoformat()
+    words = f"the price of g4dn.xlarge, $0.526 an hour, is 91 days old (AWS price list, {dated})"
+    assert old.old_prices == words
+    prepared = PreparedJob(own_cache / "job.yaml", own_cache, old)
+    for refusing in (old.check, old.check_prices, lambda: new_submission(prepared)):
+        with pytest.raises(ConfigurationError, match=r"limits\.price_age: the price of g4dn") as refusal:
+            refusing()
+        assert words in str(refusal.value)
+        for way in ("catalog refresh --provider aws", "prices.yaml", "limits: {price_age: 121d}"):
+            assert way in str(refusal.value)
+    assert words in dict(preview_rows(prepared, run=True, yes=False))["prices"]
+    assert preview_of(prepared, run=True, yes=False).refused is not None
+
+    accepted = old.with_old_prices()
+    accepted.check()
+    assert accepted.job.limits.price_age == 121 * 86_400.0
+    assert new_submission(replace(prepared, place=accepted)).spec["limits"] == {"price_age": 121 * 86_400.0}
+    assert old.old_prices, "the place itself stays as it was"
+
+
+def test_prices_of_ones_own_a_higher_limit_and_a_leader_that_was_rented_already_ask_nothing(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    gpus(own_cache, 400, own=True).check()
+    gpus(own_cache, 120, limits={"price_age": "120d"}).check()
+    gpus(own_cache, 120, environment={LEADER_VARIABLE: "c5.large 0.25 0"}).check()
+    strict = gpus(own_cache, 8, limits={"price_age": "7d"})
+    assert strict.old_prices
+    assert strict.with_old_prices().old_prices == ""
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from scavenger.api.catalog import (
 )
 from scavenger.api.opening import open_source
 from scavenger.api.values import plain
-from scavenger.domain.cost import Extra
+from scavenger.domain.cost import OLD_DAYS, SPOT_DAYS_MAX, Extra
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
 from scavenger.presentation.formatting import clean, money, plural, quantity
 from scavenger_cli.leftovers import here_only
@@ -28,8 +28,6 @@ from scavenger_cli.ui import console, render
 
 ROWS_MAX = 14
 """Rows shown: with header, sources and notes, they fill a screen of 24 lines."""
-OLD_DAYS = 90
-"""Age from which a note suggests a refresh: Google's spot prices may change monthly, list prices a few times a year."""
 
 
 ProviderOption = Annotated[
@@ -169,8 +167,6 @@ def _once(machines: Sequence[MachineDocument]) -> list[MachineDocument]:
 
 
 def _table(answer: CatalogAnswer, *, every: bool, each_gpu: bool) -> None:
-    from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX
-
     anywhere = len(answer.regions) > len({one.provider for one in answer.regions})
     found: Sequence[MachineDocument] = _once(answer.machines) if anywhere else answer.machines
     special = sorted({one.caveat.partition(":")[0] for one in found if one.caveat})

@@ -15,6 +15,7 @@ from scavenger.api.calls import Local, Source
 from scavenger.cloud.base import AdmittingProvider
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.sweep import OtherLeader, end_other_leader, other_leaders
+from scavenger.control.places.launching import DISK_GIB
 from scavenger.control.places.offers import CatalogCloud
 from scavenger.control.provisioning import providers
 from scavenger.control.sweep import region_of
@@ -70,7 +71,7 @@ class OtherLeaders:
                     _opened(provider, region),
                     own,
                     now=datetime.now(UTC),
-                    price_usd_per_hour=partial(_price, provider, region),
+                    usd_per_hour=partial(_usd_per_hour, provider, region),
                 )
             except (CloudError, ConfigurationError) as error:
                 left.append(f"leaders' VMs in {provider}/{region} cannot be checked: {error}")
@@ -135,5 +136,6 @@ def _opened(provider: str, region: str) -> AdmittingProvider:
     return cast(AdmittingProvider, providers.open_provider(provider, region))
 
 
-def _price(provider: str, region: str, vm: str) -> float:
-    return CatalogCloud(provider, region).price_usd_per_hour(vm, spot=False)
+def _usd_per_hour(provider: str, region: str, vm: str) -> float:
+    cloud = CatalogCloud(provider, region)
+    return cloud.price_usd_per_hour(vm, spot=False) + cloud.extras(DISK_GIB, spot=False).usd_per_hour

@@ -64,7 +64,10 @@ class RemoteRun:
         """
         refuse_to_ask_nobody(yes=self._invocation.yes)
         if not self._invocation.yes:
-            show_preview(preview(self._source, PreviewRequest(**self._asked)), stream=sys.stderr)
+            found = preview(self._source, PreviewRequest(**self._asked))
+            show_preview(found, stream=sys.stderr)
+            if found.refused is not None:
+                raise ConfigurationError(found.refused)
             if not console.ask(f"Submit it to {self._source.client.address.url}?"):
                 return 0
         priority = 0 if detach is None else detach.priority

@@ -107,6 +107,11 @@ def launch(
     return execute(job_file, Overrides(), invocation, run=True, audit=audit, detach=how)
 
 
+def _sentence(old_prices: str) -> str:
+    """What a question says of old prices before it asks."""
+    return f"{old_prices[0].upper()}{old_prices[1:]}. " if old_prices else ""
+
+
 def _job_file(
     given: Path, arguments: Sequence[str], invocation: Invocation, *, run: bool, dry_run: bool
 ) -> Path:
@@ -178,16 +183,19 @@ def execute(
     rents, on_vm = prepared.place.rents, run and prepared.place.leader is not None
     if run or rents:
         refuse_to_ask_nobody(yes=invocation.yes)
+    accepted = prepared if invocation.yes else prepared.with_old_prices()  # by the answer below
+    accepted.place.check_prices()
     if on_vm:
         from scavenger.control.leading.start import Start, check_start
 
-        check_start(Start(prepared))
+        check_start(Start(accepted))
     if rents and not invocation.yes:
         shown = preview_of(prepared, run=run, yes=invocation.yes, earlier=earlier)
         show_preview(shown, stream=sys.stderr)
         question = "Rent VMs, and run the job there without another question?" if on_vm else _PROFILE
-        if not console.ask(question):
+        if not console.ask(f"{_sentence(prepared.place.old_prices)}{question}"):
             return 0
+    prepared = accepted
     if on_vm:
         from scavenger_cli.commands.leader import lead_on_vm
 

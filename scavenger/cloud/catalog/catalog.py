@@ -15,18 +15,13 @@ from scavenger.cloud.catalog.compute_engine import Tariff
 from scavenger.cloud.catalog.prices import OwnPrices
 from scavenger.cloud.stock import GIB, CatalogEntry, Extras, Stock, VmRequirements
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import Price, ResourceRates
+from scavenger.domain.cost import LIST_DAYS, OLD_DAYS, SPOT_DAYS_MAX, Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.errors import ConfigurationError
 
 DEFAULT_REGIONS = {"gcp": "us-central1", "aws": "us-east-1"}
 """Each cloud's own first region, where it sells most types."""
 PROVIDERS = tuple(DEFAULT_REGIONS)
-LIST_DAYS = 30
-"""Age from which a list price is old: list prices change a few times a year."""
-SPOT_DAYS_MAX = 62
-"""Age from which a spot price is no price to decide by: Google may set a new one every month, Amazon's move all the
-time. Of the snapshot's, 628 days old, half are more than 32 % below a later list (docs/costs.md)."""
 
 
 class Catalog:
@@ -121,9 +116,15 @@ class Catalog:
     def _price(self, listing: CatalogEntry, *, spot: bool) -> Price | None:
         """Such that one may decide by it; a price that the user wrote down does not age."""
         price = listing.price(spot=spot)
-        if price is None or not spot or (self._own is not None and price.source == self._own.source):
+        if price is None or not spot:
             return price
-        return price if price.age_days(self._today) <= SPOT_DAYS_MAX else None
+        age_days = self.age_of(price)
+        return price if age_days is None or age_days <= SPOT_DAYS_MAX else None
+
+    def age_of(self, price: Price) -> int | None:
+        """Age of a price, whole days; None for one that the user wrote down."""
+        own = self._own is not None and price.source == self._own.source
+        return None if own else price.age_days(self._today)
 
     def offers(
         self, provider: str, region: str, wanted: VmRequirements | None = None, *, spot: bool = False
@@ -148,7 +149,7 @@ class Catalog:
             kind = "spot VM" if spot else "VM"
             raise ConfigurationError(f"{provider}/{region} offers no {kind} with {wanted}{unpriced}")
         priced.sort(key=lambda pair: (pair[0].usd_per_hour, pair[1].machine.name))
-        return tuple(_offer(listing, price, spot=spot) for price, listing in priced)
+        return tuple(self._offer(listing, price, spot=spot) for price, listing in priced)
 
     def rates(self, region: str, family: str, *, spot: bool = False) -> ResourceRates:
         """What Compute Engine asks for a vCPU and a GiB of a family such as `n2` or `n2_custom`.
@@ -173,15 +174,15 @@ class Catalog:
             price = self.listing(provider, region, vm).price(spot=spot)
         except ConfigurationError:
             return False
-        return price is not None and self._own is not None and price.source == self._own.source
+        return price is not None and self.age_of(price) is None
 
     def age_note(self, provider: str, region: str, vms: Iterable[str]) -> str:
         """Say how old the list prices are by which is decided, with what to do; empty where none is old."""
         found = {vm: self.listing(provider, region, vm).on_demand for vm in vms}
         ages = {
-            vm: price.age_days(self._today)
+            vm: days
             for vm, price in found.items()
-            if price is not None and (self._own is None or price.source != self._own.source)
+            if price is not None and (days := self.age_of(price)) is not None
         }
         old = {vm: days for vm, days in ages.items() if days >= LIST_DAYS}
         if not old or provider not in PROVIDERS:
@@ -209,6 +210,20 @@ class Catalog:
             self._listings[key] = self._own.apply(provider, region, table) if self._own else dict(table)
         return self._listings[key]
 
+    def _offer(self, listing: CatalogEntry, price: Price, *, spot: bool) -> Offer:
+        machine, age_days = listing.machine, self.age_of(price) or 0
+        return Offer(
+            provider=machine.provider,
+            region=listing.region,
+            vm=machine.name,
+            price_usd_per_hour=price.usd_per_hour,
+            price_source=f"{price}, {age_days} days old" if age_days > OLD_DAYS else str(price),
+            cpus=machine.cpus,
+            memory_bytes=int(machine.memory_gib * GIB),
+            spot=spot,
+            workers_per_vm=max(1, machine.accelerators),
+        )
+
     def _custom(self, provider: str, region: str, vm: str) -> CatalogEntry | None:
         listing = self._tariff.custom(vm, region) if provider == "gcp" else None
         if listing is None or self._own is None:
@@ -220,18 +235,3 @@ def _by_price(listing: CatalogEntry) -> tuple[float, str]:
     known = [price.usd_per_hour for price in (listing.on_demand, listing.spot) if price is not None]
     on_demand = listing.on_demand.usd_per_hour if listing.on_demand else None
     return (on_demand or min(known, default=math.inf), listing.machine.name)
-
-
-def _offer(listing: CatalogEntry, price: Price, *, spot: bool) -> Offer:
-    machine = listing.machine
-    return Offer(
-        provider=machine.provider,
-        region=listing.region,
-        vm=machine.name,
-        price_usd_per_hour=price.usd_per_hour,
-        price_source=str(price),
-        cpus=machine.cpus,
-        memory_bytes=int(machine.memory_gib * GIB),
-        spot=spot,
-        workers_per_vm=max(1, machine.accelerators),
-    )

@@ -56,6 +56,10 @@ class PreparedJob:
         """The kind of its training code."""
         return kind_of(self.job, self.folder)
 
+    def with_old_prices(self) -> PreparedJob:
+        """See `Place.with_old_prices`."""
+        return replace(self, place=self.place.with_old_prices())
+
     def settled(self, store: Store) -> PreparedJob:
         """See `Place.settled`."""
         place = self.place.settled(store)

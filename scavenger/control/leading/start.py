@@ -47,9 +47,10 @@ def check_start(start: Start) -> None:
     """Check what can be checked before anybody is asked and anything is rented.
 
     Raises:
-        ConfigurationError: The settings name no identity for the leader's VM, OpenSSH is not installed, or the budget
-            is less than what the VM may cost after the end of the job.
+        ConfigurationError: The settings name no identity for the leader's VM, OpenSSH is not installed, the budget
+            is less than what the VM may cost after the end of the job, or prices are old, see `Place.check_prices`.
     """
+    start.resources.check_prices()
     _ = start.resources.leader_identity
     budget, aside_usd = start.prepared.job.constraints.budget, start.aside_usd
     if budget is not None and budget <= aside_usd:

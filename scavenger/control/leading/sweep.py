@@ -30,7 +30,7 @@ class OtherLeader:
         vm: Its tags tell the owner: the installation that has rented it.
         state: See `leader_state`.
         age_s: Since its launch; None if the cloud does not tell.
-        cost_usd: What it has cost by its price on demand, without its disk; None if that is not known.
+        cost_usd: What it has cost by its price on demand, with its disk and address; None if that is not known.
     """
 
     provider: str
@@ -46,7 +46,7 @@ def other_leaders(
     own: Collection[str],
     *,
     now: datetime,
-    price_usd_per_hour: Callable[[str], float],
+    usd_per_hour: Callable[[str], float],
 ) -> tuple[OtherLeader, ...]:
     """Find the leaders' VMs of a region that are paid for and that others have rented.
 
@@ -54,7 +54,7 @@ def other_leaders(
         provider: The cloud, in that region.
         own: Owners of which this machine has a record.
         now: The time of day.
-        price_usd_per_hour: The price of a VM type; raises `ConfigurationError` if it is not known.
+        usd_per_hour: The price of a VM type with its extras; raises `ConfigurationError` if it is not known.
 
     Raises:
         CredentialsError, ThrottledError, CloudUnavailableError: The cloud does not list them.
@@ -67,7 +67,7 @@ def other_leaders(
         cost_usd = None
         if age_s is not None:
             with suppress(ConfigurationError):
-                cost_usd = price_usd_per_hour(vm.vm) * age_s / 3600.0
+                cost_usd = usd_per_hour(vm.vm) * age_s / 3600.0
         found.append(OtherLeader(provider.name, provider.region, vm, leader_state(vm, now), age_s, cost_usd))
     return tuple(found)
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
+from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.stock import CatalogEntry, Extras, MachineType, VmRequirements
+from scavenger.control.places.launching import DISK_GIB, GPU_DISK_GIB
 from scavenger.control.provisioning.prices import catalog_of
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk, TrafficPrice, VmExtras
+from scavenger.domain.cost import (
+    OLD_DAYS,
+    SPOT_DAYS_MAX,
+    CostTerms,
+    Price,
+    PricedExtra,
+    SharedCosts,
+    SpotRisk,
+    TrafficPrice,
+    VmExtras,
+)
 from scavenger.domain.fingerprint import hardware_of_vms
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
@@ -44,6 +55,19 @@ class ChangeCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuPrice:
+    """The list price by which a VM type with GPUs is offered, and its age; as text, with its source and date."""
+
+    vm: str
+    price: Price
+    age_days: int
+
+    def __str__(self) -> str:
+        usd = f"${self.price.usd_per_hour:.4g} an hour"
+        return f"the price of {self.vm}, {usd}, is {self.age_days} days old ({self.price})"
+
+
+@dataclass(frozen=True, slots=True)
 class Offered:
     """The offers of a search.
 
@@ -51,11 +75,15 @@ class Offered:
         offers: Each VM type once, either on demand or spot; cheapest first, or in the order of the job file.
         decisions: Whether each is on demand or spot, and why, in the same order.
         notes: Messages for the user: the decisions, and what was left out.
+        disk_gib: Size of each VM's boot disk.
+        gpu_prices: Of those with GPUs, prices of the user's own aside.
     """
 
     offers: tuple[Offer, ...]
     decisions: tuple[SpotDecision, ...]
     notes: tuple[str, ...]
+    disk_gib: int
+    gpu_prices: tuple[GpuPrice, ...] = ()
 
     @property
     def risks(self) -> Mapping[str, SpotRisk]:
@@ -114,6 +142,7 @@ class CatalogCloud:
         workers: tuple[int, int],
         deadline_s: float | None = None,
         work_s: float | None = None,
+        leader_usd_per_hour: float | None = 0.0,
     ) -> Offered:
         """Select the VM types that a job may use.
 
@@ -121,6 +150,7 @@ class CatalogCloud:
             resources: Requirements of the job file; None selects the cheapest type with 4 vCPUs.
             workers: Minimum and maximum number of workers.
             deadline_s, work_s: See `decide_spot`.
+            leader_usd_per_hour: Price of the leader's VM with its extras; None if one is to be rented for it.
 
         Raises:
             ConfigurationError: If a named type does not exist, its price on demand is unknown, or no type is suitable.
@@ -137,10 +167,12 @@ class CatalogCloud:
                 f"resources: {left_out + TYPES_MAX} VM types of {self._place} would do; the {TYPES_MAX} cheapest "
                 f"are searched: {names}"
             )
-        aggregator = self.on_demand_offer(listings[0].machine.name)
-        fixed = self._aggregator_vms * aggregator.price_usd_per_hour
+        asked_gib = None if resources is None else resources.disk
+        with_gpus = any(listing.machine.accelerators for listing in listings)
+        disk_gib = asked_gib or (GPU_DISK_GIB if with_gpus else DISK_GIB)
+        fixed = self._fixed_usd_per_hour(listings[0].machine.name, disk_gib, leader_usd_per_hour)
         decisions = [
-            self._decide(listing, fixed, workers, deadline_s=deadline_s, work_s=work_s)
+            self._decide(listing, fixed, workers, disk_gib, deadline_s=deadline_s, work_s=work_s)
             for listing in listings
         ]
         pairs = list(zip(listings, decisions, strict=True))
@@ -152,7 +184,30 @@ class CatalogCloud:
             old := self._catalog.age_note(self._provider, self._region, searched)
         ):
             notes.append(old)
-        return Offered(tuple(offers), tuple(decisions), tuple(notes))
+        return Offered(
+            tuple(offers), tuple(decisions), tuple(notes), disk_gib, tuple(self._gpu_prices(offers))
+        )
+
+    def _gpu_prices(self, offers: Iterable[Offer]) -> Iterator[GpuPrice]:
+        """Those of a cloud's list: what the settings or the price file say does not age."""
+        if not isinstance(self._catalog, Catalog):
+            return
+        for offer in offers:
+            listing = self._catalog.listing(self._provider, self._region, offer.vm)
+            if not listing.machine.accelerators:
+                continue
+            spot = offer.spot and self._spot_price(offer.vm) is not None
+            price = self._catalog.price(self._provider, self._region, offer.vm, spot=spot)
+            if (age_days := self._catalog.age_of(price)) is not None:
+                yield GpuPrice(offer.vm, price, age_days)
+
+    def _fixed_usd_per_hour(self, vm: str, disk_gib: int, leader_usd_per_hour: float | None) -> float:
+        """What is on demand whatever the workers are, with its extras: the aggregators, and the leader."""
+        extras_usd = self.extras(disk_gib, spot=False).usd_per_hour
+        aggregator_usd = self.on_demand_offer(vm).price_usd_per_hour + extras_usd
+        if leader_usd_per_hour is None:
+            leader_usd_per_hour = self.small_offer().price_usd_per_hour + extras_usd
+        return self._aggregator_vms * aggregator_usd + leader_usd_per_hour
 
     def on_demand_offer(self, vm: str) -> Offer:
         """The on-demand offer for an aggregator VM when workers run on this VM type.
@@ -181,13 +236,10 @@ class CatalogCloud:
         offers = self._catalog.offers(self._provider, self._region, wanted)
         return next(offer for offer in offers if not self._machine(offer).accelerators)
 
-    def terms(
-        self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
-    ) -> CostTerms:
+    def terms(self, offered: Offered, *, setup_s: float, ready: Mapping[str, int] | None = None) -> CostTerms:
         """Costs besides the workers: VMs for the aggregators, extras of VMs, setup and interruptions.
 
         Args:
-            disk_gib: Size of each VM's boot disk.
             setup_s: Time from a VM's launch to its worker's first step.
             ready: Number of VMs of each type that have completed their setup.
         """
@@ -196,7 +248,7 @@ class CatalogCloud:
             shared=SharedCosts(
                 aggregators=self._aggregator_vms,
                 usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
-                disk_gib=disk_gib,
+                disk_gib=offered.disk_gib,
                 usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
                 usd_per_address_hour=self._address_usd_per_hour(spot=False),
                 usd_per_spot_address_hour=self._address_usd_per_hour(spot=True),
@@ -204,6 +256,14 @@ class CatalogCloud:
             setup_s=setup_s,
             risks=offered.risks,
             ready=ready or {},
+            sources=(
+                *(
+                    f"{one.vm} ${one.price_usd_per_hour:.6g} per hour ({one.price_source})"
+                    for one in offered.offers
+                ),
+                *map(str, self.priced_extras(offered.disk_gib)),
+            ),
+            old_prices="; ".join(str(one) for one in offered.gpu_prices if one.age_days > OLD_DAYS),
         )
 
     def _matching(self, resources: ResourcesSpec | None) -> list[CatalogEntry]:
@@ -255,6 +315,26 @@ class CatalogCloud:
             None if disk is None else disk_gib * disk.usd_per_hour, self._address_usd_per_hour(spot=spot)
         )
 
+    def priced_extras(self, disk_gib: int) -> tuple[PricedExtra, ...]:
+        """What a VM has beside its type and what it sends, each with its price and source; none of pods."""
+        if not isinstance(self._catalog, Catalog):
+            return ()
+        of, disk = self._extras, self.extras(disk_gib, spot=False).disk_usd_per_hour
+        found = [PricedExtra(f"boot disk of {disk_gib} GiB", disk, "hour", str(of.disk or ""))]
+        if self._public:
+            kinds = {"public address": of.address, "public address of a spot VM": of.spot_address}
+            if of.address == of.spot_address or self._spot == "never":
+                del kinds["public address of a spot VM"]
+            found += [
+                PricedExtra(name, price.usd if price else None, "hour", str(price or ""))
+                for name, price in kinds.items()
+            ]
+        zones = of.zones
+        found.append(
+            PricedExtra("traffic to another zone", zones.usd if zones else None, "GiB", str(zones or ""))
+        )
+        return tuple(found)
+
     def _address_usd_per_hour(self, *, spot: bool) -> float:
         price = self._extras.spot_address if spot else self._extras.address
         return price.usd_per_hour if price is not None and self._public else 0.0
@@ -281,6 +361,7 @@ class CatalogCloud:
         listing: CatalogEntry,
         fixed_usd_per_hour: float,
         workers: tuple[int, int],
+        disk_gib: int,
         *,
         deadline_s: float | None,
         work_s: float | None,
@@ -296,6 +377,8 @@ class CatalogCloud:
                 replace_s=self._changes.replace_s,
                 fixed_usd_per_hour=fixed_usd_per_hour,
                 workers_per_vm=max(1, listing.machine.accelerators),
+                extras=self.extras(disk_gib, spot=False),
+                spot_extras=self.extras(disk_gib, spot=True),
             ),
             mode=self._spot,
             workers=workers,
@@ -312,7 +395,7 @@ class CatalogCloud:
         return self._catalog.price(self._provider, self._region, vm, spot=spot).usd_per_hour
 
     def _spot_price(self, vm: str) -> float | None:
-        """Spot price of a VM type; None if it is unknown or too old."""
+        """Spot price of a VM type; None if no fresh one is known."""
         if self._spot == "never":
             return None
         try:

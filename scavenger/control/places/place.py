@@ -12,7 +12,7 @@ from scavenger.control.training.cost_meter import CostMeter, WorkerCostMeter
 from scavenger.control.training.item_meter import ItemMeter
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.cost import CostTerms
+from scavenger.domain.cost import CostTerms, PricedExtra
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.models.aggregation import AggregatorVms
@@ -113,6 +113,9 @@ class Place:
         hardware: What determines a VM type's speed, to distinguish models learned on other hardware.
         aggregators: The VM type that is rented for the aggregators; None if none is rented.
         leader: The VM that is rented to lead the job; None if it is led where the command runs.
+        old_prices: Prices of VMs with GPUs that are older than `limits.price_age`, with source and date, as text: of
+            them the user is asked; empty if there are none.
+        extras: What is paid for beside VM types; empty if no VM is rented.
     """
 
     job: JobSpec
@@ -122,6 +125,8 @@ class Place:
     rents = False
     aggregators: Offer | None = None
     leader: LeaderPlan | None = None
+    old_prices: str = ""
+    extras: tuple[PricedExtra, ...] = ()
 
     def settled(self, store: Store) -> Self:
         """The place with a number of aggregator VMs, where the job's file leaves that to be chosen by earlier runs.
@@ -129,6 +134,21 @@ class Place:
         Raises:
             ConfigurationError: No VM of that type holds the model.
         """
+        return self
+
+    def vm_usd_per_hour(self, offer: Offer) -> float:
+        """What one VM of an offer is billed in an hour, with what it has beside its type."""
+        return offer.price_usd_per_hour
+
+    def check_prices(self) -> None:
+        """Check that there are no old prices of which nobody was asked.
+
+        Raises:
+            ConfigurationError: There are.
+        """
+
+    def with_old_prices(self) -> Self:
+        """The place for a user who was asked and accepts its old prices."""
         return self
 
     def check(self) -> None:

@@ -35,7 +35,6 @@ class RentalCosts:
     """What a job on VMs pays for besides its workers' time.
 
     Attributes:
-        disk_gib: Size of each VM's boot disk.
         aggregator: The offer for an aggregator VM.
         aggregators: Number of the job's aggregators.
         aggregator_vms: Number of VMs that are rented for them.
@@ -44,7 +43,6 @@ class RentalCosts:
 
     cloud: CatalogCloud
     offered: Offered
-    disk_gib: int
     aggregator: Offer
     aggregators: int
     aggregator_vms: int
@@ -52,7 +50,7 @@ class RentalCosts:
 
     def extras(self, *, spot: bool = False) -> VmExtras:
         """What a VM has beside its type, on demand or spot."""
-        return self.cloud.extras(self.disk_gib, spot=spot)
+        return self.cloud.extras(self.offered.disk_gib, spot=spot)
 
     def planned_terms(self, aggregator_vms: int) -> CostTerms:
         """Costs besides the workers with so many aggregator VMs, before anything is rented."""
@@ -66,7 +64,7 @@ class RentalCosts:
         return self._terms(trainer.setup_s or ChangeCosts().replace_s, ready)
 
     def _terms(self, setup_s: float, ready: Mapping[str, int] | None = None) -> CostTerms:
-        terms = self.cloud.terms(self.offered, disk_gib=self.disk_gib, setup_s=setup_s, ready=ready)
+        terms = self.cloud.terms(self.offered, setup_s=setup_s, ready=ready)
         return replace(terms, shared=replace(terms.shared, usd_per_leader_hour=self.leader_usd_per_hour))
 
     def of_model(self, manifest: Manifest) -> AggregatorVms:

@@ -6,6 +6,7 @@ import ipaddress
 import math
 import os
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,8 +20,6 @@ from scavenger.control.job_file.load import override_job
 from scavenger.control.places.aggregator_vms import choose_aggregator_vms
 from scavenger.control.places.launching import (
     ADDRESS_VARIABLE,
-    DISK_GIB,
-    GPU_DISK_GIB,
     GPU_VMS,
     RUN_MAX_S,
     UNPROVEN_VARIABLE,
@@ -47,7 +46,7 @@ from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.vm import LaunchTemplate, VmPackage
 from scavenger.errors import ConfigurationError, NotSupportedError, QuotaError
-from scavenger.policy.leaders import LeaderPlan, choose_leader
+from scavenger.policy.leaders import LeaderChoice, LeaderPlan, choose_leader
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import AGGREGATORS, evenly
 from scavenger.policy.provisioning.zones import common_first
@@ -56,6 +55,9 @@ from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import HostEngine, HostSource
 
 RUN_MARGIN_S = 3_600.0
+DAY_S = 86_400.0
+ACCEPTED_DAYS = 30
+"""For so long a job whose old prices were accepted can be resumed without another question."""
 _NOTES = {
     Kind.LOOP: "no VM is rented for aggregators: a loop's workers exchange their gradients with the process that leads "
     "the job, by its machine's network",
@@ -112,9 +114,13 @@ class RentedVms(Place):
             settings=self.settings,
             public=self.settings.public_address is not False,
         )
-        workers, asked = job.worker_counts, self._resources()
+        workers, led_by, led_at = job.worker_counts, leader_of(environment), self._leader_choice
+        led_usd = 0.0 if led_by is None else led_by.usd_per_hour
         self.offered = self.cloud.offers_for(
-            asked, workers=(workers[0], workers[-1]), deadline_s=job.constraints.deadline
+            self._resources(),
+            workers=(workers[0], workers[-1]),
+            deadline_s=job.constraints.deadline,
+            leader_usd_per_hour=None if led_at.at == "vm" else led_usd,
         )
         offers = self.offered.offers
         with_gpus = [offer for offer in offers if self.cloud.has_gpus(offer.vm)]
@@ -125,16 +131,18 @@ class RentedVms(Place):
                 f"was never tried for real; set {UNPROVEN_VARIABLE}={GPU_VMS} to be the first, or take a type without",
                 key="resources",
             )
-        led_by = leader_of(environment)
         self.costs = RentalCosts(
             self.cloud,
             self.offered,
-            disk_gib=(None if asked is None else asked.disk) or (GPU_DISK_GIB if with_gpus else DISK_GIB),
             aggregator=self.cloud.on_demand_offer(offers[0].vm),
             aggregators=job.elastic.aggregators,
             aggregator_vms=vms,
-            leader_usd_per_hour=0.0 if led_by is None else led_by.usd_per_hour,
+            leader_usd_per_hour=led_usd,
         )
+        self.extras = self.cloud.priced_extras(self.offered.disk_gib)
+        if led_by is None:  # elsewhere it was asked about or refused before the leader was rented
+            old = [one for one in self.offered.gpu_prices if one.age_days * DAY_S > job.limits.price_age]
+            self.old_prices = "; ".join(map(str, old))
         self.space = SearchSpace(offers, workers, job.batch_sizes)
         self.hardware = self.cloud.hardware()
         self.aggregators = self.costs.aggregator if vms else None
@@ -197,18 +205,22 @@ class RentedVms(Place):
 
     # ---- the leader ---------------------------------------------------------------------------------------------
 
+    @property
+    def _leader_choice(self) -> LeaderChoice:
+        return choose_leader(
+            self.job.leader,
+            self.job.infra.provider,
+            address=self.environment.get(ADDRESS_VARIABLE, ""),
+            address_variable=ADDRESS_VARIABLE,
+        )
+
     def _leader(self) -> LeaderPlan | None:
         """The VM that will lead the job.
 
         Raises:
             ConfigurationError: If no price is known.
         """
-        choice = choose_leader(
-            self.job.leader,
-            self.job.infra.provider,
-            address=self.environment.get(ADDRESS_VARIABLE, ""),
-            address_variable=ADDRESS_VARIABLE,
-        )
+        choice = self._leader_choice
         if choice.at == "here":
             return None
         return LeaderPlan(choice.reason, self.cloud.small_offer(), self.costs.extras())
@@ -249,7 +261,7 @@ class RentedVms(Place):
         deadline_s = self.job.constraints.deadline
         run_max_s = RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S + longer_s
         return launch_template(
-            self.settings, self.environment, run_max_s=run_max_s, disk_gib=self.costs.disk_gib
+            self.settings, self.environment, run_max_s=run_max_s, disk_gib=self.offered.disk_gib
         )
 
     def _zones(self, vm: str, template: LaunchTemplate) -> tuple[str, ...]:
@@ -272,6 +284,7 @@ class RentedVms(Place):
     def check(self) -> None:
         """See `Place.check`: VMs need an address at which they reach this machine."""
         self.check_leader()
+        self.check_prices()
         address, _ = address_of(os.environ)
         if self.kind.meets_at_leader and ipaddress.ip_address(address).is_global:
             raise NotSupportedError(
@@ -280,6 +293,35 @@ class RentedVms(Place):
                 f"command on a machine in that network and set {ADDRESS_VARIABLE} to its private address",
                 key="leader",
             )
+
+    def vm_usd_per_hour(self, offer: Offer) -> float:
+        """See `Place.vm_usd_per_hour`."""
+        return offer.price_usd_per_hour + self.costs.extras(spot=offer.spot).usd_per_hour
+
+    def check_prices(self) -> None:
+        """See `Place.check_prices`."""
+        if self.old_prices:
+            provider = self.job.infra.provider
+            raise ConfigurationError(
+                f"limits.price_age: {self.old_prices}, and may be wrong by much; run `scavenger catalog refresh "
+                f"--provider {provider}`, write what you pay into prices.yaml (docs/costs.md), or, to take it as it "
+                f"is, limits: {{price_age: {self._price_days}d}} into the job file",
+                key="limits.price_age",
+            )
+
+    @property
+    def _price_days(self) -> int:
+        """Age of which today's prices are accepted, so that the job can be resumed for a while."""
+        return max((one.age_days for one in self.offered.gpu_prices), default=0) + ACCEPTED_DAYS
+
+    def with_old_prices(self) -> Self:
+        """See `Place.with_old_prices`."""
+        if not self.old_prices:
+            return self
+        accepted = copy(self)
+        accepted.job = override_job(self.job, {"limits.price_age": f"{self._price_days}d"})
+        accepted.old_prices = ""
+        return accepted
 
     def check_leader(self) -> None:
         """Check that the job is led here.

@@ -38,7 +38,6 @@ class VmCostMeter(CostMeter):
 
     def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inputs, self._clock = inputs, clock
-        self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
         self._charged: dict[str, _Charged] = {}
         self._charged_usd = self._spent_usd = 0.0
@@ -74,7 +73,11 @@ class VmCostMeter(CostMeter):
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         living = sum(one.charges.usd_per_hour for one in self._paid_for()) + self._inputs.leader_usd_per_hour
         living += self._pooled_usd_per_hour
-        return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
+        return living + sum(self._workers_usd_per_hour(vm, count) for vm, count in (joining or {}).items())
+
+    def _workers_usd_per_hour(self, vm: str, workers: int) -> float:
+        """Price of the VMs that so many workers need, as they are tried first."""
+        return -(-workers // self._inputs.room[vm]) * self._inputs.options[vm][0].usd_per_hour
 
     def shared_usd_per_hour(self) -> float:
         """See `CostMeter.shared_usd_per_hour`: the aggregator VMs or the share of a pool, and the leader's VM."""

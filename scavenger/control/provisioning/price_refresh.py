@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from scavenger.cloud.catalog.catalog import LIST_DAYS, PROVIDERS
+from scavenger.cloud.catalog.catalog import PROVIDERS
 from scavenger.cloud.catalog.refresh import refresh_catalog
 from scavenger.cloud.stock import Fetched
 from scavenger.control.provisioning.prices import cache_path, open_catalog
 from scavenger.control.provisioning.providers import project_of
+from scavenger.domain.cost import LIST_DAYS
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ScavengerError
 

@@ -76,7 +76,7 @@ def run_ahead(
     """
     point, there = choice.point, choice.configuration
     training_s, usd_per_s = point.time_s - point.setup_s, point.cost_usd / point.time_s
-    workers_usd_per_s = trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
+    workers_usd_per_s = trainer.workers_usd_per_hour(there.vm, there.workers) / 3600.0
     present = sum(trainer.supervisor.vm_of(name) == there.vm for name in trainer.supervisor.alive)
     missing = trainer.further_start if there.workers > present else None
     meanwhile_s, start_usd_per_s = _time_meanwhile_s(trainer, curve, there, present), workers_usd_per_s
@@ -143,7 +143,7 @@ def predict_anew(
     if terms is not None and terms.setup_s:
         start = Lasting(terms.setup_s, SETUP_LOG_SD)
     workers = point.configuration.workers
-    usd_per_s = trainer.price_usd_per_hour(point.configuration.vm) / 3600.0 * workers
+    usd_per_s = trainer.workers_usd_per_hour(point.configuration.vm, workers) / 3600.0
     anew = replace(
         rest,
         meanwhile_s=math.inf,

@@ -322,7 +322,7 @@ class EpochForecaster:
     def _usd_per_s(self) -> float:
         trainer, now = self._trainer, self._trainer.configuration
         assert now is not None
-        return (now.workers * trainer.price_usd_per_hour(now.vm) + trainer.shared_usd_per_hour) / 3600.0
+        return (trainer.workers_usd_per_hour(now.vm, now.workers) + trainer.shared_usd_per_hour) / 3600.0
 
 
 def _differs(made: EpochsForecast, last: EpochsForecast) -> bool:

@@ -239,11 +239,12 @@ def switch_to(choice: Choice, trainer: Trainer) -> SwitchCost:
     the curve includes it.
     """
     there = choice.configuration
-    price_s = trainer.price_usd_per_hour(there.vm) / 3600.0
     missing = max(0, there.workers - trainer.ready_on(there.vm))
     setup_s = trainer.setup_s if missing and not choice.point.setup_s else 0.0
     stall_s = 0.0 if trainer.stall is None else trainer.stall.mean_s  # in which nothing is trained
-    return SwitchCost(stall_s, (missing * setup_s + there.workers * stall_s) * price_s)
+    starting = setup_s * trainer.workers_usd_per_hour(there.vm, missing)
+    standing = stall_s * trainer.workers_usd_per_hour(there.vm, there.workers)
+    return SwitchCost(stall_s, (starting + standing) / 3600.0)
 
 
 def worth_from_now(job: JobSpec, trainer: Trainer) -> Callable[[float], float] | None:
@@ -296,7 +297,8 @@ def judged(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
     assert there is not None
     missing = max(0, next_.workers - trainer.ready_on(next_.vm))
     setup_s = trainer.setup_s if missing else 0.0
-    price_s = trainer.price_usd_per_hour(next_.vm) / 3600.0
+    usd_per_s = trainer.workers_usd_per_hour(next_.vm, next_.workers) / 3600.0
+    start_usd = setup_s * trainer.workers_usd_per_hour(next_.vm, missing) / 3600.0
     steps = search.plan.steps_per_configuration
     steps_s = steps * float(curve.step_time_s[there])
     # The training done by the measured steps is not lost.
@@ -307,8 +309,9 @@ def judged(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
     stall_s = 0.0 if trainer.stall is None else changes * trainer.stall.mean_s
     measuring = SwitchCost(
         max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s + stall_s,
-        max(0.0, next_.workers * steps_s * price_s - share * choice.point.cost_usd)
-        + (missing * setup_s + next_.workers * stall_s) * price_s
+        max(0.0, steps_s * usd_per_s - share * choice.point.cost_usd)
+        + start_usd
+        + stall_s * usd_per_s
         + waiting.cost_usd,
     )
     enough = search_more.why_measure_no_more(

@@ -51,7 +51,11 @@ def new_submission(
         idempotency_key: See `NewSubmission`.
         run: See `NewSubmission`.
         environment: See `NewSubmission`.
+
+    Raises:
+        ConfigurationError: It would be chosen by old prices of which nobody was asked, see `Place.check_prices`.
     """
+    prepared.place.check_prices()
     account = this_process()
     return NewSubmission(
         name=prepared.job.name,

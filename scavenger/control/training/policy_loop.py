@@ -151,13 +151,19 @@ class PolicyLoop:
                 hosts=trainer.supervisor.engine.hosts,
                 blacklist=tuple(self._blacklist.items()),
             ),
-            costs=JobCosts(trainer.offer.price_usd_per_hour, trainer.shared_usd_per_hour, trainer.cost_usd),
+            costs=JobCosts(self._worker_usd_per_hour, trainer.shared_usd_per_hour, trainer.cost_usd),
             limits=JobLimits(trainer.limits.budget_usd, trainer.limits.deadline_s),
             delays=Delays(trainer.drain_s, LOOK_S, max(trainer.history.setup_s, default=0.0)),
             throughput=self._throughput(),
             planned=planned,
             planned_because=because,
         )
+
+    @property
+    def _worker_usd_per_hour(self) -> float:
+        """Price of one worker: its share of a full VM."""
+        offer = self._trainer.offer
+        return self._trainer.workers_usd_per_hour(offer.vm, offer.workers_per_vm) / offer.workers_per_vm
 
     def _throughput(self) -> tuple[Throughput, ...]:
         return tuple(

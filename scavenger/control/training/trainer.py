@@ -212,9 +212,11 @@ class Trainer(Controller):
         """The rented aggregator VMs; None if there are none, or the model is not known yet."""
         return self._aggregator_vms(self)
 
-    def price_usd_per_hour(self, vm: str) -> float:
-        """Price of a VM type that may be used."""
-        return self._offers[vm].price_usd_per_hour
+    def workers_usd_per_hour(self, vm: str, workers: int) -> float:
+        """What the VMs of this type that so many workers need are billed in an hour, with their extras."""
+        offer, terms = self._offers[vm], self.terms()
+        extras_usd = 0.0 if terms is None else terms.shared.extras(spot=offer.spot).usd_per_hour
+        return -(-workers // offer.workers_per_vm) * (offer.price_usd_per_hour + extras_usd)
 
     def ready_on(self, vm: str) -> int:
         """Number of workers on a VM type that train or are ready to."""
