@@ -193,7 +193,7 @@ class Client(JobRunner):
             NotFoundError: If there is none.
             ConfigurationError: If it has no curve.
         """
-        return Plan(report_with_curve(job_of(self._source, job)))
+        return Plan(report_with_curve(job_of(self._open, job)))
 
     def model(self, model: str) -> ModelRecord:
         """A stored model with its content.
@@ -204,11 +204,11 @@ class Client(JobRunner):
         Raises:
             NotFoundError: If there is none.
         """
-        return show_model(self._source, model).model
+        return show_model(self._open, model).model
 
     def models(self) -> Models:
         """The stored models, which jobs of the same kind use instead of profiling."""
-        return Models(list_models(self._source).models)
+        return Models(list_models(self._open).models)
 
 
 def _url(store: str | None) -> str | None:

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.control.job_file.load import job_of, load_job, override_job
+from scavenger.domain.forms import Script
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
 from scavenger.pipelines.arguments import named
+from scavenger.presentation.formatting import clean
 
 __all__ = ["Job"]
 
 Sizes = int | str | Iterable[int] | Mapping[str, int]
 """Numbers of workers, or batch sizes: one, several, or as a job file has them (`1..4`, `{min: 32, max: 128}`)."""
-Code = Callable[..., Any] | str
-"""A function of a module file, or its place there, as `module:function`."""
+Code = Callable[..., Any] | str | os.PathLike[str]
+"""A function of a module file, or its place there, as `module:function`; or a script that calls `fit`."""
 _MODULE_HINT = (
     "worker processes import it, so it must be in a module file: in a notebook, begin its cell with `%%writefile "
     "train.py`, and use `from train import ...` in the next one"
@@ -36,11 +38,9 @@ def check_is_job(job: object) -> None:
         ConfigurationError: If it is not a `Job`, but the path of a job file, say.
     """
     if not isinstance(job, Job):
-        hint = (
-            f"Job.from_yaml({os.fspath(job)!r})"
-            if isinstance(job, str | os.PathLike)
-            else "scavenger.Job(...)"
-        )
+        hint = "scavenger.Job(...)"
+        if isinstance(job, str | os.PathLike):
+            hint = f"scavenger.Job{'' if _script_in(job) else '.from_yaml'}({str(job)!r})"
         raise ConfigurationError(
             f"a client runs jobs, and this is {type(job).__name__}: write {hint}", key="job"
         )
@@ -66,7 +66,7 @@ class Job:
         train: Code | None = None,
         *,
         run: str | Mapping[str, Any] | None = None,
-        goal: Mapping[str, Any] | int,
+        goal: Mapping[str, Any] | int | None = None,
         data: Callable[[], Mapping[str, Any]] | str | None = None,
         name: str | None = None,
         workers: Sizes | None = None,
@@ -83,10 +83,12 @@ class Job:
         Args:
             train: A function that returns a `scavenger.sdk.KerasJob`, or with `data`, a compiled model. It is imported
                 by worker processes, so it is one of a module file, neither of a notebook nor inside another function;
-                or `module:function`, of a module in `folder`.
+                or `module:function`, of a module in `folder`; or a script there that calls `fit`, with its arguments,
+                as `train.py --epochs 20`. The script is run as far as that, and its job file is written beside it and
+                used, as by `scavenger optimize train.py`.
             run: Instead of `train`, a command that trains, in any framework, as in a job file; it runs in `folder`.
             goal: As in a job file, as `{"metric": "val_accuracy", "target": 0.97, "max_epochs": 60}`; a number is
-                `max_epochs` alone.
+                `max_epochs` alone. A script has one of its own: the epochs of its `fit`.
             data: A function of the same folder that returns the arguments of `KerasJob` besides the model, as
                 `{"train": (x, y), "validation": (x_val, y_val)}`.
             name: Lower-case letters, digits and hyphens; by default made from the module's name.
@@ -101,8 +103,37 @@ class Job:
 
         Raises:
             ConfigurationError: If the function cannot be imported by other processes, or a value is not valid.
+            TrainingCodeError: If the script fails before it calls `fit`.
         """
         named = Path(folder or "").absolute()
+        changes: dict[str, Any] = {
+            "search.workers": _sizes(workers),
+            "search.batch_size": _sizes(batch_size),
+            "objective": dict(objective) if isinstance(objective, Mapping) else objective,
+            "constraints.budget": _money(budget),
+            "constraints.deadline": deadline,
+            **dict(settings or {}),
+        }
+        if (script := _script_in(train)) is not None:
+            refused = {"run": run, "data": data, "params": params}
+            for key in (key for key, value in refused.items() if value is not None):
+                fix = (
+                    "it stands behind the script, as 'train.py --rate 0.1'"
+                    if key == "params"
+                    else "leave it out"
+                )
+                raise ConfigurationError(f"{key} does not go with a script, {script.path}; {fix}", key=key)
+            aims = {"max_epochs": goal} if isinstance(goal, int) else dict(goal or {})
+            changes |= {"name": name, **{f"goal.{key}": value for key, value in aims.items()}}
+            found = _job_of_script(script, named).with_settings(changes)
+            self._set(found.spec, found.path, is_file=found.is_file)
+            return
+        if goal is None:
+            raise ConfigurationError(
+                "a job has a goal; write goal=20 for epochs, or goal={'metric': 'val_accuracy', 'target': 0.95, "
+                "'max_epochs': 60}",
+                key="goal",
+            )
         if (train is None) == (run is None):
             raise ConfigurationError("a job has either train, a function, or run, a command", key="train")
         place, entry = (named, "") if train is None else _place_of(train, "train", named)
@@ -120,14 +151,6 @@ class Job:
                 )
         if params:
             document["params"] = _plain(dict(params))
-        changes: dict[str, Any] = {
-            "search.workers": _sizes(workers),
-            "search.batch_size": _sizes(batch_size),
-            "objective": dict(objective) if isinstance(objective, Mapping) else objective,
-            "constraints.budget": _money(budget),
-            "constraints.deadline": deadline,
-            **dict(settings or {}),
-        }
         spec = override_job(job_of(document), changes)
         self._set(spec, place / f"{spec.name}.yaml", is_file=False)
 
@@ -191,14 +214,42 @@ def _path_of(spec: JobSpec, folder: Path) -> Path:
     return folder / f"{spec.name}.{digest[:8]}.yaml"
 
 
+def _script_in(code: object) -> Script | None:
+    """The script that is named by a text or path; None if none is, as by `train:job`."""
+    if isinstance(code, os.PathLike):
+        path = str(code)
+        return Script(path) if path.endswith(".py") else None
+    return Script.find(code) if isinstance(code, str) else None
+
+
+def _job_of_script(script: Script, folder: Path) -> Job:
+    """The job of the file that is written beside a script; what was found is told on terminals.
+
+    Raises:
+        ConfigurationError: If there is no such script, or its `fit` cannot be a job.
+        TrainingCodeError: If the script fails.
+    """
+    from scavenger.control.jobs.script_job import job_file_of_script
+
+    def tell(line: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"{clean(line)}\n")
+
+    return Job.from_yaml(job_file_of_script(folder / script.path, script.arguments, tell=tell))
+
+
 def _place_of(code: Code, key: str, folder: Path) -> tuple[Path, str]:
     """The folder and the `module:function` of a function, or of what a text names in a folder.
 
     Raises:
         ConfigurationError: If no other process can import it.
     """
-    if isinstance(code, str):
-        return folder, code
+    if isinstance(code, str | os.PathLike):
+        if str(code).endswith((".yaml", ".yml")):
+            raise ConfigurationError(
+                f"{code} is a job file; write scavenger.Job.from_yaml({str(code)!r})", key=key
+            )
+        return folder, str(code)
     name, module_name = getattr(code, "__qualname__", ""), getattr(code, "__module__", None)
     if not name.isidentifier():
         raise ConfigurationError(

@@ -103,7 +103,7 @@ class JobRunner:
     def close(self) -> None:
         """End what is kept for further jobs, and close the store or the connection to the server.
 
-        A closed client runs no further job.
+        A closed client answers nothing more.
         """
         self._closed = True
         with ExitStack() as ending:  # whatever fails, the rest is ended
@@ -167,7 +167,7 @@ class JobRunner:
         usd = dollars(new_budget)
         output = None if new_output is None else os.path.abspath(new_output)
         renewal = Renewal(None if usd is None else f"{usd!r}", new_deadline, new_max_epochs, output)
-        record, given = job_of(self._source, job), dollars(budget)
+        record, given = job_of(self._open, job), dollars(budget)
         if (spec := renewed(record, renewal)) is not None:
             record = replace(record, spec=spec.written())
         before_usd = self.cost_of(record.id)
@@ -188,9 +188,19 @@ class JobRunner:
         Raises:
             ConfigurationError: If this is either.
         """
-        if self._closed:
-            raise ConfigurationError("this client was closed; make another one for further jobs")
+        _ = self._open
         refuse_in_workers()
+
+    @property
+    def _open(self) -> Source:
+        """Where jobs are on record, for what a closed client refuses.
+
+        Raises:
+            ConfigurationError: If this one is closed.
+        """
+        if self._closed:
+            raise ConfigurationError("this client was closed; make another one")
+        return self._source
 
     def _handed_over(self, job: Job, *, priority: int = 0, run: bool = True) -> Submission:
         check_is_job(job)
@@ -232,7 +242,7 @@ class JobRunner:
             ConfigurationError: If there is no such job, or it ended before it began.
         """
         key = job.id if isinstance(job, Submission) else job
-        while (one := submission_of(self._source, key)) is not None and one.job_state is None:
+        while (one := submission_of(self._open, key)) is not None and one.job_state is None:
             if not one.is_open:
                 self._set_aside.settle(one.id, self._cost_if_known)
                 raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
@@ -252,7 +262,7 @@ class JobRunner:
         Args:
             job: What `submit` returned, or as of `result`.
         """
-        return RunningJob.known_to(self._source, job if isinstance(job, str) else job.id)
+        return RunningJob.known_to(self._open, job if isinstance(job, str) else job.id)
 
     def result(self, job: str) -> Run:
         """The report of a job that has ended.
@@ -264,7 +274,7 @@ class JobRunner:
             NotFoundError: If there is none.
             TransientError: If it has no report yet.
         """
-        record = job_of(self._source, job)
+        record = job_of(self._open, job)
         if record.report is None:
             raise TransientError(f"job {record.name} ({record.id[:8]}) has no report: it is {record.state}")
         try:
@@ -274,8 +284,8 @@ class JobRunner:
 
     def records(self, name: str) -> tuple[JobRecord, ...]:
         """The jobs of a name on record, newest first, without their reports; those whose process is gone have ended."""
-        end_dead(self._source)
-        return jobs_of(self._source, _RECORDS_MAX, name=name)
+        end_dead(self._open)
+        return jobs_of(self._open, _RECORDS_MAX, name=name)
 
     def tracked(self, job: Job) -> Job:
         """The job with the client's trackers, if it has none of its own."""

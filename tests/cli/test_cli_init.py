@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from cli_fake import Run
-from scavenger_cli.commands.scripts import bring_up_to_date
 
 from scavenger.control.job_file.examples import Example, examples_path
 from scavenger.control.job_file.load import load_job
+from scavenger.control.jobs.script_job import bring_up_to_date
 from scavenger.domain.fit import FitFound
 from scavenger.domain.forms import Script
 

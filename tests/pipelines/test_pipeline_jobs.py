@@ -67,8 +67,9 @@ def test_a_job_in_python_is_the_one_that_its_file_says(tmp_path: Path) -> None:
             lambda: Client().study("a", budgets=4),
             "Client.study has no argument budgets; did you mean budget?",
         ),
-        (lambda: Client().plan("job.yaml"), r"this is str: write Job.from_yaml('job.yaml')"),  # type: ignore[arg-type]
-        (lambda: Client().optimize(Path("job.yaml")), "write Job.from_yaml('job.yaml')"),  # type: ignore[arg-type]
+        (lambda: Client().plan("job.yaml"), r"this is str: write scavenger.Job.from_yaml('job.yaml')"),  # type: ignore[arg-type]
+        (lambda: Client().plan("net.py"), "write scavenger.Job('net.py')"),  # type: ignore[arg-type]
+        (lambda: Client().optimize(Path("job.yaml")), "write scavenger.Job.from_yaml('job.yaml')"),  # type: ignore[arg-type]
         (lambda: Client().run({}, workers=1, batch_size=8), "this is dict: write scavenger.Job(...)"),  # type: ignore[arg-type]
         (lambda: Client().submit(3), "this is int: write scavenger.Job(...)"),  # type: ignore[arg-type]
     ],
@@ -78,13 +79,76 @@ def test_a_wrong_argument_is_refused_with_what_was_meant(call: Callable[[], Any]
         call()
 
 
-def test_a_closed_client_runs_no_further_job(tmp_path: Path) -> None:
+def test_a_closed_client_answers_nothing_more(tmp_path: Path) -> None:
     client = Client(store=str(tmp_path / "a.sqlite"))
     client.close()
+    client.close()
 
-    for run in (client.plan, client.optimize, client.submit):
-        with pytest.raises(ConfigurationError, match="this client was closed"):
-            run(job())
+    asked: list[Callable[[], object]] = [lambda run=run: run(job()) for run in (client.plan, client.optimize)]
+    asked += [
+        lambda: client.submit(job()),
+        lambda: client.run(job(), workers=1, batch_size=32),
+        client.models,
+    ]
+    keyed = (
+        client.result,
+        client.curve,
+        client.model,
+        client.wait,
+        client.running,
+        client.resume,
+        client.records,
+    )
+    asked += [lambda one=one: one("digits") for one in keyed]
+    for ask in asked:
+        with pytest.raises(ConfigurationError, match=r"^this client was closed; make another one$"):
+            ask()
+
+
+@pytest.mark.slow
+def test_a_script_is_the_job_that_the_command_makes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "my_net.py").write_text(
+        "import sys, keras, numpy as np\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(np.ones((40, 4)), np.ones(40), batch_size=8, epochs=int((*sys.argv, 4)[1]))\n"
+        "raise SystemExit('what follows fit was run')\n"
+    )
+    made = Job("my_net.py 3", folder=tmp_path)
+
+    file = tmp_path / "my_net.job.yaml"
+    assert (made.name, made.path, made.is_file) == ("my-net", file, True)
+    assert made.spec == load_job(file)
+    assert (made.spec.goal.max_epochs, made.spec.search.batch_size) == (3, (8,))
+
+    file.write_text(file.read_text() + "constraints: {budget: $7}\n")
+    again = Job(
+        tmp_path / "my_net.py", goal={"max_epochs": 5}, settings={"train": "my_net.py 4"}, name="other"
+    )
+    assert (again.name, again.spec.goal.max_epochs, again.spec.constraints.budget) == ("other", 5, 7.0)
+    assert not again.is_file
+
+
+def test_what_does_not_go_with_a_script_is_refused_and_nothing_is_run(tmp_path: Path) -> None:
+    script, module = tmp_path / "net.py", tmp_path / "train.py"
+    script.write_text("raise SystemExit('it was run')\nmodel.fit(x, epochs=3)")
+    module.write_text("def job(): ...")
+    (tmp_path / "digits.yaml").write_text("version: 1\ntrain: train:job\n")
+    for options, words in (
+        ({"params": {"rate": 0.1}}, "params does not go with a script, net.py; it stands behind the script"),
+        ({"data": "net:data"}, "data does not go with a script, net.py; leave it out"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(words)):
+            Job("net.py", folder=tmp_path, **options)
+    with pytest.raises(
+        ConfigurationError, match=r"train.py calls no fit: it is the module of digits.yaml; give"
+    ):
+        Job("train.py", folder=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"a job has a goal; write goal=20"):
+        Job("train:job", folder=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"job.yaml is a job file; write scavenger.Job.from_yaml"):
+        Job("job.yaml", goal=3)
+    assert not (tmp_path / "net.job.yaml").exists()
 
 
 def test_a_job_of_a_file_is_that_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,10 +121,8 @@ def _job_file(
     Raises:
         ScavengerError: The script cannot be a job.
     """
-    from scavenger_cli.commands.scripts import job_file_of_script, refuse_arguments
-
     if given.suffix != ".py":
-        refuse_arguments(given, arguments)
+        _refuse_arguments(given, arguments)
         return given
     if dry_run:
         raise ConfigurationError(
@@ -131,7 +130,22 @@ def _job_file(
         )
     if run:
         refuse_to_ask_nobody(yes=invocation.yes)
-    return job_file_of_script(given, arguments)
+    from scavenger.control.jobs.script_job import job_file_of_script
+
+    return job_file_of_script(given, arguments, tell=console.note)
+
+
+def _refuse_arguments(job_file: Path, arguments: Sequence[str]) -> None:
+    """Refuse arguments that nothing takes.
+
+    Raises:
+        ConfigurationError: If there are some.
+    """
+    if arguments:
+        raise ConfigurationError(
+            f"{shlex.join(arguments)}: arguments are for a script, as scavenger optimize train.py -- --epochs 5; those "
+            f"of {job_file} are in its params"
+        )
 
 
 def execute(

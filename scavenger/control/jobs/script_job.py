@@ -1,46 +1,54 @@
-"""The job file of a script: `optimize train.py` runs it as far as `fit`, says what it took, and writes the file."""
+"""The job of a script: it is run as far as `fit`, what it trains is told, and its job file is written."""
 
 from __future__ import annotations
 
 import os
-import shlex
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from scavenger.control.job_file.load import load_job
+from scavenger.control.job_file.script_text import (
+    fits_in,
+    job_file_of,
+    job_text,
+    other_fits,
+    read_script,
+)
+from scavenger.control.job_file.text import changed_text
+from scavenger.control.jobs.variables import settled_variables
+from scavenger.control.places.kinds import check_keras_backend
+from scavenger.domain.environment import plain
+from scavenger.domain.fit import FitFound
+from scavenger.domain.forms import Script
 from scavenger.errors import ConfigurationError
-from scavenger_cli.ui import console
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from scavenger.domain.fit import FitFound
-    from scavenger.domain.forms import Script
+from scavenger.presentation.formatting import plural
+from scavenger.train.fit_process import find_fit
 
 _NOTES_MAX = 3
 
 
-def job_file_of_script(path: Path, arguments: Sequence[str]) -> Path:
+def job_file_of_script(path: Path, arguments: Sequence[str], *, tell: Callable[[str], None]) -> Path:
     """Find what a script trains, say it, and write its job file; one that is there keeps what is not the script's.
+
+    Args:
+        tell: Receives what was found and written, a line each.
 
     Raises:
         ConfigurationError: If there is no such script, its job file cannot be written, or its `fit` cannot be a job.
         TrainingCodeError: If the script fails.
     """
-    from scavenger.control.job_file.load import load_job
-    from scavenger.control.job_file.script_text import job_file_of, job_text, other_fits, read_script
-    from scavenger.control.jobs.variables import settled_variables
-    from scavenger.control.places.kinds import check_keras_backend
-    from scavenger.domain.environment import plain
-    from scavenger.domain.forms import Script
-    from scavenger.train.fit_process import find_fit
-
     tree = read_script(path)
+    if not fits_in(tree) and (job_file := _file_of_module(path)) is not None:
+        raise ConfigurationError(
+            f"{path.name} calls no fit: it is the module of {job_file.name}; give {job_file}"
+        )
     check_keras_backend(os.environ)
     job_file, script = job_file_of(path), Script(path.name, tuple(arguments))
     folder = path.resolve().parent
     known = load_job(job_file) if job_file.exists() else None
     variables = {} if known is None else plain(settled_variables(known, os.environ).env)
-    console.note(f"{path}: running it as far as its call of fit")
+    tell(f"{path}: running it as far as its call of fit")
     found = find_fit(
         script,
         folder,
@@ -51,7 +59,7 @@ def job_file_of_script(path: Path, arguments: Sequence[str]) -> Path:
     file, _, line = found.place.rpartition(":")
     left_out = other_fits(tree, int(line)) if file == path.name else ""
     for told in _told(found, left_out):
-        console.note(told)
+        tell(told)
     if known is None:
         text = job_text(
             script,
@@ -62,16 +70,21 @@ def job_file_of_script(path: Path, arguments: Sequence[str]) -> Path:
             start_s=found.start_s,
         )
         _write(job_file, text)
-        console.note(f"written: {job_file}, for budget, target, clouds and next time")
+        tell(f"written: {job_file}, for budget, target, clouds and next time")
     else:
-        bring_up_to_date(job_file, script, found)
+        tell(bring_up_to_date(job_file, script, found))
     return job_file
+
+
+def _file_of_module(path: Path) -> Path | None:
+    """The job file beside a module that trains an object of it, as `train:job`; None if there is none."""
+    named = re.compile(rf"^train:\s*['\"]?{re.escape(path.stem)}:", re.MULTILINE)
+    beside = (one for kind in ("*.yaml", "*.yml") for one in sorted(path.parent.glob(kind)) if one.is_file())
+    return next((one for one in beside if named.search(one.read_text("utf-8", errors="replace"))), None)
 
 
 def _told(found: FitFound, left_out: str) -> list[str]:
     """What was taken, and what is not run, a line each."""
-    from scavenger.presentation.formatting import plural
-
     words = [
         f"{found.model} of {found.weights:,} weights",
         f"{found.samples:,} samples in batches of {found.batch_size}",
@@ -89,21 +102,17 @@ def _told(found: FitFound, left_out: str) -> list[str]:
     ]
 
 
-def bring_up_to_date(job_file: Path, script: Script, found: FitFound) -> None:
-    """Give a job file the script's arguments and epochs; all else in it is the user's."""
-    from scavenger.control.job_file.load import load_job
-    from scavenger.control.job_file.text import changed_text
-
+def bring_up_to_date(job_file: Path, script: Script, found: FitFound) -> str:
+    """Give a job file the script's arguments and epochs, and say which; all else in it is the user's."""
     job = load_job(job_file)
     ours = {"train": str(script), "goal.max_epochs": found.epochs}
     theirs = {"train": str(job.train), "goal.max_epochs": job.goal.max_epochs}
     changes = {key: value for key, value in ours.items() if theirs[key] != value}
     if not changes:
-        console.note(f"job file: {job_file}")
-        return
+        return f"job file: {job_file}"
     job_file.write_text(changed_text(job_file.read_text("utf-8"), changes), "utf-8")
     said = ", ".join(f"{key} is {value} instead of {theirs[key]}" for key, value in changes.items())
-    console.note(f"job file: {job_file}; {said}, as in the script")
+    return f"job file: {job_file}; {said}, as in the script"
 
 
 def _write(path: Path, text: str) -> None:
@@ -111,16 +120,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
-
-
-def refuse_arguments(job_file: Path, arguments: Sequence[str]) -> None:
-    """Refuse arguments that nothing takes.
-
-    Raises:
-        ConfigurationError: If there are some.
-    """
-    if arguments:
-        raise ConfigurationError(
-            f"{shlex.join(arguments)}: arguments are for a script, as scavenger optimize train.py -- --epochs 5; those "
-            f"of {job_file} are in its params"
-        )
