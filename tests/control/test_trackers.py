@@ -8,22 +8,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import PATIENCE_S
 
 from scavenger.control.tracking import tracking as module
 from scavenger.control.tracking.base import TrackedRun
-from scavenger.control.tracking.mlflow_tracker import MlflowTracker, uri_of
+from scavenger.control.tracking.mlflow_tracker import ALLOW_FOLDERS, MlflowTracker, uri_of, why_no_folder
 from scavenger.control.tracking.tensorboard_tracker import TensorboardTracker
 from scavenger.control.tracking.tracking import Tracking, trackers_of
 from scavenger.control.tracking.wandb_tracker import WandbTracker
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.curve import Choice, CurveConfigurations, Interval, PointMarks, TradeoffCurve
 from scavenger.domain.measurement import EpochRecord, StepRecord
 from scavenger.domain.report import (
     Actual,
+    ChoiceMade,
     EpochEnded,
     Event,
     Observer,
@@ -122,6 +126,16 @@ def database(tables: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(tables, tmp_path))
 
 
+def curve_of(workers: int) -> tuple[TradeoffCurve, Choice]:
+    """A curve of one configuration, which is chosen."""
+    one, values = np.zeros(1, np.int64), np.ones(1)
+    of = CurveConfigurations(("local-1",), one, one + workers, one + 32)
+    marks = PointMarks(one == 0, one == 0, one > 0, one)
+    interval = Interval(values, values)
+    curve = TradeoffCurve(of, values, interval, values, interval, values, values, marks)
+    return curve, Choice(curve[0], "time", "the only one")
+
+
 EVENTS: list[Event] = [step(1), step(2), epoch(0), VIEW, step(12), epoch(1)]
 
 
@@ -166,6 +180,33 @@ class TestMlflow:
         trials = [one for one in runs if one is not parent]
         assert sorted(one.data.tags["scavenger.job_id"] for one in trials) == ["a", "b"]
         assert {one.data.tags["mlflow.parentRunId"] for one in trials} == {parent.info.run_id}
+
+    @pytest.mark.parametrize("place", ["sqlite:///mlflow.db", "./mlruns"])
+    def test_the_run_of_a_study_ends_as_its_trials_did_and_each_has_a_name_of_its_own(
+        self, tmp_path: Path, database: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(ALLOW_FOLDERS, "true")
+        ends, at = {"a": "failed", "b": "failed", "c": "succeeded"}, (tmp_path, None, {"seed": "0"})
+        parents = []
+        for number, (job, state) in enumerate(ends.items(), start=1):
+            curve, choice = curve_of(number)
+            report = replace(REPORT, job=replace(REPORT.job, state=state))
+            run = TrackedRun(job, "digits", "numbers", "study-1", *at)
+            told({"mlflow": MlflowTracker(place)}, run, [ChoiceMade(curve, choice)], report)
+            runs = self.runs(uri_of(place, run))
+            (parent,) = [one for one in runs if "scavenger.study" in one.data.tags]
+            parents.append((parent.info.status, parent.data.metrics))
+        costs = [0.25, 0.5, 0.75]
+        assert parents == [
+            (end, {"trials": number, "actual_cost_usd": cost})
+            for number, end, cost in zip((1, 2, 3), ("FAILED", "FAILED", "FINISHED"), costs, strict=True)
+        ]
+        named = {one.info.run_name: one.info.status for one in runs if one is not parent}
+        assert named == {
+            "digits-a, 1 x local-1, batch 32": "FAILED",
+            "digits-b, 2 x local-1, batch 32": "FAILED",
+            "digits-c, 3 x local-1, batch 32": "FINISHED",
+        }
 
     def test_what_a_killed_job_had_told_is_not_told_again(self, tmp_path: Path, database: Path) -> None:
         uri = f"sqlite:///{database}"
@@ -274,6 +315,18 @@ def test_a_package_that_is_not_there_is_named_before_anything_begins(monkeypatch
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'scavenger-ml\[mlflow\]'"):
         trackers_of(TrackersSpec(mlflow="http://127.0.0.1:1"))
+
+
+def test_a_folder_to_which_mlflow_does_not_write_is_refused_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(ALLOW_FOLDERS, raising=False)
+    for uri in ("./mlruns", "file:///tmp/mlruns"):
+        words = r"trackers.mlflow: MLflow 3.*; write sqlite:///mlflow.db, or set MLFLOW_ALLOW_FILE_STORE=true"
+        with pytest.raises(ConfigurationError, match=words):
+            trackers_of(TrackersSpec(mlflow=uri))
+        assert why_no_folder(uri, "3.12.1", {}) == why_no_folder(uri, "3.13.0", {ALLOW_FOLDERS: "true"}) == ""
+    assert set(trackers_of(TrackersSpec(mlflow="http://127.0.0.1:1"))) == {"mlflow"}
 
 
 def test_no_tracker_is_named_is_refused() -> None:

@@ -39,7 +39,7 @@ def test_a_trial_of_a_study_is_a_nested_run(tmp_path: Path) -> None:
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["trials"] == 1
     assert parent.data.metrics["actual_cost_usd"] == found.data.metrics["actual_cost_usd"]
-    assert found.data.tags["mlflow.runName"] == f"rates-{trial.id[:8]}"
+    assert found.data.tags["mlflow.runName"] == f"rates-{trial.id[:8]}, 1 x local-1, batch 50"
     assert found.data.tags["scavenger.job_id"] == trial.id
     assert found.data.params["params.learning_rate"] == "0.01"
     assert found.info.status == "FINISHED"

@@ -14,6 +14,8 @@ from scavenger.logs import OfThread
 from scavenger.private_files import make_private_folder
 
 JOB, STUDY, PARENT, NAME = "scavenger.job_id", "scavenger.study", "mlflow.parentRunId", "mlflow.runName"
+ALLOW_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
+_NO_FOLDERS_SINCE = (3, 13)
 _creating = threading.Lock()
 """Trials of one program begin at once, and share the run of their study."""
 
@@ -28,7 +30,7 @@ class MlflowTracker:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._client: Any = None
-        self._run_id = ""
+        self._run_id, self._name = "", ""
         self._parent: str | None = None
         self._told: dict[str, int] = {}
         self._apart: OfThread | None = None
@@ -56,6 +58,7 @@ class MlflowTracker:
             elif parent is not None:  # it had ended with the last of its trials
                 self._client.update_run(parent, status="RUNNING")
         self._parent = parent
+        self._name = run.name if parent is None else f"{run.name}-{run.job_id[:8]}"
         known = self._one(experiment, JOB, run.job_id)
         if known is not None:
             self._run_id = known
@@ -64,8 +67,7 @@ class MlflowTracker:
                 history = self._client.get_metric_history(known, name)
                 self._told[name] = max(one.step for one in history)
             return
-        name = run.name if parent is None else f"{run.name}-{run.job_id[:8]}"
-        tags = {JOB: run.job_id, NAME: name} | ({} if parent is None else {PARENT: parent})
+        tags = {JOB: run.job_id, NAME: self._name} | ({} if parent is None else {PARENT: parent})
         self._run_id = self._client.create_run(experiment, tags=tags).info.run_id
         params = [Param(key, value[:500]) for key, value in run.params.items()]
         self._client.log_batch(self._run_id, params=params)
@@ -88,7 +90,9 @@ class MlflowTracker:
         self._client.log_batch(self._run_id, metrics=found)
 
     def event(self, step: int, name: str, text: str) -> None:
-        """See `Tracker`; an event is a tag, since MLflow has nothing nearer."""
+        """See `Tracker`; an event is a tag, since MLflow has nothing nearer. The run is named after the choice, too."""
+        if name == "choice":
+            self._client.update_run(self._run_id, name=f"{self._name}, {text.partition(': ')[0]}"[:250])
         self._client.set_tag(self._run_id, f"scavenger.{name}.{step}", text[:5000])
 
     def end(self, *, succeeded: bool, state: str) -> None:
@@ -102,7 +106,10 @@ class MlflowTracker:
                 handler.removeFilter(self._apart)
 
     def _tell_study(self, parent: str) -> None:
-        """What the trials of a study came to so far; its run ends with the last one that is running."""
+        """What the trials of a study came to so far; its run ends with the last one that is running.
+
+        It has failed where none of them reached its end.
+        """
         experiment = self._client.get_run(parent).info.experiment_id
         trials = self._client.search_runs(
             [experiment], f"tags.`{PARENT}` = '{parent}'", max_results=_TRIALS_MAX
@@ -110,8 +117,9 @@ class MlflowTracker:
         costs = [trial.data.metrics.get("actual_cost_usd", 0.0) for trial in trials]
         for name, value in (("trials", len(trials)), ("actual_cost_usd", sum(costs))):
             self._client.log_metric(parent, name, float(value), step=len(trials))
-        if all(trial.info.status != "RUNNING" for trial in trials):
-            self._client.set_terminated(parent, "FINISHED")
+        statuses = {trial.info.status for trial in trials}
+        if "RUNNING" not in statuses:
+            self._client.set_terminated(parent, "FINISHED" if "FINISHED" in statuses else "FAILED")
 
 
 _ENDS = {"failed": "FAILED"}
@@ -119,6 +127,20 @@ _TRIALS_MAX = 10_000
 """Most trials of a study that its figures count."""
 _FIGURES = ("predicted_", "actual_")
 """Of the report: the last ones count, whatever their step."""
+
+
+def why_no_folder(uri: str, version: str, environ: Mapping[str, str]) -> str:
+    """Why MLflow does not write to a folder, and what helps; empty if the URI names none, or MLflow does.
+
+    Args:
+        version: MLflow's.
+        environ: The environment of this process.
+    """
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    allowed = environ.get(ALLOW_FOLDERS, "").lower() in ("true", "1")
+    if urlsplit(uri).scheme not in ("", "file") or numbers < _NO_FOLDERS_SINCE or allowed:
+        return ""
+    return f"MLflow {version} writes to no folder; write sqlite:///mlflow.db, or set {ALLOW_FOLDERS}=true"
 
 
 def uri_of(uri: str, run: TrackedRun) -> str:

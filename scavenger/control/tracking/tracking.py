@@ -11,13 +11,15 @@ import contextlib
 import importlib.util
 import logging
 import math
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from scavenger.control.tracking.base import TrackedRun, Tracker
-from scavenger.control.tracking.mlflow_tracker import MlflowTracker
+from scavenger.control.tracking.mlflow_tracker import MlflowTracker, why_no_folder
 from scavenger.control.tracking.tensorboard_tracker import TensorboardTracker
 from scavenger.control.tracking.wandb_tracker import WandbTracker
 from scavenger.domain.curve import Choice
@@ -50,7 +52,7 @@ def trackers_of(spec: TrackersSpec) -> dict[str, Tracker]:
     """The trackers that a job names, none of which has begun.
 
     Raises:
-        ConfigurationError: If the package of one is not installed.
+        ConfigurationError: If the package of one is not installed, or MLflow is to write to a folder and does not.
     """
     found: dict[str, Tracker] = {}
     if spec.mlflow is not None:
@@ -65,7 +67,17 @@ def trackers_of(spec: TrackersSpec) -> dict[str, Tracker]:
                 f"the package {_PACKAGES[key]} is not installed; pip install 'scavenger-ml[{key}]'",
                 key=f"trackers.{key}",
             )
+    if spec.mlflow is not None and (why := why_no_folder(spec.mlflow, _mlflow_version(), os.environ)):
+        raise ConfigurationError(f"trackers.mlflow: {why}", key="trackers.mlflow")
     return found
+
+
+def _mlflow_version() -> str:
+    """Of the package that brings it, whole or without a server; read, since importing it takes seconds."""
+    for package in ("mlflow-skinny", "mlflow"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(package)
+    return ""
 
 
 def params_of(job: JobSpec) -> dict[str, str]:
