@@ -1,0 +1,246 @@
+"""Who gets how many slots: the policies, by name.
+
+A policy says how many slots each job shall have, and in which order jobs are served. It sees counts of slots only;
+`placing` finds the nodes. What all of them share is in `ranked`: a job that has waited for too long comes first, then
+priority counts, then what the policy wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray
+from scavenger.scheduler.jobs.filling import admit, level_up, waterline
+from scavenger.scheduler.jobs.values import Plan, PoolSeen
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long jobs wait before others make way for them, whatever the policy.
+
+    Attributes:
+        starved_s: A wait after which a job goes before all others.
+        turn_s: So long it does, once it has slots.
+        kept_s: So long slots stay idle for a job that needs more of them, with policies that keep any.
+    """
+
+    starved_s: float = inf
+    turn_s: float = 3600.0
+    kept_s: float = inf
+
+
+class Policy(Protocol):
+    """Shares out the slots of a pool."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """How many slots each job shall have.
+
+        The sum is at most `seen.slots`; each job has 0, or from its least to its most. Jobs whose share is fixed keep
+        what they hold. The same comes out whoever holds what the plan says already.
+        """
+
+
+def raised(seen: PoolSeen, patience: Patience) -> BoolArray:
+    """Who has waited for too long, and has not yet had his turn."""
+    standing = seen.standing
+    has_turn = (standing.ran_s < patience.turn_s) & (seen.runs | (seen.held == 0))
+    starved: BoolArray = (standing.waited_s >= patience.starved_s) & has_turn
+    return starved
+
+
+def ranked(seen: PoolSeen, patience: Patience, *keys: NDArray[np.generic]) -> IntArray:
+    """Rows of all jobs, first served first.
+
+    Args:
+        keys: What the policy wants: the first counts most, and the least of each comes first.
+    """
+    claims, standing = seen.claims, seen.standing
+    columns: list[NDArray[np.generic]] = [claims.submitted_s, *reversed(keys)]
+    if np.ptp(claims.priority):
+        columns.append(-claims.priority)
+    if patience.starved_s < inf:
+        starved = raised(seen, patience)
+        columns += [np.where(starved, -standing.waited_s, 0.0), ~starved]
+    if standing.fixed.any():
+        columns.append(~(standing.fixed & seen.runs))
+    return np.lexsort(columns)
+
+
+def patience_ends(seen: PoolSeen, patience: Patience, slots: IntArray) -> float:
+    """Seconds until `ranked` says something else, because a wait becomes too long or a turn ends."""
+    if patience.starved_s == inf:
+        return inf
+    standing = seen.standing
+    waits = np.where(slots > 0, inf, patience.starved_s - standing.waited_s)
+    turns = np.where(raised(seen, patience) & (slots > 0), patience.turn_s - standing.ran_s, inf)
+    return soonest(waits, turns)
+
+
+def soonest(*times_s: FloatArray) -> float:
+    """The least time above 0; infinite if there is none."""
+    return min((float(times[times > 0.0].min(initial=inf)) for times in times_s), default=inf)
+
+
+def needed(seen: PoolSeen, need: IntArray) -> IntArray:
+    """What each job needs so as to run, 0 if it cannot: a job that cannot change needs what it holds."""
+    fixed = seen.standing.fixed
+    return np.where(fixed, seen.held, need) if fixed.any() else need
+
+
+def rigid(seen: PoolSeen, patience: Patience, order: IntArray, keeps: BoolArray | None = None) -> Plan:
+    """Each job has what it asked for, or nothing."""
+    need = needed(seen, seen.claims.asked)
+    slots = np.where(admit(order, need, seen.slots, keeps), need, 0)
+    nobody = np.zeros(seen.jobs, dtype=bool)
+    return Plan(
+        slots=slots,
+        order=order,
+        gang=need,
+        most=slots,
+        keeps=nobody if keeps is None else keeps,
+        level=seen.standing.level,
+        promoted=nobody,
+        again_s=patience_ends(seen, patience, slots),
+    )
+
+
+def elastic(seen: PoolSeen, patience: Patience, order: IntArray, slots: IntArray) -> Plan:
+    """A plan in which jobs may have from their least to what is of use to them."""
+    fixed = seen.standing.fixed
+    return Plan(
+        slots=slots,
+        order=order,
+        gang=needed(seen, seen.claims.least),
+        most=np.where(fixed, slots, np.maximum(seen.useful, slots)),
+        keeps=np.zeros(seen.jobs, dtype=bool),
+        level=seen.standing.level,
+        promoted=np.zeros(seen.jobs, dtype=bool),
+        again_s=patience_ends(seen, patience, slots),
+    )
+
+
+def beginning(seen: PoolSeen, order: IntArray) -> tuple[IntArray, IntArray]:
+    """What each job has before slots are given one by one, and the most that it can take.
+
+    Returns:
+        Its least for whoever fits in this order, and what is of use to it; 0 and 0 for the others.
+    """
+    need = needed(seen, seen.claims.least)
+    admitted = admit(order, need, seen.slots)
+    least = np.where(admitted, need, 0)
+    most = np.where(admitted, np.maximum(seen.useful, least), 0)
+    return least, np.where(seen.standing.fixed, least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """In the order of arrival; nobody overtakes a job that waits, and none that runs is stopped."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        return rigid(
+            seen, patience, ranked(seen, patience, ~seen.runs), seen.standing.waited_s < patience.kept_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Srtf:
+    """What a job still needs, in slot-seconds with what it asked for: the least goes first."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        return rigid(seen, patience, ranked(seen, patience, slot_seconds_left(seen)))
+
+
+def slot_seconds_left(seen: PoolSeen) -> FloatArray:
+    """What each job still needs with the slots that it asked for; where it is unknown, as much as it has had."""
+    asked = seen.claims.asked
+    rate = seen.rate(asked)
+    left = np.divide(seen.standing.left * asked, rate, out=np.full(seen.jobs, inf), where=rate > 0.0)
+    return np.where(np.isnan(left), seen.standing.attained_slot_s, left)
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """Even parts of the pool, within least and most; whoever was there first, where they do not suffice for all."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        order = ranked(seen, patience, ~seen.runs)
+        least, most = beginning(seen, order)
+        slots = np.zeros_like(least)
+        slots[order] = level_up(least[order], most[order], seen.slots)
+        return elastic(seen, patience, order, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Fair:
+    """The next slot to the user who has least for his share, and there to the job that was there first.
+
+    Attributes:
+        parts: Of each user by number, above 0; 1 for those beyond its end.
+    """
+
+    parts: Sequence[float] = ()
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        claims = seen.claims
+        users = int(claims.user.max(initial=-1)) + 1
+        part = np.ones(max(users, len(self.parts)))
+        part[: len(self.parts)] = self.parts
+        mine = ranked(seen, patience, claims.user, ~seen.runs)
+        # a job goes when its user's slots, this job's among them, are fewest for his part
+        need = needed(seen, claims.least)[mine]
+        total = np.cumsum(need)
+        user = claims.user[mine]
+        begin = np.flatnonzero(np.r_[True, user[1:] != user[:-1]])
+        before = np.repeat(total[begin] - need[begin], np.diff(np.r_[begin, len(user)]))
+        reached = np.empty(seen.jobs)
+        reached[mine] = (total - before) / part[user]
+        order = ranked(seen, patience, reached)
+        least, most = beginning(seen, order)
+        of_user = np.bincount(claims.user, least, users).astype(np.int64)
+        most_of_user = np.bincount(claims.user, most, users).astype(np.int64)
+        cap = level_up(of_user, most_of_user, seen.slots, part[:users])
+        slots = np.zeros_like(least)
+        for one in np.flatnonzero(most_of_user):
+            rows = order[claims.user[order] == one]
+            slots[rows] = level_up(least[rows], most[rows], int(cap[one]))
+        return elastic(seen, patience, order, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Each slot to where it adds most to the sum of speeds; the speed of a job is 1 with its least."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        order = ranked(seen, patience, ~seen.runs)
+        return by_gain(seen, patience, order, 1.0 / positive(seen.rate(np.maximum(seen.claims.least, 1))))
+
+
+def positive(rates: FloatArray) -> FloatArray:
+    """Rates that one may divide by: 1 where a job makes no progress at all."""
+    return np.where(rates > 0.0, rates, 1.0)
+
+
+def by_gain(seen: PoolSeen, patience: Patience, order: IntArray, weight: FloatArray) -> Plan:
+    """The least of each job in this order, then each slot to the largest gain in rate times weight."""
+    least, most = beginning(seen, order)
+    slots = np.zeros_like(least)
+    slots[order] = waterline(
+        least[order],
+        most[order],
+        seen.slots,
+        gains=seen.curves.gains,
+        curve=seen.claims.curve[order],
+        weight=weight[order],
+    )
+    return elastic(seen, patience, order, slots)

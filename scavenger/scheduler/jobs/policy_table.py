@@ -1,0 +1,21 @@
+"""The policies by the names under which users know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from scavenger.scheduler.jobs.policies import Even, Fair, Fifo, Policy, Srtf, Throughput
+from scavenger.scheduler.jobs.tiresias import ElasticTiresias, Tiresias
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {
+        "fifo": Fifo(),
+        "even": Even(),
+        "srtf": Srtf(),
+        "fair": Fair(),
+        "throughput": Throughput(),
+        "tiresias": Tiresias(),
+        "elastic-tiresias": ElasticTiresias(),
+    }
+)

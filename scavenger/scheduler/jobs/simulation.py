@@ -1,0 +1,328 @@
+"""A pool in virtual time: jobs arrive, get slots from `allot`, do their work, and leave.
+
+Time goes from event to event: an arrival, the end of a job, and what a policy names as the time at which it would say
+something else. Between two events rates are constant. After each change of its share, its beginning included, a job
+holds its slots for some seconds without progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.scheduler.jobs.allotting import Rules, allot
+from scavenger.scheduler.jobs.values import (
+    Allotment,
+    Claims,
+    Curves,
+    Nodes,
+    PoolSeen,
+    Shares,
+    Standing,
+)
+
+_DONE = 1e-9
+"""Of a job's work: with less left it has ended."""
+
+_STEP_S = 1e-6
+"""No event that a policy names comes sooner: times of a long trace are not exact beyond that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The jobs of a trace, in the order in which they are submitted.
+
+    Attributes:
+        claims: One row for each job; `submitted_s` from the beginning of the trace, never less than in the row
+            before.
+        work: What each job has to do, in the unit of its curve, above 0.
+        told: What policies are told of it: the truth, or an estimate, or NaN.
+        told_log_sd: Standard deviation of the logarithm of what they are told.
+        change_s: Seconds without progress after each change.
+    """
+
+    claims: Claims
+    curves: Curves
+    work: FloatArray
+    told: FloatArray
+    told_log_sd: FloatArray
+    change_s: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came out.
+
+    Attributes:
+        completion_s: From the submission of each job to its end.
+        waited_s: Of these, without any slot.
+        slot_s: Slot-seconds that each job held.
+        changes: Of each job's share, its beginning included.
+        stopped_s: Seconds that each job held slots without progress.
+        events: How often it was decided.
+        makespan_s: From the first submission to the last end.
+        used: Times of the changes of the number of slots in use, and the number from then on.
+    """
+
+    completion_s: FloatArray
+    waited_s: FloatArray
+    slot_s: FloatArray
+    changes: IntArray
+    stopped_s: FloatArray
+    events: int
+    makespan_s: float
+    used: tuple[FloatArray, IntArray]
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time from submission to end."""
+        return float(self.completion_s.mean())
+
+
+def simulate(
+    workload: Workload,
+    nodes: Nodes,
+    rules: Rules,
+    *,
+    every_s: float = 0.0,
+    held: Callable[[float, IntArray, IntArray], None] | None = None,
+) -> Run:
+    """Run all jobs to their ends.
+
+    Args:
+        every_s: Decisions are taken at multiples of it only; 0 for at each event.
+        held: Called after each event with the time, the rows of the jobs that are there, and their slots.
+
+    Raises:
+        ValueError: Jobs are left that never get a slot.
+    """
+    running = _Simulation(workload, nodes, rules)
+    next_s = 0.0
+    while not running.over:
+        running.advance(next_s)
+        if every_s and running.now_s < next_s - _DONE:
+            continue
+        again_s = running.decide()
+        next_s = running.now_s + max(again_s, _STEP_S)
+        if every_s:
+            next_s = (np.floor(running.now_s / every_s + _DONE) + 1.0) * every_s
+        if held is not None:
+            held(running.now_s, *running.shares_held)
+    return running.run()
+
+
+_INTEGERS = ("job", "user", "priority", "least", "asked", "most", "curve", "level", "held")
+_FLOATS = (
+    "submitted",
+    "attained",
+    "waited",
+    "ran",
+    "left",
+    "rate",
+    "stop",
+    "told",
+    "log_sd",
+    "change",
+)
+
+
+class _Simulation:
+    """The jobs that are there, in columns of which the first `count` count, and what became of the others."""
+
+    def __init__(self, workload: Workload, nodes: Nodes, rules: Rules) -> None:
+        self._workload, self._nodes, self._rules = workload, nodes, rules
+        self._whole = np.zeros((len(_INTEGERS), 256), dtype=np.int64)
+        self._real = np.zeros((len(_FLOATS), 256))
+        self._count = self._arrived = self.ended = self._events = self._number = 0
+        self._shares = Shares.none()
+        self._weights = np.random.default_rng(0).random(len(nodes.slots))
+        self.now_s = 0.0
+        jobs = len(workload)
+        self._completion_s, self._total_waited_s = np.zeros(jobs), np.zeros(jobs)
+        self._slot_s, self._stopped_s = np.zeros(jobs), np.zeros(jobs)
+        self._changes = np.zeros(jobs, dtype=np.int64)
+        self._used: list[tuple[float, int]] = []
+        self._allowed = np.zeros(0, dtype=bool)
+
+    @property
+    def over(self) -> bool:
+        """Whether every job has ended."""
+        return self.ended == len(self._workload)
+
+    @property
+    def shares_held(self) -> tuple[IntArray, IntArray]:
+        """The rows of the jobs that are there, and their slots."""
+        return self._int("job").copy(), self._int("held").copy()
+
+    def _int(self, name: str) -> IntArray:
+        column: IntArray = self._whole[_INTEGERS.index(name), : self._count]
+        return column
+
+    def _float(self, name: str) -> FloatArray:
+        column: FloatArray = self._real[_FLOATS.index(name), : self._count]
+        return column
+
+    def advance(self, until_s: float) -> None:
+        """Go to the next arrival, the next end, or that time, whichever comes first.
+
+        Raises:
+            ValueError: Nothing will ever happen again.
+        """
+        workload = self._workload
+        if self._arrived < len(workload):
+            until_s = min(until_s, float(workload.claims.submitted_s[self._arrived]))
+        if self._count:
+            rate, left, stop = self._float("rate"), self._float("left"), self._float("stop")
+            with np.errstate(divide="ignore"):
+                until_s = min(until_s, self.now_s + float((stop + left / rate).min()))
+        if until_s == inf:
+            raise ValueError(f"{len(workload) - self.ended} jobs are left that never get a slot")
+        self._progress(max(0.0, until_s - self.now_s))
+        self.now_s = max(self.now_s, until_s)
+        self._end()
+        self._arrive()
+
+    def _progress(self, for_s: float) -> None:
+        if not self._count or for_s == 0.0:
+            return
+        held, stop = self._int("held"), self._float("stop")
+        self._float("left")[:] -= self._float("rate") * np.maximum(for_s - stop, 0.0)
+        np.maximum(stop - for_s, 0.0, out=stop)
+        self._float("attained")[:] += held * for_s
+        has = held > 0
+        self._float("ran")[has] += for_s
+        waits = ~has
+        self._float("waited")[waits] += for_s
+        jobs = self._int("job")
+        self._total_waited_s[jobs[waits]] += for_s
+        self._slot_s[jobs] += held * for_s
+
+    def _end(self) -> None:
+        jobs = self._int("job")
+        done = self._float("left") <= _DONE * self._workload.work[jobs]
+        if not done.any():
+            return
+        gone = jobs[done]
+        self._completion_s[gone] = self.now_s - self._workload.claims.submitted_s[gone]
+        self.ended += len(gone)
+        kept = ~done
+        count = int(kept.sum())
+        self._whole[:, :count] = self._whole[:, : self._count][:, kept]
+        self._real[:, :count] = self._real[:, : self._count][:, kept]
+        rows, shares = np.cumsum(kept) - 1, self._shares
+        stays = kept[shares.job]
+        self._shares = Shares(rows[shares.job[stays]], shares.node[stays], shares.slots[stays])
+        self._count = count
+        self._used.append((self.now_s, int(self._int("held").sum())))
+
+    def _arrive(self) -> None:
+        workload = self._workload
+        claims = workload.claims
+        last = int(np.searchsorted(claims.submitted_s, self.now_s, side="right"))
+        new = last - self._arrived
+        if new <= 0:
+            return
+        if self._count + new > self._whole.shape[1]:
+            self._whole = np.pad(self._whole, ((0, 0), (0, self._count + new)))
+            self._real = np.pad(self._real, ((0, 0), (0, self._count + new)))
+        at = slice(self._arrived, last)
+        self._whole[:, self._count : self._count + new] = 0
+        self._real[:, self._count : self._count + new] = 0.0
+        self._count += new
+        for name in ("user", "priority", "least", "asked", "most", "curve"):
+            self._int(name)[-new:] = getattr(claims, name)[at]
+        self._int("job")[-new:] = np.arange(self._arrived, last)
+        for name, values in (
+            ("submitted", claims.submitted_s),
+            ("left", workload.work),
+            ("told", workload.told / workload.work),
+            ("log_sd", workload.told_log_sd),
+            ("change", workload.change_s),
+        ):
+            self._float(name)[-new:] = values[at]
+        self._arrived = last
+
+    def _seen(self) -> PoolSeen:
+        """What a policy is shown: views, which change with the next event."""
+        whole, real, count = self._whole, self._real, self._count
+        _, user, priority, least, asked, most, curve, level, _ = whole[:, :count]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change = real[:, :count]
+        if len(self._allowed) < count:
+            self._allowed = np.zeros(2 * count, dtype=bool)
+        return PoolSeen(
+            nodes=self._nodes,
+            claims=Claims(user, priority, submitted, least, asked, most, curve),
+            standing=Standing(
+                level=level,
+                attained_slot_s=attained,
+                waited_s=waited,
+                ran_s=ran,
+                left=left * told,
+                left_log_sd=log_sd,
+                change_s=change,
+                fixed=self._allowed[:count],
+            ),
+            shares=self._shares,
+            curves=self._workload.curves,
+            number=self._number,
+        )
+
+    def decide(self) -> float:
+        """Ask for an allotment and take it; returns the seconds until it is to be asked again."""
+        self._events += 1
+        if not self._count:
+            return inf
+        seen = self._seen()
+        allotment = allot(seen, self._rules)
+        self._int("level")[:] = allotment.level
+        if allotment.promoted.any():
+            self._float("attained")[allotment.promoted] = 0.0
+        if allotment.number != self._number:
+            self._take(seen, allotment)
+        return allotment.again_s
+
+    def _take(self, seen: PoolSeen, allotment: Allotment) -> None:
+        before, shares = seen.shares, allotment.shares
+        slots = shares.by_job(self._count)
+        held = self._int("held")
+        changed = (slots != held) | ~np.isclose(
+            np.bincount(before.job, before.slots * self._weights[before.node], self._count),
+            np.bincount(shares.job, shares.slots * self._weights[shares.node], self._count),
+            rtol=1e-12,
+            atol=1e-12,
+        )
+        begins = (held == 0) & changed
+        pauses = (slots == 0) & changed
+        self._float("waited")[pauses] = 0.0
+        self._float("ran")[begins | pauses] = 0.0
+        goes_on = changed & ~pauses
+        jobs = self._int("job")
+        stop, change = self._float("stop"), self._float("change")
+        self._stopped_s[jobs[goes_on]] += change[goes_on] - stop[goes_on] * ~begins[goes_on]
+        stop[goes_on] = change[goes_on]
+        self._changes[jobs[changed]] += 1
+        held[:] = slots
+        self._float("rate")[:] = seen.rate(slots)
+        self._shares, self._number = shares, allotment.number
+        self._used.append((self.now_s, int(slots.sum())))
+
+    def run(self) -> Run:
+        """What came out, once every job has ended."""
+        times, used = np.array([*self._used, (self.now_s, 0)]).T
+        return Run(
+            completion_s=self._completion_s,
+            waited_s=self._total_waited_s,
+            slot_s=self._slot_s,
+            changes=self._changes,
+            stopped_s=self._stopped_s,
+            events=self._events,
+            makespan_s=self.now_s - float(self._workload.claims.submitted_s[0]),
+            used=(times, used.astype(np.int64)),
+        )

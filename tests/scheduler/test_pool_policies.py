@@ -1,0 +1,117 @@
+"""What holds of every allotment, whatever the policy, the pool and its jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from pool_cases import RIGID, after, fits, pools, rules
+from properties import examples
+
+from scavenger.scheduler.jobs.allotting import Rules, allot, same
+from scavenger.scheduler.jobs.placing import Placement
+from scavenger.scheduler.jobs.values import PoolSeen, Shares
+
+Ruled = tuple[str, Rules]
+
+
+@examples(40)
+@given(pools(), rules())
+def test_no_node_is_over_its_slots_and_no_job_outside_its_bounds(seen: PoolSeen, ruled: Ruled) -> None:
+    name, how = ruled
+    shares = allot(seen, how).shares
+    claims, slots = seen.claims, shares.by_job(seen.jobs)
+
+    assert np.all(shares.slots > 0)
+    assert len(set(zip(shares.job.tolist(), shares.node.tolist(), strict=True))) == len(shares.job)
+    assert np.all(shares.by_node(len(seen.nodes.slots)) <= seen.nodes.room)
+    has = slots > 0
+    assert np.all(slots[has] >= claims.least[has])
+    assert np.all(slots[has] <= claims.most[has])
+    free = ~seen.standing.fixed
+    if name in RIGID:
+        assert np.all(slots[has & free] == claims.asked[has & free])
+    assert np.all(slots[~free] == seen.held[~free])
+    largest = max(1, int(seen.nodes.room.max()))
+    for job in np.flatnonzero(has & free).tolist():
+        assert np.count_nonzero(shares.job == job) <= -(-int(slots[job]) // largest)
+
+
+@examples(40)
+@given(pools(), rules())
+def test_no_slot_is_idle_while_a_job_would_gain_from_it(seen: PoolSeen, ruled: Ruled) -> None:
+    """Unless it is kept for a job that waits for more of them: with `fifo` and `elastic-tiresias`."""
+    name, how = ruled
+    shares = allot(seen, how).shares
+    slots = shares.by_job(seen.jobs)
+    idle = seen.nodes.room - shares.by_node(len(seen.nodes.slots))
+    need = seen.claims.asked if name in (*RIGID, "elastic-tiresias") else seen.claims.least
+    waits = (slots == 0) & ~seen.standing.fixed & (need > 0)
+    largest = max(1, int(seen.nodes.room.max()))
+    keeps = name == "fifo" and bool(np.any(waits & (seen.standing.waited_s < how.patience.kept_s)))
+    if not keeps:
+        for job in np.flatnonzero(waits).tolist():
+            assert not fits(idle, int(need[job]), largest)
+    if name not in RIGID and not (name == "elastic-tiresias" and waits.any()):
+        for job, node in zip(shares.job.tolist(), shares.node.tolist(), strict=True):
+            full = seen.standing.fixed[job] or slots[job] >= seen.useful[job]
+            assert full or idle[node] == 0
+
+
+@examples(40)
+@given(pools(), rules())
+def test_nobody_of_lower_priority_holds_what_a_waiting_job_could_use(seen: PoolSeen, ruled: Ruled) -> None:
+    name, how = ruled
+    how = replace(how, patience=type(how.patience)(), placement=Placement(how.placement.fit))
+    shares = allot(seen, how).shares
+    slots = shares.by_job(seen.jobs)
+    need = seen.claims.asked if name in (*RIGID, "elastic-tiresias") else seen.claims.least
+    priority, fixed = seen.claims.priority, seen.standing.fixed
+    for job in np.flatnonzero((slots == 0) & ~fixed).tolist():
+        stays = (priority[shares.job] >= priority[job]) | fixed[shares.job]
+        taken = np.bincount(shares.node[stays], shares.slots[stays], len(seen.nodes.slots))
+        lower = np.any(priority[shares.job[~stays]] < priority[job])
+        assert not (lower and fits(seen.nodes.room - taken, int(need[job]), max(1, seen.nodes.room.max())))
+
+
+@examples(40)
+@given(pools(), rules())
+def test_deciding_again_changes_nothing(seen: PoolSeen, ruled: Ruled) -> None:
+    _, how = ruled
+    first = allot(seen, how)
+    again = allot(after(seen, first), how)
+
+    assert same(first.shares, again.shares)
+    assert again.number == first.number
+    assert not again.promoted.any()
+    assert np.array_equal(first.level, again.level)
+
+
+@examples(40)
+@given(pools(), rules(), st.data())
+def test_the_order_in_which_jobs_are_listed_does_not_matter(
+    seen: PoolSeen, ruled: Ruled, data: st.DataObject
+) -> None:
+    _, how = ruled
+    order = np.array(data.draw(st.permutations(range(seen.jobs))), dtype=np.int64)
+    place = np.empty_like(order)
+    place[order] = np.arange(seen.jobs)
+
+    def listed(value: object) -> object:
+        columns = {name: getattr(value, name)[order] for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
+        return type(value)(**columns)
+
+    shares = seen.shares
+    other = replace(
+        seen,
+        claims=listed(seen.claims),
+        standing=listed(seen.standing),
+        shares=Shares(place[shares.job], shares.node, shares.slots),
+    )
+    here, there = allot(seen, how), allot(other, how)
+    mapped = Shares(order[there.shares.job], there.shares.node, there.shares.slots)
+
+    assert same(here.shares, mapped)
+    assert np.isclose(here.again_s, there.again_s) or here.again_s == there.again_s
