@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -13,7 +12,6 @@ from scavenger.scheduler.jobs.placing import Placement
 from scavenger.scheduler.jobs.policies import Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.values import (
-    Allotment,
     Claims,
     Curves,
     Nodes,
@@ -140,25 +138,6 @@ def rules(draw: st.DrawFn, names: tuple[str, ...] = tuple(POLICIES)) -> tuple[st
     name = draw(st.sampled_from(names))
     placement = Placement(draw(st.sampled_from(["best", "roomiest"])), draw(st.booleans()))
     return name, Rules(POLICIES[name], draw(patiences), placement)
-
-
-def after(seen: PoolSeen, allotment: Allotment) -> PoolSeen:
-    """The pool when everybody has what was decided, and no time has passed."""
-    held, slots = seen.held, allotment.shares.by_job(seen.jobs)
-    standing = seen.standing
-    pauses = (held > 0) & (slots == 0)
-    return replace(
-        seen,
-        standing=replace(
-            standing,
-            level=allotment.level,
-            attained_slot_s=np.where(allotment.promoted, 0.0, standing.attained_slot_s),
-            waited_s=np.where(pauses, 0.0, standing.waited_s),
-            ran_s=np.where((held > 0) & (slots > 0), standing.ran_s, 0.0),
-        ),
-        shares=allotment.shares,
-        number=allotment.number,
-    )
 
 
 def fits(free: np.ndarray, slots: int, largest: int) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_cases import RIGID, after, fits, pools, rules
+from pool_cases import RIGID, fits, pools, rules
 from properties import examples
 
-from scavenger.scheduler.jobs.allotting import Rules, allot, same
+from scavenger.scheduler.jobs.allotting import Rules, allot, same, with_allotment
 from scavenger.scheduler.jobs.placing import Placement
 from scavenger.scheduler.jobs.values import PoolSeen, Shares
 
@@ -81,7 +81,7 @@ def test_nobody_of_lower_priority_holds_what_a_waiting_job_could_use(seen: PoolS
 def test_deciding_again_changes_nothing(seen: PoolSeen, ruled: Ruled) -> None:
     _, how = ruled
     first = allot(seen, how)
-    again = allot(after(seen, first), how)
+    again = allot(with_allotment(seen, first), how)
 
     assert same(first.shares, again.shares)
     assert again.number == first.number

@@ -119,7 +119,7 @@ def waterline(
     Returns:
         Slots of each row, from `least` to `most`; of equal gains the first rows have more.
     """
-    top = np.maximum(np.minimum(most, gains.gaining[curve]), least)
+    top: IntArray = np.maximum(np.minimum(most, gains.gaining[curve]), least)
     begin = int(least.sum())
     idle = slots - begin
     if int(top.sum()) - begin <= idle:

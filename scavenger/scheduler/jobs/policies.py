@@ -195,7 +195,7 @@ class Fair:
         users = int(claims.user.max(initial=-1)) + 1
         part = np.ones(max(users, len(self.parts)))
         part[: len(self.parts)] = self.parts
-        mine = ranked(seen, patience, claims.user, ~seen.runs)
+        mine = ranked(seen, patience, claims.user)
         # a job goes when its user's slots, this job's among them, are fewest for his part
         need = needed(seen, claims.least)[mine]
         total = np.cumsum(need)
