@@ -93,7 +93,8 @@ class Report:
         self._seen: tuple[int, int] = (0, 0)
         self._request: dict[str, Any] = {}
         self._gradient: list[Any] = []
-        self._write("begin", samples_per_epoch=samples_per_epoch, every_rank=every_rank or None)
+        world = int(environ.get("WORLD_SIZE") or 0) or None
+        self._write("begin", samples_per_epoch=samples_per_epoch, every_rank=every_rank or None, world=world)
 
     def _begun(self, environ: Mapping[str, str]) -> tuple[int, int]:
         """Steps and epochs of the checkpoint: as they were kept with it, else as the job knows them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from scavenger.train.command.output import Lines, LogPatterns, Reports, parse_re
 from scavenger.train.command.progress import AttemptProcesses, CommandProgress
 from scavenger.train.command.rendezvous import rendezvous
 from scavenger.train.command.source import CommandSource
-from scavenger.train.command.watch import MetricWatch, Restarts
+from scavenger.train.command.watch import EpochWatch, MetricWatch, Restarts, why_not_together
 from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
@@ -349,6 +350,24 @@ def test_the_first_step_of_an_attempt_has_the_time_of_the_change_and_later_ones_
     ]
 
 
+def test_a_program_whose_checkpoint_is_newer_than_the_job_knows_goes_on_in_its_own_epoch() -> None:
+    """The job was killed before it had read of the checkpoint: steps count once, and no epoch was without its end."""
+    progress = CommandProgress(step=100, epoch=5)
+    watch = MetricWatch("acc", judged=True, epochs=30)
+    progress.begin(AttemptProcesses(2, ("w0",), 32))
+    events = progress.take(Record("step", 1.0, 221, epoch=11), 1.0)
+
+    assert isinstance(events[-1], m.StepReport)
+    assert (events[-1].step, events[-1].epoch, events[-1].samples) == (221, 11, 121 * 32)
+    assert (progress.epoch, progress.samples) == (11, 32)
+    assert watch.look(events, progress, 640) == []
+    (epoch,) = progress.take(Record("epoch", 2.0, epoch=11, metrics={"acc": 0.5}), 2.0)
+    assert isinstance(epoch, m.EpochReport)
+    assert (
+        EpochWatch().look(progress.newest, 640)[0].message.startswith("epoch 12")
+    )  # where it began is not known
+
+
 def test_an_epoch_that_was_undone_counts_again_and_one_before_the_checkpoint_does_not() -> None:
     progress = CommandProgress()
     progress.begin(AttemptProcesses(1, ("w0",), 8))
@@ -469,7 +488,7 @@ def test_a_metric_that_is_never_told_is_warned_of_and_then_ends_a_job_with_a_tar
     for judged in (True, False):
         progress = CommandProgress()
         progress.begin(AttemptProcesses(1, ("w0",), 8))
-        watch = MetricWatch("val_acc", judged=judged, epochs=20, begun=0)
+        watch = MetricWatch("val_acc", judged=judged, epochs=20)
         warned = list[str]()
         for epoch in range(4):
             events = progress.take(Record("epoch", 1.0, epoch=epoch, metrics={"val_accuracy": 0.5}), 1.0)
@@ -490,7 +509,7 @@ def test_a_metric_that_is_never_told_is_warned_of_and_then_ends_a_job_with_a_tar
 def test_a_metric_that_is_told_after_the_fifth_epoch_is_enough() -> None:
     progress = CommandProgress()
     progress.begin(AttemptProcesses(1, ("w0",), 8))
-    watch = MetricWatch("acc", judged=True, epochs=20, begun=0)
+    watch = MetricWatch("acc", judged=True, epochs=20)
     for epoch in range(12):
         metrics = {"acc": 0.5} if epoch % 5 == 4 else {}
         events = progress.take(Record("epoch", 1.0, epoch=epoch, metrics=metrics), 1.0)
@@ -514,7 +533,7 @@ def test_an_epoch_without_the_metric_among_others_that_have_it_is_warned_of_once
 ) -> None:
     progress = CommandProgress()
     progress.begin(AttemptProcesses(1, ("w0",), 8))
-    watch = MetricWatch("acc", judged=False, epochs=20, begun=0)
+    watch = MetricWatch("acc", judged=False, epochs=20)
     found = dict[int, int]()
     for epoch in epochs:
         metrics = {"acc": 0.5} if epoch in told else {"acc": math.nan, "loss": 1.0}
@@ -528,7 +547,7 @@ def test_an_epoch_without_the_metric_among_others_that_have_it_is_warned_of_once
 def test_a_program_whose_ends_of_epochs_no_pattern_finds_is_warned_of_by_its_samples() -> None:
     progress = CommandProgress()
     progress.begin(AttemptProcesses(1, ("w0",), 8))
-    watch = MetricWatch("acc", judged=True, epochs=20, begun=0)
+    watch = MetricWatch("acc", judged=True, epochs=20)
     warned = list[tuple[int, str]]()
     for step in range(1, 48):
         events = progress.take(Record("step", float(step), step=step), float(step))
@@ -537,6 +556,72 @@ def test_a_program_whose_ends_of_epochs_no_pattern_finds_is_warned_of_by_its_sam
     assert "has trained 2 epochs by run.samples and told of the end of none" in warned[0][1]
     with pytest.raises(TrainingCodeError, match="has trained 6 epochs"):
         watch.look(progress.take(Record("step", 48.0, step=48), 48.0), progress, 64)
+
+
+def _epoch(progress: CommandProgress, watch: EpochWatch, epoch: int, steps: int, declared: int) -> list[str]:
+    """What is said when an epoch ends after some further steps."""
+    first = progress.step + 1
+    _told(progress, range(first, first + steps), since_s=1000.0 * epoch)
+    progress.take(Record("epoch", 1000.0 * epoch + first + steps, epoch=epoch), 0.0)
+    return [event.message for event in watch.look(progress.newest, declared) if isinstance(event, Warned)]
+
+
+@given(samples=st.integers(1, 5000), batch=st.integers(1, 300), workers=st.integers(1, 8), last=st.booleans())
+def test_an_epoch_has_the_samples_that_it_should_have_with_or_without_its_last_batch(
+    samples: int, batch: int, workers: int, last: bool
+) -> None:
+    assume(workers <= batch)
+    progress, watch = CommandProgress(), EpochWatch()
+    members = tuple(f"w{k}" for k in range(workers))
+    progress.begin(AttemptProcesses(1, members, batch))
+    each = -(-samples // workers)  # padded, as by DistributedSampler
+    steps = -(-each * workers // batch) if last else max(1, samples // batch)
+    for epoch in range(3):
+        assert _epoch(progress, watch, epoch, steps, samples) == []
+
+
+def test_an_epoch_of_half_its_samples_ends_the_job_unless_a_change_explains_it() -> None:
+    for share, words in ((2, "ended after 1,024 samples .* should have 2,048"), (0.5, "4,096 .* 2,048")):
+        progress, watch = CommandProgress(), EpochWatch()
+        progress.begin(AttemptProcesses(1, ("w0",), 64))
+        with pytest.raises(ConfigurationError, match=f"run.samples: epoch 1 .*{words}"):
+            _epoch(progress, watch, 0, int(32 / share), 2048)
+
+    progress, watch = CommandProgress(), EpochWatch()
+    progress.begin(AttemptProcesses(1, ("w0",), 64))
+    assert _epoch(progress, watch, 0, 32, 2048) == []
+    _told(progress, range(33, 43), since_s=500.0)
+    progress.begin(AttemptProcesses(2, ("w0", "w1"), 128))  # the program begins the epoch anew
+    (warning,) = _epoch(progress, watch, 1, 16, 2048)
+    assert warning.startswith(
+        "epoch 2 of the program ended after 2,688 samples, and should have 2,048: after a"
+    )
+    assert _epoch(progress, watch, 2, 16, 2048) == []
+
+
+def test_a_program_that_tells_of_each_third_epoch_alone_has_their_samples() -> None:
+    progress, watch = CommandProgress(), EpochWatch()
+    progress.begin(AttemptProcesses(1, ("w0",), 64))
+    for epoch in (2, 5, 8):
+        assert _epoch(progress, watch, epoch, 96, 2048) == []
+    with pytest.raises(ConfigurationError, match="epochs 10 to 12 of the program ended after 2,048"):
+        _epoch(progress, watch, 11, 32, 2048)
+
+
+@pytest.mark.parametrize(
+    ("world", "workers", "of_local", "words"),
+    [
+        (2, 2, True, ""),
+        (4, 2, True, "4 processes on 2 workers .* 128 samples a step instead of 64"),
+        (4, 2, False, ""),  # it divides the whole batch
+        (1, 2, False, "trains with 1 of 2 workers"),
+    ],
+)
+def test_processes_that_do_not_share_a_step_are_told(
+    world: int, workers: int, of_local: bool, words: str
+) -> None:
+    assert re.search(words, why_not_together(world, workers, 64, of_local=of_local)) is not None
+    assert bool(words) is bool(why_not_together(world, workers, 64, of_local=of_local))
 
 
 def test_attempts_that_fail_at_the_same_step_end_the_job_and_those_that_get_further_do_not() -> None:

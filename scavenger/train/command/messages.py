@@ -28,6 +28,7 @@ class Record(msgspec.Struct, frozen=True):
         norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.
         successive: Squared norm of the gradient, and its product with that of the step before, if there was one.
         every_rank: Whether every process saves a part of a checkpoint.
+        world: Number of the program's processes.
         done: Why training is over, by the program's own decision; empty if it is not.
         error: The exception.
     """
@@ -44,6 +45,7 @@ class Record(msgspec.Struct, frozen=True):
     compute_s: float | None = None
     samples_per_epoch: _Count | None = None
     every_rank: bool = False
+    world: _Count | None = None
     done: Annotated[str, msgspec.Meta(max_length=500)] = ""
     path: str = ""
     error: Annotated[str, msgspec.Meta(max_length=500)] = ""

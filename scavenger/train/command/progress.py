@@ -48,6 +48,25 @@ class AttemptProcesses:
     cause: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EpochTold:
+    """An epoch of which a program told that it is over, and what was counted of it.
+
+    Attributes:
+        number: Its number, from 0.
+        epochs: As many as were not told of before: 1, unless the program tells of each n-th alone.
+        samples: Those that were counted since the one before.
+        slack: Samples by which that may differ: of a last batch, left out or filled up, and of steps not told of yet.
+        whole: Whether all of it was in one attempt.
+    """
+
+    number: int
+    epochs: int
+    samples: int
+    slack: int
+    whole: bool
+
+
 class CommandProgress:
     """The steps and epochs of a command. Not thread-safe; reads no clock.
 
@@ -62,6 +81,7 @@ class CommandProgress:
         stepped: Whether the attempt has done a step.
         told_epochs: Whether the command tells of the ends of epochs.
         done: Why training is over by the program's own decision; empty if it has not told so.
+        newest: The newest epoch that the program told of; None before.
     """
 
     def __init__(self, step: int = 0, epoch: int = 0, samples: int = 0) -> None:
@@ -71,6 +91,8 @@ class CommandProgress:
         self.stepped = self.told_epochs = False
         self._group = AttemptProcesses(0, (), 0)
         self.done = ""
+        self.newest: EpochTold | None = None
+        self._whole = step == 0
         self._losses = EpochLosses()
         self._metrics: dict[str, float] = {}
         self._every, self._batches = 1, set[int]()
@@ -79,10 +101,15 @@ class CommandProgress:
         self._since_s: float | None = None
         self._sqnorm = 0.0
 
+    @property
+    def begun(self) -> int:
+        """The epoch that the attempt at the job begins with."""
+        return self._begun[1]
+
     def begin(self, group: AttemptProcesses) -> None:
         """Begin another attempt."""
         self._group, self.stepped, self._at_s, self._sqnorm = group, False, None, 0.0
-        self.done = ""
+        self.done, self._whole = "", self._whole and self.samples == 0
         self._batches.add(group.global_batch_size)
 
     def take(self, record: Record, now: float) -> list[Event]:
@@ -134,7 +161,13 @@ class CommandProgress:
             events += self._rolled_back(step - 1, passed_s)
         count, group = step - self.step, self._group
         samples = group.global_batch_size * count if record.samples is None or count > 1 else record.samples
-        self._every = max(self._every, count)
+        # by a checkpoint that is newer than the job knows of
+        ahead = self._since_s is None and count > 1 and (record.epoch or 0) > self.epoch
+        if ahead:
+            self.epoch, self._whole = record.epoch or 0, False
+            self._begun = step - 1, self.epoch
+        else:
+            self._every = max(self._every, count)
         self.stepped, self._at_s, self._since_s = True, record.at_s, now
         view = View(
             number=group.view,
@@ -145,11 +178,10 @@ class CommandProgress:
             lr_scale=group.lr_scale,
             reason=group.reason,
         )
-        return [
-            *events,
-            m.ViewInstalled(view_body(view)),
-            self._report(step, record, passed_s, samples, waited=True),
-        ]
+        report = self._report(step, record, passed_s, samples, waited=True)
+        if ahead:  # what of them is of this epoch is not known
+            self.samples = group.global_batch_size
+        return [*events, m.ViewInstalled(view_body(view)), report]
 
     def _report(
         self, step: int, record: Record, step_time_s: float, samples: int, *, waited: bool = False
@@ -197,6 +229,10 @@ class CommandProgress:
         self.told_epochs = True
         if number < self.epoch:
             return []  # an epoch that began before the checkpoint, and is over again
+        epochs, batch = number + 1 - self.epoch, max(self._batches)
+        slack = (epochs + 1) * batch + self._every * batch
+        self.newest = EpochTold(number, epochs, self.samples, slack, self._whole)
+        self._whole = True
         took_s = 0.0 if self._at_s is None else max(0.0, record.at_s - self._at_s)
         self._at_s = None if self._at_s is None else record.at_s
         metrics = self._losses.metrics(self.epoch) | self._metrics
@@ -242,7 +278,7 @@ class CommandProgress:
         first_step, first_epoch = self._begun
         self.epoch = kept[-1].epoch + 1 if kept else first_epoch if step >= first_step else 0
         self._losses.undo_from(self.epoch)
-        self.samples, self._metrics = 0, {}
+        self.samples, self._metrics, self._whole = 0, {}, False
         cause = self._group.cause or "the command went on from an older checkpoint"
         # the end of an epoch at that very step is undone with the steps after it, and was done
         return [RolledBack(step, cause, took_s), *(epoch for epoch in kept if epoch.step == step)]

@@ -33,7 +33,7 @@ from scavenger.train.command.hosts import Hosts
 from scavenger.train.command.progress import AttemptProcesses, CommandProgress
 from scavenger.train.command.source import CommandSource
 from scavenger.train.command.stored_folder import checked
-from scavenger.train.command.watch import MetricWatch, Restarts
+from scavenger.train.command.watch import EpochWatch, MetricWatch, Restarts, why_not_together
 from scavenger.train.command.whole import WholeStates
 from scavenger.train.engines.base import Exit
 from scavenger.train.failure import error_of
@@ -85,9 +85,8 @@ class CommandSupervisor(WithoutAggregators):
         self._samples_per_epoch = source.run.samples or (None if kept is None else kept.samples_per_epoch)
         self._paused = False  # the group is to end, and not to be started again
         self._saved: tuple[CommandCheckpoint, float] | None = None  # told of, and not on record yet
-        self._metric = MetricWatch(
-            source.metric, judged=source.judged, epochs=source.epochs, begun=progress.epoch
-        )
+        self._metric = MetricWatch(source.metric, judged=source.judged, epochs=source.epochs)
+        self._epochs = EpochWatch()
         self._restarts = Restarts(source.give_up)
         self._doubted: set[str] = set()
         self._cause = ""
@@ -248,7 +247,7 @@ class CommandSupervisor(WithoutAggregators):
         if record.kind == "begin":
             attempt.raised.pop(name, None)
             attempt.reporting, attempt.states.every_rank = True, record.every_rank
-            self._describe(record)
+            self._describe(attempt, record)
         elif record.kind == "checkpoint":
             attempt.saved = True
             self._told_of_checkpoint(attempt, record)
@@ -260,6 +259,7 @@ class CommandSupervisor(WithoutAggregators):
             self._ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
         self._events += events
         self._events += self._metric.look(events, self._progress, self._samples_per_epoch)
+        self._events += self._epochs.look(self._progress.newest, self._samples_per_epoch)
 
     def _told_of_checkpoint(self, attempt: Attempt, record: cm.Record) -> None:
         """Note a checkpoint; it counts once it is stored, if its folder is carried."""
@@ -277,7 +277,14 @@ class CommandSupervisor(WithoutAggregators):
         self._held = replace(self._now, path=path)
         self._saved = self._held, took_s
 
-    def _describe(self, record: cm.Record) -> None:
+    def _describe(self, attempt: Attempt, record: cm.Record) -> None:
+        if record.world:
+            batch, of_local = (
+                attempt.group.global_batch_size,
+                "{local_batch_size}" in self._source.run.command,
+            )
+            if apart := why_not_together(record.world, len(attempt.group.members), batch, of_local=of_local):
+                raise ConfigurationError(apart, key="run")
         if record.samples_per_epoch:
             self._samples_per_epoch = self._samples_per_epoch or record.samples_per_epoch
         if not self._samples_per_epoch:

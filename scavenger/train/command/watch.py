@@ -1,4 +1,4 @@
-"""Whether a command gets anywhere: it tells the goal's metric, and each start goes further than those before. Pure."""
+"""Whether a command does what it should: tells the metric, trains whole epochs, gets further. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from scavenger.errors import ScavengerError, TrainingCodeError, WorkersLostError
-from scavenger.train.command.progress import CommandProgress
+from scavenger.errors import ConfigurationError, ScavengerError, TrainingCodeError, WorkersLostError
+from scavenger.train.command.progress import CommandProgress, EpochTold
 from scavenger.train.supervisor.events import Event, Warned
 from scavenger.train.transport import messages as m
 
@@ -27,11 +27,10 @@ class MetricWatch:
         metric: `goal.metric`; empty if there is none.
         judged: Whether the goal has a target.
         epochs: `goal.max_epochs`.
-        begun: The epoch that the attempt at the job begins with.
     """
 
-    def __init__(self, metric: str, *, judged: bool, epochs: int, begun: int) -> None:
-        self._metric, self._judged, self._epochs, self._begun = metric, judged, epochs, begun
+    def __init__(self, metric: str, *, judged: bool, epochs: int) -> None:
+        self._metric, self._judged, self._epochs = metric, judged, epochs
         self._seen, self._warned = not metric, False
         self._told: set[str] = set()
         self._newest, self._every, self._skipped = -1, 0, False
@@ -53,7 +52,7 @@ class MetricWatch:
                 skips += self._skip(event)
         if self._seen:
             return skips
-        done = progress.epoch - self._begun
+        done = progress.epoch - progress.begun
         unfinished = progress.samples // samples_per_epoch if samples_per_epoch else 0
         over = done >= 1 or unfinished >= _EPOCHS_UNTOLD
         if self._seen or not over:
@@ -102,6 +101,77 @@ class MetricWatch:
         )
         epochs = "the first epoch" if done == 1 else f"the first {done} epochs"
         return f"goal.metric: no finite {metric} was told of {epochs}, but {others}{hint}"
+
+
+class EpochWatch:
+    """Compares the epochs that a program tells of with the samples of its steps.
+
+    An epoch that was trained without a change has as many as were declared, or the declaration is wrong, and with it
+    all times and dollars. One that was interrupted has another number where the program does not go on at its place in
+    the data, as by epochs that it counts in steps, whose number changes with the batch size.
+    """
+
+    def __init__(self) -> None:
+        self._seen: EpochTold | None = None
+        self._warned = False
+
+    def look(self, told: EpochTold | None, samples_per_epoch: int | None) -> list[Event]:
+        """What follows from the newest epoch that was told of; a warning, once, or nothing.
+
+        Raises:
+            ConfigurationError: If an epoch that nothing interrupted has not the samples that it should have.
+        """
+        if told is None or told is self._seen or not samples_per_epoch:
+            return []
+        self._seen = told
+        wanted = told.epochs * samples_per_epoch
+        # steps that no pattern finds are not counted
+        if not told.samples or abs(told.samples - wanted) <= told.slack:
+            return []
+        epochs = f"epoch {told.number + 1}"
+        if told.epochs > 1:
+            epochs = f"epochs {told.number + 2 - told.epochs} to {told.number + 1}"
+        if told.whole:
+            raise ConfigurationError(
+                f"run.samples: {epochs} of the program ended after {told.samples:,} samples in steps of the global "
+                f"batch, and should have {wanted:,}, so times and dollars would be predicted wrongly: correct "
+                "run.samples or scavenger_report(samples_per_epoch=...), or tell each step's own by "
+                "report.step(samples=...)",
+                key="run",
+            )
+        if self._warned:
+            return []
+        self._warned = True
+        return [
+            Warned(
+                f"{epochs} of the program ended after {told.samples:,} samples, and should have {wanted:,}: after a "
+                "change it went on at another place of its data, so samples were repeated or left out. Keep the place "
+                "within an epoch in samples, as the number of steps in an epoch changes with the batch size"
+            )
+        ]
+
+
+def why_not_together(world: int, workers: int, global_batch_size: int, *, of_local: bool) -> str:
+    """Why the processes of a program do not share its steps as they should; empty if they may.
+
+    Args:
+        world: Processes that the program has in all, as it told (`WORLD_SIZE`).
+        workers: Workers that it was started on.
+        of_local: Whether each process was told the part of a worker, and not the whole batch.
+    """
+    if world < workers:
+        return (
+            f"run: the program trains with {world} of {workers} workers (WORLD_SIZE={world}), so they do not train one "
+            "model; leave the rendezvous to the job: torchrun without --standalone, --nnodes and --rdzv options"
+        )
+    if world > workers and of_local:
+        trained = world * math.ceil(global_batch_size / workers)
+        return (
+            f"run: the program has {world} processes on {workers} workers (WORLD_SIZE={world}), and each trains "
+            f"{{local_batch_size}}: {trained} samples a step instead of {global_batch_size}. Start one on each worker, "
+            "as by torchrun --nproc-per-node 1, or have them divide {global_batch_size} by WORLD_SIZE"
+        )
+    return ""
 
 
 class Restarts:
