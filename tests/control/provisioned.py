@@ -32,7 +32,7 @@ class Bench:
         self.renewed: list[str] = []
         self.silent: set[str] = set()
         self.deaf = False
-        self.config = ProvisioningConfig(self.cloud.visibility_s)
+        self.config = ProvisioningConfig(self.cloud.visibility_s, remembers_s=900.0)
         self.service = self.start("first")
         self.spec = built(
             FleetSpec,

@@ -216,6 +216,10 @@ def test_what_a_launch_without_an_answer_costs_is_nothing_once_the_cloud_says_so
     bench.pass_(60)
     (intent,) = bench.store.intents(bench.job_id)
     if bills == "never":
+        assert (intent.state, intent.ending) == ("DELETING", "quota"), "the first request may be on its way"
+        assert intent.charges.spent_usd > 0.0, "it counts with the budget until it is known"
+        bench.pass_(bench.config.settle_s)
+        (intent,) = bench.store.intents(bench.job_id)
         assert (intent.state, intent.ending, intent.charges.spent_usd) == ("GONE", "quota", 0.0)
         assert "no_quota" in bench.kinds()
         assert "quota CPUS in fake-1 is used up" in intent.reason

@@ -239,8 +239,6 @@ class SimulatedCloud:
         if request is None:
             return
         fate = self._random.random()
-        if fate < weather.stock_out + weather.quota / 2 and self._find(request.tags.token) is not None:
-            return  # these two always say that the token has no VM
         if fate < weather.stock_out:
             raise StockOutError(f"none in {request.zone}")
         if fate < weather.stock_out + weather.quota / 2:

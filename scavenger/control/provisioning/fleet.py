@@ -151,6 +151,7 @@ class Fleet:
         self._looked_at = -LOOK_S
         self._needs: Needs | None = None
         self._is_clean, self._denied_at = False, math.inf
+        self._told_unanswered = False
         self._counted_step: int | None = None
         self._leader = leader_of(os.environ)
         self._utc_s = steady_clock()
@@ -395,6 +396,7 @@ class Fleet:
             CleanupError: If it still does.
         """
         self._notes.show_alarms(())
+        self._tell_unanswered()
         denied, now = self._group.denied, self._clock()
         if not denied:
             self._denied_at = math.inf
@@ -410,6 +412,16 @@ class Fleet:
                 f"those that still had contact at once, the others within {self._config.vm.life_s / 60:.0f} minutes; "
                 f"with valid credentials, `scavenger gc` ends them and checks that nothing is left: "
                 f"{self._group.living}"
+            )
+
+    def _tell_unanswered(self) -> None:
+        """Say once what is waited for where it is not known whether launches made VMs."""
+        count = sum(one.state == "DELETING" and not one.instance_id for one in self._group.intents)
+        if count and not self._told_unanswered:
+            self._told_unanswered = True
+            self._notes.note(
+                f"{count} of its launches got no answer, and may have made VMs: that shows within "
+                f"{math.ceil(self._config.settle_s / 60)} minutes, and is waited for"
             )
 
     def _remove_leftovers(self) -> None:

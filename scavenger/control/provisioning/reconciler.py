@@ -394,17 +394,16 @@ class Reconciler:
 
         Args:
             intent: Must be recorded as `asked`.
-            first: Whether no earlier launch of it can have been accepted, so that any refusal proves that it has no
-                VM; a stock-out or a quota always does.
+            first: Whether no earlier launch of it can have been accepted, so that a refusal proves that it has no VM.
         """
         memory, now_s, option, key = self._memory, self._clock(), intent.option, ("launch", intent.id)
         try:
             vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
         except (StockOutError, QuotaError, CredentialsError, ConfigurationError) as error:
             ending, reason = self._refused(option, error)
-            if first or isinstance(error, (StockOutError, QuotaError)):  # there is no VM of this token
+            if first:
                 yield from self._gone(intent, ending, reason, None, never=True)
-            else:  # an earlier launch may still yield a VM although this one was refused
+            else:  # an earlier launch, whose answer was lost, may be on its way and yield a VM yet
                 yield from self._drain(intent, ending, reason)
         except GoneError:  # the VM may still be stopping, which a listing shows
             yield from self._drain(intent, *ending_of(intent, None))
