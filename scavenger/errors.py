@@ -42,6 +42,7 @@ from __future__ import annotations
 import re
 from typing import Literal, Self
 
+from scavenger.frames import Frame
 from scavenger.masking import mask
 
 __all__ = [
@@ -230,7 +231,16 @@ class TrainingError(ScavengerError):
 
 
 class TrainingCodeError(TrainingError):
-    """The training code raised; the message names its file and line."""
+    """The training code raised; the message names its file and line.
+
+    Args:
+        message: As of `ScavengerError`.
+        frames: Where in the user's code.
+    """
+
+    def __init__(self, message: str = "", *, frames: tuple[Frame, ...] = ()) -> None:
+        super().__init__(message)
+        self.frames = frames
 
 
 class NonFiniteError(TrainingError):

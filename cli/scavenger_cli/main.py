@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return interrupted.exit_code
     except ScavengerError as error:
         _show_traceback_if_asked()
-        console.error(error)
+        console.error(error, frames=getattr(error, "frames", ()))
         return error.exit_code
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)

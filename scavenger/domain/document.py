@@ -31,6 +31,7 @@ from scavenger.domain.curve import (
     TradeoffCurve,
 )
 from scavenger.domain.report import RunReport, time_error
+from scavenger.frames import Frame
 
 SCHEMA_VERSION = 1
 """Incremented when a field changes its meaning or is removed; new fields do not change it."""
@@ -38,14 +39,14 @@ SCHEMA_VERSION = 1
 Document = dict[str, Any]
 T = TypeVar("T")
 
-_INLINE = ("actual", "metric", "steps", "model_path", "quarantined", "forecasts")
+_INLINE = ("actual", "metric", "steps", "model_path", "quarantined", "forecasts", "traceback")
 """Fields of the training's result, which the document has at its top."""
 _ORDER = (
     *("predicted", "actual", "metric", "steps", "model_path", "measurements_path", "warnings"),
-    *("error", "exit_code", "quarantined", "estimate", "forecasts"),
+    *("error", "traceback", "exit_code", "quarantined", "estimate", "forecasts"),
 )
 """Order of the document's fields after the curve."""
-_LATER = ("warnings", "error", "exit_code", "quarantined", "estimate", "forecasts")
+_LATER = ("warnings", "error", "traceback", "exit_code", "quarantined", "estimate", "forecasts")
 """Those that an early document may lack."""
 _INTERVAL = {"time_s": "time_interval_s", "cost_usd": "cost_interval_usd"}
 """Fields of a prediction that the document groups under `interval`."""
@@ -76,7 +77,8 @@ def report_document(report: RunReport) -> Document:
         `schema_version`, `job`, `search`, `choice` (null where `infeasible` says why), `curve` with one entry
         per configuration, `curve_info`, `predicted`, `actual` (null for a plan), `time_error` (predicted less
         actual time by cause; null where it cannot be split), `metric`, `steps`, `model_path`,
-        `measurements_path`, `warnings`, `quarantined`, `estimate`, `forecasts`, `error` and `exit_code`.
+        `measurements_path`, `warnings`, `quarantined`, `estimate`, `forecasts`, `error`,
+        `traceback` and `exit_code`.
     """
     curve, choice = report.curve, report.choice
     written = {
@@ -115,6 +117,14 @@ def _time_error(report: RunReport) -> Document | None:
         "from_step_time_s": error.step_time_s,
         "from_other_s": error.other_s,
     }
+
+
+def traceback_of(document: Mapping[str, Any] | None) -> tuple[Frame, ...]:
+    """The user's frames in a report's document; none if there is no report, or an older one."""
+    try:
+        return msgspec.convert((document or {}).get("traceback", ()), tuple[Frame, ...])
+    except msgspec.ValidationError:
+        return ()
 
 
 def report_from_document(document: Mapping[str, Any]) -> RunReport:

@@ -10,6 +10,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
+from scavenger.frames import Frame
 
 JobState = Literal[
     "starting",
@@ -323,6 +324,7 @@ class TrainingResult:
         quarantined: Indices of samples that were left out because workers died of them. The result is complete
             only if there are none.
         forecasts: Forecasts of the epochs while the job trained, at widening intervals.
+        traceback: Where in the user's code the job failed, the last frame last; empty unless it was that.
     """
 
     actual: Actual | None = None
@@ -331,6 +333,7 @@ class TrainingResult:
     model_path: str | None = None
     quarantined: tuple[int, ...] = ()
     forecasts: tuple[EpochsForecast, ...] = ()
+    traceback: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from scavenger.errors import (
     TrainingError,
     TransientError,
 )
+from scavenger.frames import told
 from scavenger.presentation.formatting import (
     beside_target,
     clean,
@@ -97,7 +98,11 @@ class _Shown:
 
     def _repr_html_(self) -> str:
         return "".join(
-            part._repr_html_() if isinstance(part, Table) else f"<div>{escape(part)}</div>"
+            part._repr_html_()
+            if isinstance(part, Table)
+            else f"<pre>{escape(part)}</pre>"
+            if "\n" in part
+            else f"<div>{escape(part)}</div>"
             for part in self._parts()
         )
 
@@ -249,7 +254,10 @@ class Run(Plan):
         if report.job.state == "interrupted" or report.exit_code in (0, Interrupted.exit_code):
             return None
         words = report.error or f"job {self.name} ({self.id[:8]}) ended: {self.state}"
-        return _ERRORS.get(report.exit_code, ScavengerError)(words)
+        found = _ERRORS.get(report.exit_code, ScavengerError)(words)
+        if lines := told(report.result.traceback):
+            found.add_note("\n".join(lines))
+        return found
 
     def against(self, predicted: Predicted | None) -> Run:
         """This run beside what was predicted of it before it began; as it is if nothing was."""
@@ -274,6 +282,8 @@ class Run(Plan):
             words += f"; {clean(metric.name)} {value}{f' (target {target})' if target else ''}"
         yield f"Job {clean(self.name)} ({self.id[:8]}): {words}"
         if self.report.error:
+            if lines := told(self.report.result.traceback):
+                yield "\n".join(lines)
             yield f"error: {clean(self.report.error)}"
         yield from self._choice_parts()
         if (bill := _bill(self.predicted, self.actual)) is not None:

@@ -6,8 +6,8 @@ import errno
 import os
 import re
 import resource
-import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from scavenger.errors import (
@@ -17,6 +17,8 @@ from scavenger.errors import (
     TrainingCodeError,
     TransientError,
 )
+from scavenger.frames import Frame, frames_of
+from scavenger.masking import mask
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NODES = re.compile(r"\{\{[^{}]*\}\} ?|\s*\[Op:\w+\](?: name:.*)?$")
@@ -85,13 +87,13 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
     text = f"{type(error).__name__}: {essence}" if essence else type(error).__name__
     if isinstance(error, SystemExit):
         text += f"; {_NO_COMMAND_LINE}"
-    locations = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    # for code that TensorFlow traced, only the message contains the user's frames
-    locations += [(match[1], int(match[2])) for match in _FRAME.finditer(message)]
-    for file, line in reversed(locations):
-        if Path(file).is_relative_to(job_dir) and "site-packages" not in file:
-            return "code", f"{Path(file).relative_to(job_dir)}:{line}: {text}"
-    return "code", text
+    last = next((one for one in reversed(frames_of(error, job_dir)) if one.file), None)
+    return "code", text if last is None else f"{last.file}:{last.line}: {text}"
+
+
+def masked_frames(error: BaseException, job_dir: str) -> tuple[Frame, ...]:
+    """The frames of the user's code in an error, without secrets, ready to be sent."""
+    return tuple(replace(one, code=mask(one.code)) for one in frames_of(error, job_dir))
 
 
 def describe_disk_failure(error: BaseException | None) -> str:
@@ -117,13 +119,15 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def error_of(kind: str, message: str, *, process: str, log: Path) -> ScavengerError:
+def error_of(
+    kind: str, message: str, *, process: str, log: Path, frames: tuple[Frame, ...] = ()
+) -> ScavengerError:
     """Turn the failure that a process reported into the error that ends the job."""
     match kind:
         case "code":
-            return TrainingCodeError(f"the training code failed: {message} (log: {log})")
+            return TrainingCodeError(f"the training code failed: {message} (log: {log})", frames=frames)
         case "mismatch" | "data":
-            return TrainingCodeError(message)
+            return TrainingCodeError(message, frames=frames)
         case "unsupported":
             return NotSupportedError(message)
         case "nonfinite":

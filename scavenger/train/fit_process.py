@@ -20,10 +20,11 @@ import msgspec
 from scavenger.domain.fit import FitFound
 from scavenger.domain.forms import Script
 from scavenger.errors import ScavengerError
+from scavenger.frames import Frame, located, placed
 from scavenger.masking import mask
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.train.ending_with_parent import end_with_parent
-from scavenger.train.failure import describe_failure, error_of
+from scavenger.train.failure import describe_failure, error_of, masked_frames
 
 _COMMAND = (sys.executable, "-P", "-m", "scavenger.train.fit_process")
 
@@ -36,11 +37,12 @@ class _Question(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What was found, or the kind and the text of a failure."""
+    """What was found, or the kind, the text and the user's frames of a failure."""
 
     found: FitFound | None = None
     kind: str = ""
     message: str = ""
+    frames: tuple[Frame, ...] = ()
 
 
 def find_fit(
@@ -82,7 +84,8 @@ def find_fit(
             )
         told = msgspec.json.decode(answer.read_bytes(), type=_Answer)
     if told.found is None:
-        raise error_of(told.kind, told.message, process=script.path, log=log)
+        frames = located(told.frames, folder)
+        raise error_of(told.kind, placed(told.message, folder), process=script.path, log=log, frames=frames)
     return told.found
 
 
@@ -98,7 +101,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - whatever the script raises is told
         sys.stderr.write(traceback.format_exc())
         kind, message = describe_failure(error, question.folder)
-        answer = _Answer(kind=kind, message=mask(message))
+        answer = _Answer(kind=kind, message=mask(message), frames=masked_frames(error, question.folder))
     Path(question.answer).write_bytes(msgspec.json.encode(answer))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -18,7 +18,7 @@ from scavenger.errors import TrainingCodeError
 from scavenger.masking import keep_secret, mask
 from scavenger.train.ending_with_parent import end_with_parent
 from scavenger.train.failpoints import load_failpoints
-from scavenger.train.failure import describe_failure, describe_limit
+from scavenger.train.failure import describe_failure, describe_limit, masked_frames
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import HubConnection
 
@@ -73,11 +73,11 @@ def main() -> int:
         kind, message = ("limit", limit) if limit else ("internal", f"{type(error).__name__}: {error}")
         if config.role in ("loop", "worker") or isinstance(error, TrainingCodeError):
             kind, message = describe_failure(error, config.job_dir)
-        message = mask(message)
+        failed = m.Failed(kind, mask(message), masked_frames(error, config.job_dir))
         if config.role == "coordinator":
-            hub.send_to("", m.Failed(kind, message))
+            hub.send_to("", failed)
         else:
-            hub.send(m.Failed(kind, message))
+            hub.send(failed)
         status = 1
     log.info("%s ends with status %d", config.role, status)
     hub.close()

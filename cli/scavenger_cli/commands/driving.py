@@ -209,7 +209,7 @@ def show_report(report: RunReport, invocation: Invocation, *, with_curve: bool =
     if report.job.state == "interrupted":
         console.note(f"scavenger: {report.error or 'interrupted'}")  # the user asked for it: not an error
     elif report.error:
-        console.error(report.error)
+        console.error(report.error, frames=report.result.traceback)
 
 
 class Interrupts:

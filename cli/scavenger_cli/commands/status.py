@@ -17,6 +17,7 @@ from rich.text import Text
 from scavenger.api.jobs import JobAnswer, JobDocument, events_of, list_jobs, show_job
 from scavenger.api.leftovers import QuarantineAnswer, list_quarantine
 from scavenger.api.opening import open_source
+from scavenger.domain.document import traceback_of
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
 from scavenger.domain.report import JobState
@@ -225,6 +226,8 @@ def _parts(status: JobAnswer) -> Iterator[RenderableType]:
         if value:
             facts.add_row(name, value)
     yield facts
+    for line in console.traceback_lines(traceback_of(job.report)):
+        yield Text(line, no_wrap=True, overflow="ignore")
     yield from render.paths(
         (("job file", job.job_file), ("model", job.model_path), ("checkpoint", job.checkpoint)),
         indent=0,

@@ -9,12 +9,13 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scavenger.api.values import SCHEMA_VERSION, Answer, document, plain
 from scavenger.errors import ScavengerError
+from scavenger.frames import Frame, told
 from scavenger.masking import mask
 from scavenger.presentation.formatting import clean
 from scavenger_cli.ui.outlet import has_room
@@ -173,9 +174,16 @@ def note(message: object) -> None:
     write(sys.stderr, clean(mask(str(message))) + "\n")
 
 
-def error(message: object) -> None:
-    """Print `scavenger: error: ...` on stderr, in one line."""
+def error(message: object, *, frames: Sequence[Frame] = ()) -> None:
+    """Print `scavenger: error: ...` on stderr, in one line, below the frames of the user's code where it failed."""
+    if lines := traceback_lines(frames):
+        write(sys.stderr, "".join(f"{line}\n" for line in lines))
     note(f"scavenger: error: {message}")
+
+
+def traceback_lines(frames: Sequence[Frame]) -> list[str]:
+    """The lines of the user's frames, with their indentation and nothing that a terminal takes for more than text."""
+    return [line[: len(line) - len(line.lstrip(" "))] + clean(line.lstrip(" ")) for line in told(frames)]
 
 
 def write(stream: TextIO, text: str) -> bool:

@@ -17,7 +17,9 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice
 from scavenger.domain.report import Actual, JobState, ReportedJob, RunReport, TrainingResult
-from scavenger.errors import Interrupted, LimitReachedError, ScavengerError, StoreError
+from scavenger.errors import Interrupted, LimitReachedError, ScavengerError, StoreError, TrainingCodeError
+from scavenger.frames import Frame, located, placed
+from scavenger.train.supervisor.face import JobSupervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class JobOutcome:
         error: One line; empty unless the job failed.
         in_haste: A limit is near, so shutdown may use only the time reserved for it.
         limit: The limit of the job that ended it; empty if none did.
+        traceback: As of `TrainingResult`.
     """
 
     state: JobState
@@ -35,13 +38,21 @@ class JobOutcome:
     exit_code: int = 0
     in_haste: bool = False
     limit: Literal["", "budget", "deadline"] = ""
+    traceback: tuple[Frame, ...] = ()
 
 
-def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> JobOutcome:
+def ended_by(
+    error: ScavengerError | Interrupted | OSError,
+    work_dir: Path,
+    code_dir: Path,
+    supervisor: JobSupervisor | None,
+) -> JobOutcome:
     """Translate the error that ended a job into its ending; a disk ends it like the store, which cannot be used either.
 
     Args:
         work_dir: The job's folder, used in the message of a file system error that names no file.
+        code_dir: The folder of its job file, to which places in its code are relative.
+        supervisor: Of its processes; None if there were none.
     """
     if isinstance(error, OSError):
         return JobOutcome(
@@ -51,7 +62,12 @@ def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> J
         return JobOutcome("interrupted", str(error), error.exit_code)
     if isinstance(error, LimitReachedError):
         return JobOutcome("stopped", str(error), error.exit_code, in_haste=True, limit=error.limit)
-    return JobOutcome("failed", str(error), error.exit_code)
+    frames: tuple[Frame, ...] = ()
+    if isinstance(error, TrainingCodeError):
+        frames = error.frames or (() if supervisor is None else supervisor.frames)
+    return JobOutcome(
+        "failed", placed(str(error), code_dir), error.exit_code, traceback=located(frames, code_dir)
+    )
 
 
 def report_of(
@@ -79,6 +95,7 @@ def report_of(
         warnings=(*warnings, *recorder.warnings),
         error=ending.error,
         exit_code=ending.exit_code,
+        result=TrainingResult(traceback=ending.traceback),
     )
     if workflow is None or upkeep is None:
         return report
@@ -104,6 +121,7 @@ def report_of(
             model_path=None if upkeep.model_path is None else str(upkeep.model_path),
             quarantined=trainer.supervisor.quarantined,
             forecasts=tuple(workflow.outlook.forecasts),
+            traceback=ending.traceback,
         ),
         warnings=(*warnings, *trainer.warnings, *recorder.warnings),
     )

@@ -214,7 +214,7 @@ class JobRun:
                 forget_record(self._resumed.moved_from)
             ending = JobOutcome(self._driven(recorder, journals, work_dir, started_at, warnings))
         except (ScavengerError, Interrupted, OSError) as error:
-            ending = ended_by(error, work_dir)
+            ending = ended_by(error, work_dir, self._prepared.folder, self.supervisor)
         except BaseException:
             self._end(save=False, in_haste=True)  # no process or VM may be left behind
             raise

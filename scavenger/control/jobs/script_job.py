@@ -58,7 +58,7 @@ def job_file_of_script(path: Path, arguments: Sequence[str], *, tell: Callable[[
     )
     file, _, line = found.place.rpartition(":")
     left_out = other_fits(tree, int(line)) if file == path.name else ""
-    for told in _told(found, left_out):
+    for told in _told(found, f"{path.parent / file}:{line}", left_out):
         tell(told)
     if known is None:
         text = job_text(
@@ -83,8 +83,8 @@ def _file_of_module(path: Path) -> Path | None:
     return next((one for one in beside if named.search(one.read_text("utf-8", errors="replace"))), None)
 
 
-def _told(found: FitFound, left_out: str) -> list[str]:
-    """What was taken, and what is not run, a line each."""
+def _told(found: FitFound, place: str, left_out: str) -> list[str]:
+    """What was taken at which place, and what is not run, a line each."""
     words = [
         f"{found.model} of {found.weights:,} weights",
         f"{found.samples:,} samples in batches of {found.batch_size}",
@@ -96,7 +96,7 @@ def _told(found: FitFound, left_out: str) -> list[str]:
     ]
     more = f", nor {left_out}" if left_out else ""
     return [
-        f"{found.place} fit: {', '.join(words)}",
+        f"{place} fit: {', '.join(words)}",
         f"not run: what follows fit in the script{more}; the trained model will be .scavenger/JOB-ID/model.keras",
         *(f"note: {note}" for note in found.notes[:_NOTES_MAX]),
     ]

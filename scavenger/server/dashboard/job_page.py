@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePath
 
 from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.control.training.run_course import RunCourse
+from scavenger.domain.document import traceback_of
 from scavenger.domain.intent import Intent
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
+from scavenger.frames import told
 from scavenger.masking import mask
 from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.presentation.formatting import (
@@ -137,6 +140,7 @@ class JobPage:
         pending: Number of the operation that it has not started, which can be withdrawn; None if there is none.
         workers: Workers in effect; 1 if unknown.
         no_journal: Why there are no pictures of the run; empty if there are, or may come.
+        traceback: Lines of the user's code where it failed, with files as named from the job file; empty otherwise.
     """
 
     line: JobLine
@@ -149,6 +153,7 @@ class JobPage:
     pending: int | None
     workers: int
     no_journal: str
+    traceback: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,7 @@ def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
         else None,
         workers=1 if at is None else at.workers,
         no_journal=_no_journal(sight),
+        traceback=tuple(told(traceback_of(job.report), str(PurePath(job.job_file).parent))),
     )
 
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import psutil
 import zmq
 
 from scavenger.errors import ScavengerError, TrainingCodeError
+from scavenger.frames import frames_in
 from scavenger.masking import mask
 from scavenger.sdk.report import FOLDER
 from scavenger.train.checkpoints.format import DamagedError
@@ -45,6 +47,8 @@ _SWEEPS = 20
 _RECORDS_MAX = 1000
 _MEASURE_S = 2.0
 _OUTPUT_BYTES = 1 << 16
+_LAST_LINES = 300
+"""Lines of output in which a traceback is looked for when the program fails."""
 _ALIVE_S = 1.0
 """How often it is told that a program writes, which is a sign of life."""
 _SUBREAPER = 36
@@ -77,6 +81,7 @@ class Host:
         self._child: subprocess.Popen[bytes] | None = None
         self._reports: Reports | None = None
         self._told: deque[cm.Record | cm.Doubt] = deque()
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._wrote = False
         self._alive_at = 0.0
         self._reader: threading.Thread | None = None
@@ -140,6 +145,7 @@ class Host:
         if self._request is not None:  # the others are ahead
             self._ask(self._request)
         self._told.clear()
+        self._last.clear()
         env = _environment(order.without) | order.env
         env[FOLDER] = str(folder)
         log.info("attempt %d: %s", order.attempt, " ".join(order.words))
@@ -174,8 +180,10 @@ class Host:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
                 for line in lines.take(data):
+                    self._last.append(line)
                     self._told.extend(patterns.read(line, now))
             for line in lines.rest():
+                self._last.append(line)
                 self._told.extend(patterns.read(line, time.monotonic()))
 
     def _ask(self, request: cm.AskProgram) -> None:
@@ -228,7 +236,10 @@ class Host:
 
     def _end(self, status: int, cause: str = "") -> None:
         self._status = None
-        self._send(cm.AttemptEnded(self._attempt, status, cause[:2000], _free_port()))
+        frames, raised = frames_in(list(self._last), str(self._job_dir)) if status else ((), "")
+        frames = tuple(replace(one, code=mask(one.code)) for one in frames)
+        ended = cm.AttemptEnded(self._attempt, status, cause[:2000], _free_port(), mask(raised), frames)
+        self._send(ended)
 
     def _set_up(self, words: tuple[str, ...]) -> None:
         """Run a command that prepares this machine, to its end."""

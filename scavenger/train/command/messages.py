@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from scavenger.errors import MessageError
+from scavenger.frames import Frame
 from scavenger.train.command.stored_folder import StoredFile
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages import Beat, Failed
@@ -94,12 +95,16 @@ class AttemptEnded(_Message, frozen=True):
         status: Exit status; negative for a signal.
         cause: Why it could not be started, as the predicate of a sentence; else empty.
         port: Another free port.
+        raised: The error in the last traceback of its output; empty if there is none.
+        frames: The user's frames of that; without one, the last lines of its output.
     """
 
     attempt: int
     status: int
     cause: str
     port: _Port
+    raised: str = ""
+    frames: tuple[Frame, ...] = ()
 
 
 class Stored(_Message, frozen=True):

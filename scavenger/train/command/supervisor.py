@@ -186,7 +186,13 @@ class CommandSupervisor(WithoutAggregators):
         attempt = self._attempt
         match message:
             case m.Failed():
-                raise error_of(message.kind, message.message, process=name, log=self._hosts.engine.log(name))
+                raise error_of(
+                    message.kind,
+                    message.message,
+                    process=name,
+                    log=self._hosts.engine.log(name),
+                    frames=message.frames,
+                )
             case cm.HostReady() if name in self._hosts.awaited:
                 self._arrived(name, message)
             case cm.Records() if attempt is not None and message.attempt == attempt.group.view:
@@ -207,7 +213,7 @@ class CommandSupervisor(WithoutAggregators):
                 self._stored(attempt, name, message)
             case cm.AttemptEnded() if attempt is not None and message.attempt == attempt.group.view:
                 self._hosts.next_port(name, message.port)
-                self._process_ended(attempt, name, message.status, message.cause)
+                self._process_ended(attempt, name, message)
             case _:
                 pass
 
@@ -296,15 +302,17 @@ class CommandSupervisor(WithoutAggregators):
 
     # ---- ends ----------------------------------------------------------------------------------------------
 
-    def _process_ended(self, attempt: Attempt, name: str, status: int, cause: str) -> None:
+    def _process_ended(self, attempt: Attempt, name: str, message: cm.AttemptEnded) -> None:
+        status, cause = message.status, message.cause
         attempt.ended[name] = status
         if attempt.ending:
             return
-        raised = attempt.raised.get(name, "")
+        raised = attempt.raised.get(name, "") or message.raised
         if status == 0 and not raised:
             # the others end, too, unless they wait for this one
             attempt.until_s = min(attempt.until_s, self._clock() + self._source.run.grace)
             return
+        self.frames = message.frames
         if not cause:
             cause = Exit(name, status).cause + (f" after {raised}" if raised else "")
             first = next((one for one, status in attempt.ended.items() if status == 0 and one != name), "")

@@ -146,7 +146,13 @@ class LoopSupervisor(WithoutAggregators):
         for name, message, frames in self._workers.take():
             match message:
                 case Failed():
-                    raise error_of(message.kind, message.message, process=name, log=self.engine.log(name))
+                    raise error_of(
+                        message.kind,
+                        message.message,
+                        process=name,
+                        log=self.engine.log(name),
+                        frames=message.frames,
+                    )
                 case lm.ReplicaBuilt() if name in self._workers.starting:
                     self._arrived(name, message)
                 case lm.AskMessage():

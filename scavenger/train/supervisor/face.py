@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from scavenger.frames import Frame
 from scavenger.train.engines.base import GRACE_S, Engine
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.events import Event, ProcessState
@@ -21,6 +22,7 @@ class JobSupervisor(ABC):
 
     Attributes:
         model_file: Name of the file that `finish` writes.
+        frames: The user's frames of what ended a command, or the last lines that it wrote; empty before.
         migrations: The aggregators that hold the model; None for a job whose workers hold it.
         on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
         recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be committed.
@@ -29,6 +31,7 @@ class JobSupervisor(ABC):
     """
 
     model_file: str
+    frames: tuple[Frame, ...] = ()
     migrations: Migrations | None = None
 
     def __init__(self, registry: ProcessRegistry) -> None:

@@ -205,7 +205,7 @@ class Incoming:
         """Raise the error that a process has reported."""
         self._to.registry[process.removesuffix(HEARTBEAT_SUFFIX)].status = Status.FAILED
         log_of = self._processes.engine.log(process)
-        raise error_of(message.kind, message.message, process=process, log=log_of)
+        raise error_of(message.kind, message.message, process=process, log=log_of, frames=message.frames)
 
     # ---- of the coordinator --------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arra
 from scavenger.domain.forms import Script
 from scavenger.domain.job import KERAS_BATCH_SIZE
 from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.frames import named_from
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failure import describe_failure
 from scavenger.train.worker.callbacks.other_state import is_users
@@ -120,7 +121,7 @@ def run_to_fit(script: Script, job_dir: str) -> Fit:
             if calls.given is None and calls.refused is None:
                 raise TrainingCodeError(
                     f"{_place_of_error(error, job_dir)}: the script ended itself ({error}) before it called fit: is an "
-                    f"argument missing? They follow `--`: scavenger optimize {script.path} -- --name value"
+                    f"argument missing? They follow `--`: scavenger optimize {named_from(str(path))} -- --name value"
                 ) from error
     if calls.refused is not None:
         raise calls.refused

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from scavenger.frames import Frame
 from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, MapBody, Tagged, ViewBody
 
 
@@ -61,11 +62,12 @@ class Failed(Tagged, frozen=True):
     """A process ends with an error.
 
     `kind` is `code` (an error of the user's code), `unsupported`, `nonfinite`, `internal` or another kind that
-    `scavenger.train.failure.error_of` knows.
+    `scavenger.train.failure.error_of` knows. `frames` are those of the user's code.
     """
 
     kind: str
     message: str
+    frames: tuple[Frame, ...] = ()
 
 
 class Saved(Tagged, frozen=True):
