@@ -42,7 +42,7 @@ from __future__ import annotations
 import re
 from typing import Literal, Self
 
-from scavenger.frames import Frame
+from scavenger.frames import Frame, told
 from scavenger.masking import mask
 
 __all__ = [
@@ -241,6 +241,8 @@ class TrainingCodeError(TrainingError):
     def __init__(self, message: str = "", *, frames: tuple[Frame, ...] = ()) -> None:
         super().__init__(message)
         self.frames = frames
+        if frames:  # where Python itself shows the error
+            self.add_note("\n".join(told(frames)))
 
 
 class NonFiniteError(TrainingError):

@@ -24,7 +24,6 @@ from scavenger.errors import (
     TrainingError,
     TransientError,
 )
-from scavenger.frames import told
 from scavenger.presentation.formatting import (
     beside_target,
     clean,
@@ -34,6 +33,7 @@ from scavenger.presentation.formatting import (
     money,
     money_range,
     plural,
+    traceback_lines,
     when,
 )
 from scavenger.presentation.picture import picture_of
@@ -255,7 +255,7 @@ class Run(Plan):
             return None
         words = report.error or f"job {self.name} ({self.id[:8]}) ended: {self.state}"
         found = _ERRORS.get(report.exit_code, ScavengerError)(words)
-        if lines := told(report.result.traceback):
+        if lines := traceback_lines(report.result.traceback):
             found.add_note("\n".join(lines))
         return found
 
@@ -282,7 +282,7 @@ class Run(Plan):
             words += f"; {clean(metric.name)} {value}{f' (target {target})' if target else ''}"
         yield f"Job {clean(self.name)} ({self.id[:8]}): {words}"
         if self.report.error:
-            if lines := told(self.report.result.traceback):
+            if lines := traceback_lines(self.report.result.traceback):
                 yield "\n".join(lines)
             yield f"error: {clean(self.report.error)}"
         yield from self._choice_parts()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from scavenger.domain.submission import Backlog, StoredBudgets, Submission
+from scavenger.presentation.formatting import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,11 @@ class _State:
         if (other := self._files.get(job.job_file)) is not None:
             return f"job {other[:8]} of the same job file runs"
         if self.running.total() >= limits.jobs_max:
-            return f"{_jobs(limits.jobs_max)} at once may run"
+            return f"{plural(limits.jobs_max, 'job')} at once may run"
         if not job.rents and self._local >= limits.local_max:
-            return f"{_jobs(limits.local_max)} at once may run on this machine itself"
+            return f"{plural(limits.local_max, 'job')} at once may run on this machine itself"
         if limits.user_max is not None and self.running[job.user] >= limits.user_max:
-            return f"{_jobs(limits.user_max)} of {job.user} at once may run"
+            return f"{plural(limits.user_max, 'job')} of {job.user} at once may run"
         return self._short_of_money(one)
 
     def _short_of_money(self, one: Submission) -> str:
@@ -156,7 +157,3 @@ class _State:
             if committed_usd + still_usd > budget_usd:
                 return f"it may cost ${still_usd:.2f}, and {left}"
         return ""
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"

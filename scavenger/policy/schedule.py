@@ -28,6 +28,7 @@ from scavenger.domain.decision import ChangeSize, Decision, Hold
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.policy.batch import BatchRule, StrongScaling
 from scavenger.policy.projection import HEADROOM, affords, misfit, project, usable
+from scavenger.presentation.formatting import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,11 @@ class Schedule:
         """Decide after a step up from `before` that was not worth it."""
         if before == low and low > 0:
             return self.move(
-                job, sizes[low - 1], f"{verdict.words}; {sizes[low - 1]} workers are not known yet"
+                job, sizes[low - 1], f"{verdict.words}; {sizes[low - 1]} is a size that is not known yet"
             )
         if before == here:
-            return Hold(f"settled on {sizes[here]} workers: {verdict.words}")
-        return self.move(job, sizes[before], f"settles on {sizes[before]} workers: {verdict.words}")
+            return Hold(f"settled on {plural(sizes[here], 'worker')}: {verdict.words}")
+        return self.move(job, sizes[before], f"settles on {plural(sizes[before], 'worker')}: {verdict.words}")
 
     def _out(
         self,
@@ -158,20 +159,20 @@ class Schedule:
             verdict = self._step(job, condition, hoped, top, following)
             if verdict.worth_it and affords(job, following):
                 return self.move(
-                    job, following, f"every step up to {top} workers was worth it, tries the next"
+                    job, following, f"every step up to {plural(top, 'worker')} was worth it, tries the next"
                 )
             why = (
                 f"even with perfect scaling {verdict.words}" if not verdict.worth_it else "the budget is near"
             )
             if top != now:
-                return self.move(job, top, f"settles on {top} workers: {why}")
+                return self.move(job, top, f"settles on {plural(top, 'worker')}: {why}")
         else:
             why = f"{top} are the most workers that the job may have"
             if top != now:
                 return self.move(job, top, f"settles on {top} workers: every step up to them was worth it")
         if low == high and low > 0:
             return self.move(job, sizes[low - 1], f"{why}, and nothing else is known; tries a smaller size")
-        return Hold(f"settled on {now} workers: {why}")
+        return Hold(f"settled on {plural(now, 'worker')}: {why}")
 
     def _step(
         self, job: JobSnapshot, condition: Condition, known: Mapping[int, float], smaller: int, larger: int
@@ -197,7 +198,7 @@ class Schedule:
         if target is None:
             return Hold(f"{reason}, but the global batch has no sample for each of {workers} workers")
         if not affords(job, workers):
-            return Hold(f"{reason}, but the budget is too near to pay {workers} workers")
+            return Hold(f"{reason}, but the budget is too near to pay {plural(workers, 'worker')}")
         return ChangeSize(target.workers, target.global_batch_size, reason)
 
     def unmeasured(self, job: JobSnapshot) -> str:
@@ -205,5 +206,5 @@ class Schedule:
         now, throughput = job.configuration.workers, job.measured(job.configuration)
         if throughput is None or throughput.steps < self.every_steps:
             steps = 0 if throughput is None else throughput.steps
-            return f"{steps} of {self.every_steps} steps measured with {now} workers"
-        return f"a throughput of {throughput.samples_per_s:g} samples/s with {now} workers says nothing"
+            return f"{steps} of {self.every_steps} steps measured with {plural(now, 'worker')}"
+        return f"a throughput of {throughput.samples_per_s:g} samples/s with {plural(now, 'worker')} says nothing"

@@ -19,6 +19,7 @@ import numpy as np
 
 from scavenger.domain.cost import SPOT_DAYS_MAX, SpotRisk, VmExtras
 from scavenger.models.cost import slowdowns
+from scavenger.presentation.formatting import plural
 
 SpotMode = Literal["never", "auto", "always"]
 
@@ -176,5 +177,5 @@ def _numbers(
     )
     return (
         f"{spot} instead of {on_demand} per hour{what}; interruptions {known} "
-        f"{rate:.2g} per VM and hour; at worst ({vms} VM{'' if vms == 1 else 's'}) {worst}"
+        f"{rate:.2g} per VM and hour; at worst ({plural(vms, 'VM')}) {worst}"
     )

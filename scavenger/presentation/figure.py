@@ -151,7 +151,7 @@ def _hover(picture: Picture, index: int) -> str:
         clean(point.configuration.vm),
         f"time {duration(point.time_s)} ({duration_range(*point.time_interval_s)})",
         f"cost {money(point.cost_usd)} ({money_range(*point.cost_interval_usd)})",
-        f"step {duration(point.step_time_s)}, {quantity(point.epochs)} epochs",
+        f"step {duration(point.step_time_s)}, epochs {quantity(point.epochs)}",
         ", ".join(what),
     ]
     if point.excluded:

@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from scavenger.frames import Frame, told
+
 UNKNOWN = "unknown"
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _DIGITS_MAX = 17
@@ -233,6 +235,14 @@ def ratio(value: float, least: float) -> str:
     if least > 0 and math.isfinite(value):
         return f"{value / least:.2f}"
     return "1.00" if value == least else UNKNOWN
+
+
+def traceback_lines(frames: Sequence[Frame], directory: str | None = None) -> list[str]:
+    """The lines of `frames.told`, indented, with nothing in them that a terminal takes for more than text."""
+    return [
+        line[: len(line) - len(line.lstrip(" "))] + clean(line.lstrip(" "))
+        for line in told(frames, directory)
+    ]
 
 
 def plural(count: int, noun: str) -> str:

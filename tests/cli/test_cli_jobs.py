@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from cli_fake import Run
 
+from scavenger.control.search.outcome import NOTHING_SEARCHED
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.document import report_document
 from scavenger.domain.progress import PROGRESS, Moved, Progress
-from scavenger.domain.report import JobState
+from scavenger.domain.report import JobState, ReportedJob, RunReport, TrainingResult
+from scavenger.frames import Frame
 from scavenger.store import Store
 
 NOW = Progress(
@@ -57,6 +60,28 @@ def test_status_shows_how_far_a_job_is_and_on_what_it_trains_now(scavenger: Run,
     assert shown["left"] == "2 min 10 s (90 %: 1 min to 5 min)"
     assert "3 x batch 96" in scavenger("status")[1]
     assert json.loads(scavenger("status", job_id, "-o", "json")[1])["progress"]["step"] == 1234
+
+
+def test_status_of_a_job_whose_code_failed_shows_where(
+    scavenger: Run, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frames = (
+        Frame(str(tmp_path / "proj" / "train.py"), 12, "call", "\x1b[2Jx = 1"),
+        Frame(folded=1, of="keras"),
+    )
+    failed = RunReport(
+        ReportedJob("", "digits", "failed"), NOTHING_SEARCHED, result=TrainingResult(traceback=frames)
+    )
+    with Store.open(store_url) as store:
+        job = store.create_job("digits", spec={}, job_file="/jobs/job.yaml")
+        store.finish_job(job.id, state="failed", report=report_document(failed), exit_code=6)
+    shown = scavenger("status", "digits")[1]
+
+    assert (
+        'your code failed here:\n  File "proj/train.py", line 12, in call\n    x = 1\n  ... 1 frame of keras\n'
+        in shown
+    )
 
 
 def test_status_of_a_job_that_has_ended_keeps_all_but_what_is_to_come(scavenger: Run, store_url: str) -> None:

@@ -154,6 +154,21 @@ def test_a_program_that_ends_after_a_few_steps_is_told_from_one_that_is_killed(
     assert outcome.error.startswith(words)
 
 
+def test_a_program_that_raises_shows_its_own_lines(make_job: Callable[..., Job]) -> None:
+    program = _printing(in_epoch="if epoch == 1: json.loads('{')")
+    outcome = _run(
+        make_job, f"import json\n{program}", elastic={"policy": "fixed", "failures": {"give_up": 1}}
+    )
+
+    assert outcome.code == 6, outcome.stderr
+    assert "after json.decoder.JSONDecodeError: Expecting" in outcome.error
+    (mine,) = [one for one in outcome.report["traceback"] if one["file"]]
+    assert mine["file"].endswith("/train.py")
+    assert mine["code"].endswith("json.loads('{')")
+    assert outcome.report["traceback"][-1]["of"] == "Python"
+    assert f"line {mine['line']}, in <module>" in outcome.stderr
+
+
 # ---- one process that ends alone ---------------------------------------------------------------------------
 
 

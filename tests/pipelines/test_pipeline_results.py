@@ -38,6 +38,7 @@ from scavenger.domain.report import (
     TrainingResult,
 )
 from scavenger.errors import LimitReachedError, NoFeasiblePlanError, TrainingError
+from scavenger.frames import Frame
 from scavenger.pipelines.budget import Budget, dollars
 from scavenger.pipelines.progress import LineProgress, NotebookProgress
 from scavenger.pipelines.results import Plan, Run
@@ -132,6 +133,25 @@ def test_a_run_that_failed_is_an_error_of_its_class(code: int, kind: type[Except
     assert isinstance(raised.value, errors.ScavengerError)
     assert (raised.value.fix, raised.value.retryable) == (fix, False)
     assert run.state == "stopped"
+
+
+def test_an_error_of_the_code_shows_its_lines_in_the_exception_and_the_notebook() -> None:
+    frames = (
+        Frame(str(Path.cwd() / "train.py"), 12, "call", 'raise ValueError("<no>")'),
+        Frame(folded=14, of="keras"),
+    )
+    run = Run(report("failed", error="failed", exit_code=6, result=TrainingResult(traceback=frames)))
+
+    with pytest.raises(TrainingError) as raised:
+        run.check()
+    assert raised.value.__notes__[0].splitlines() == [
+        "your code failed here:",
+        '  File "train.py", line 12, in call',
+        '    raise ValueError("<no>")',
+        "  ... 14 frames of keras",
+    ]
+    assert "<pre>your code failed here:\n  File" in run._repr_html_()
+    assert "&lt;no&gt;" in run._repr_html_()
 
 
 def test_a_plan_without_a_choice_says_why() -> None:

@@ -132,6 +132,17 @@ def test_a_stored_curve_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     assert "cannot be read" in job_figures(broken)["curve"].words
 
 
+def test_a_job_whose_code_failed_shows_where(tmp_path: Path) -> None:
+    sight = sight_of_running(tmp_path)
+    where = {"file": f"{tmp_path}/models/net.py", "line": 3, "function": "<module>", "code": "1 / 0"}
+    job = replace(sight.job, state="failed", report={"traceback": [where]}, job_file=f"{tmp_path}/job.yaml")
+    page = job_page(replace(sight, job=job))
+
+    assert page.traceback[1:] == ('  File "models/net.py", line 3, in <module>', "    1 / 0")
+    assert "line 3, in &lt;module&gt;" in job_html(replace(sight, job=job), {})
+    assert job_page(sight).traceback == ()
+
+
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     sight = sight_of_running(tmp_path)
     assert sight.progress is not None

@@ -208,3 +208,14 @@ def test_a_leader_killed_in_mid_run_leaves_no_process(tmp_path: Path) -> None:
         leader.send_signal(signal.SIGKILL)
 
     assert eventually(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_an_error_carries_the_users_lines_and_folds_those_of_libraries(tmp_path: Path) -> None:
+    error, _ = fails("raises_in_call", tmp_path)
+
+    assert isinstance(error, TrainingCodeError)
+    mine = [one for one in error.frames if one.file]
+    assert mine[-1].file == "broken.py"
+    assert mine[-1].code.startswith("raise")
+    assert error.frames[0].file  # what calls the user's code is left out
+    assert any("keras" in one.of for one in error.frames)

@@ -30,6 +30,7 @@ from scavenger.presentation.formatting import (
     money,
     plural,
     quantity,
+    traceback_lines,
     when,
 )
 from scavenger.presentation.picture import FINISHED
@@ -226,7 +227,7 @@ def _parts(status: JobAnswer) -> Iterator[RenderableType]:
         if value:
             facts.add_row(name, value)
     yield facts
-    for line in console.traceback_lines(traceback_of(job.report)):
+    for line in traceback_lines(traceback_of(job.report)):
         yield Text(line, no_wrap=True, overflow="ignore")
     yield from render.paths(
         (("job file", job.job_file), ("model", job.model_path), ("checkpoint", job.checkpoint)),

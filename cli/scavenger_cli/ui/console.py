@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scavenger.api.values import SCHEMA_VERSION, Answer, document, plain
 from scavenger.errors import ScavengerError
-from scavenger.frames import Frame, told
+from scavenger.frames import Frame
 from scavenger.masking import mask
-from scavenger.presentation.formatting import clean
+from scavenger.presentation.formatting import clean, traceback_lines
 from scavenger_cli.ui.outlet import has_room
 
 if TYPE_CHECKING:
@@ -179,11 +179,6 @@ def error(message: object, *, frames: Sequence[Frame] = ()) -> None:
     if lines := traceback_lines(frames):
         write(sys.stderr, "".join(f"{line}\n" for line in lines))
     note(f"scavenger: error: {message}")
-
-
-def traceback_lines(frames: Sequence[Frame]) -> list[str]:
-    """The lines of the user's frames, with their indentation and nothing that a terminal takes for more than text."""
-    return [line[: len(line) - len(line.lstrip(" "))] + clean(line.lstrip(" ")) for line in told(frames)]
 
 
 def write(stream: TextIO, text: str) -> bool:

@@ -353,7 +353,10 @@ def _search(report: RunReport, *, whole: bool) -> str:
         return f"Search: {clean(search.strategy)}, nothing profiled: {clean(search.reason)}"
     text = f"Search: {clean(search.strategy)}, {plural(len(search.profiled), 'configuration')} profiled in "
     text += f"{duration(search.time_s)} for {money(search.cost_usd)}"
-    if search.overhead_s is not None:
+    if search.overhead_s == 0 and search.overhead_usd:
+        text += f" (overhead: no time, but {money(search.overhead_usd)} for workers that started, or for more than the "
+        text += "choice has)"
+    elif search.overhead_s is not None:
         text += f" (overhead {duration(search.overhead_s)}"
         text += ")" if search.overhead_usd is None else f", {money(search.overhead_usd)})"
     return f"{text}: {clean(search.reason)}" if whole else text

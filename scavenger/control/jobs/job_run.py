@@ -32,6 +32,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, Predicted, RunReport
 from scavenger.errors import CleanupError, Interrupted, LimitReachedError, NotSupportedError, ScavengerError
 from scavenger.policy import learning_rate_scale
+from scavenger.presentation.formatting import plural
 from scavenger.store import Store
 from scavenger.store.record_file import RECORD_FILE
 from scavenger.train.names import partial_model
@@ -286,7 +287,7 @@ class JobRun:
             warnings: Receives warnings about what it runs on.
         """
         count = self._prepared.place.space.workers[0]
-        workers = "1 worker" if count == 1 else f"{count} workers"
+        workers = plural(count, "worker")
         recorder.on_event(PhaseChanged("starting", f"{workers} on {self._prepared.job.infra}"))
         resources = self._resources = self._allocated(recorder, warnings)
         resumed, spec = self._resumed, self._prepared.job.checkpoint
@@ -435,8 +436,7 @@ class JobRun:
             finally:
                 if resources is not None:
                     if count := resources.vms:
-                        vms = "1 VM" if count == 1 else f"{count} VMs"
-                        self._observer.on_event(PhaseChanged("ending", vms))
+                        self._observer.on_event(PhaseChanged("ending", plural(count, "VM")))
                     resources.close()
 
 

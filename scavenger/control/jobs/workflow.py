@@ -49,6 +49,7 @@ from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.policy import batch_rule, policy_for
+from scavenger.presentation.formatting import plural
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
 
@@ -286,7 +287,7 @@ class JobWorkflow:
             return None
         model, before, now = found
         self.trainer.note(
-            f"the stored model is from a run with {before} aggregator VM{'' if before == 1 else 's'}: what {now} "
+            f"the stored model is from a run with {plural(before, 'aggregator VM')}: what {now} "
             "change is predicted, and held against the first steps"
         )
         return model
@@ -338,11 +339,7 @@ class JobWorkflow:
             self._decide_late(search, known)
             return None, None
         count = len(search.measurements)
-        evidence = (
-            f"{count} measured configuration{'' if count == 1 else 's'}"
-            if count
-            else "a stored model is used"
-        )
+        evidence = f"{plural(count, 'measured configuration')}" if count else "a stored model is used"
         if search.ended_because:
             evidence += f": {search.ended_because}"
         model = self._fit(search.measurements, known, prior=prior)
@@ -486,7 +483,9 @@ class JobWorkflow:
         until = trainer.goal.words
         own = self._job.reference_batch_size
         if self._job.at_equal_progress and self._job.run is None and chosen.global_batch_size != own:
-            until = f"{trainer.callbacks.epochs} epochs, with the progress of {until} at batch {own},"
+            until = (
+                f"{plural(trainer.callbacks.epochs, 'epoch')}, with the progress of {until} at batch {own},"
+            )
         self._recorder.on_event(PhaseChanged("running", f"to {until} at {chosen}"))
         replanning = self._replanning(model, known)
 
@@ -591,7 +590,8 @@ class JobWorkflow:
         if missed:
             key, epochs = self._recorder.job_id[:8], self._job.goal.max_epochs
             trainer.note(
-                f"the target is missed after {epochs} epochs; `scavenger resume {key} --max-epochs N` trains on to N"
+                f"the target is missed after {plural(epochs, 'epoch')}; "
+                f"`scavenger resume {key} --max-epochs N` trains on to N"
             )
         return "target_missed" if missed else "succeeded"
 

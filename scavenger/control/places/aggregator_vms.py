@@ -66,7 +66,7 @@ def choose_aggregator_vms(
         why = (
             "for the memory of the model" if least > 1 else "which hold the model; no step was measured here"
         )
-        return ChosenVms(least, f"{least} aggregator VM{'' if least == 1 else 's'}, {why}")
+        return ChosenVms(least, f"{plural(least, 'aggregator VM')}, {why}")
     numbers = [
         vms
         for vms in range(least, AGGREGATORS_MAX + 1)

@@ -14,6 +14,7 @@ from scavenger.control.places.pool import pooled_allocation
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import plural
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.warm import WarmServers
@@ -90,7 +91,7 @@ def check_worker_counts(workers: int, cpus: int, memory_bytes: int) -> tuple[str
     if workers <= CROWDED * cpus:
         return ()
     return (
-        f"search.workers: {workers} workers would share {cpus} processor{'' if cpus == 1 else 's'}, so most "
+        f"search.workers: {workers} workers would share {plural(cpus, 'processor')}, so most "
         f"cluster sizes only make steps longer; {to_write}",
     )
 

@@ -19,6 +19,7 @@ from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import BILLED_MIN_S, NEVER_COUNTED, ledger, pricing_curves
 from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
+from scavenger.presentation.formatting import plural
 from scavenger.search.curve import repriced
 from scavenger.store.records import LIVE_STATES, JobRecord
 
@@ -84,7 +85,7 @@ class Paid:
                 if vms:
                     hours = math.fsum(vm.billed_s for vm in vms) / 3600.0
                     kind = "spot" if spot else "on demand"
-                    how = f"{len(vms)} {'VM' if len(vms) == 1 else 'VMs'}, {hours:.4g} VM-hours"
+                    how = f"{plural(len(vms), 'VM')}, {hours:.4g} VM-hours"
                     items.append(CostItem(f"{role}s, {kind}", math.fsum(vm.usd for vm in vms), how))
         disks = [vm.disk_usd for vm in self.vms if vm.disk_usd is not None]
         addresses = [vm.address_usd for vm in self.vms if vm.address_usd]

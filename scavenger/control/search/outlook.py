@@ -23,6 +23,7 @@ from scavenger.models.epoch_laws import LAW_LOG_SD
 from scavenger.models.job_model import JobModel
 from scavenger.models.learning_curve import Forecast, Hint, forecast
 from scavenger.models.statistical import HINT_LOG_SD
+from scavenger.presentation.formatting import plural
 
 KEPT_RATIO = 1.25
 """A forecast is kept for the report if it, or the epochs that it is made after, have changed by this factor."""
@@ -162,7 +163,7 @@ class EpochForecaster:
         if course is None or found is None:
             return model
         note = (
-            f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
+            f"{EPOCHS_FROM}the course of {self._goal.metric} over {plural(course.epochs, 'epoch')}"
             f"{'' if model.relative_only else ' and what was known before'}"
         )
         level = model.statistical.at_level(course.global_batch_size, found.total, found.log_sd, note)
@@ -268,7 +269,7 @@ class EpochForecaster:
         epoch_s, usd_per_s = self._epoch_s(course, dataset_size), self._usd_per_s()
         left_s = (found.total - found.seen) * epoch_s
         limits = trainer.limits
-        reach = {f"within {self._goal.max_epochs} epochs": 1.0 - found.never}
+        reach = {f"within {plural(self._goal.max_epochs, 'epoch')}": 1.0 - found.never}
         if limits.deadline_s is not None:
             more = (limits.deadline_s - trainer.elapsed_s) / epoch_s
             reach[f"within {limits.deadline_s:g} s"] = found.reached_by(found.seen + more)

@@ -8,6 +8,7 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Predicted
 from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.job_model import JobModel
+from scavenger.presentation.formatting import plural
 
 
 def own_batch_only(job: JobSpec, model: JobModel, trainer: Trainer | None = None) -> tuple[int, str] | None:
@@ -25,13 +26,19 @@ def own_batch_only(job: JobSpec, model: JobModel, trainer: Trainer | None = None
             "no noise was measured, which tells the epochs that others would need",
         )
     if job.run is not None:
-        return job.reference_batch_size, f"its program trains {job.goal.max_epochs} epochs at any batch size"
+        return (
+            job.reference_batch_size,
+            f"its program trains {plural(job.goal.max_epochs, 'epoch')} at any batch size",
+        )
     if trainer is None:
         return None
     manifest, runs = trainer.supervisor.manifest, trainer.history.callback_runs
     if (manifest is not None and manifest.schedule_batch) or any(run.rates_ahead for run in runs):
         epochs = job.goal.max_epochs
-        return job.reference_batch_size, f"its learning rate follows a schedule over {epochs} epochs"
+        return (
+            job.reference_batch_size,
+            f"its learning rate follows a schedule over {plural(epochs, 'epoch')}",
+        )
     return None
 
 

@@ -14,6 +14,7 @@ from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import PhaseChanged, Profiled
 from scavenger.models.noise import NoiseStability
+from scavenger.presentation.formatting import plural
 from scavenger.search.plan import SearchPlan, next_configuration
 from scavenger.search.replan import worth_repeating
 
@@ -86,7 +87,7 @@ def profile(
         The search after each configuration; the caller keeps the newest one.
     """
     plan, count = search.plan, search.plan.count
-    configurations = "1 configuration" if count == 1 else f"{count} configurations"
+    configurations = plural(count, "configuration")
     recorder.on_event(PhaseChanged("profiling", f"{configurations} at most: {plan.reason}"))
 
     def spent() -> bool:
@@ -201,7 +202,7 @@ def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: boo
     if used_up:
         return "profile.max_time or profile.max_cost is used up"
     if trainer.wanted < configuration.workers:
-        return f"{configuration.workers} workers could not be kept alive"
+        return f"{plural(configuration.workers, 'worker')} could not be kept alive"
     return ""
 
 

@@ -88,6 +88,7 @@ from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.report import Noted, WorkerChanged
 from scavenger.domain.snapshot import Departure
 from scavenger.models.noise import NoiseTracker
+from scavenger.presentation.formatting import plural
 from scavenger.train.supervisor.events import (
     Leaving,
     Lost,
@@ -332,7 +333,7 @@ class Controller:
             Write("resumed", resumed, audit=True),
             Warn(
                 f"{event.cause}; after {event.took_s:.1f} s the job continues from step {event.step} and "
-                f"repeats {undone} steps"
+                f"repeats {plural(undone, 'step')}"
             ),
         ]
 
@@ -385,7 +386,7 @@ class Controller:
         if alive >= self.wanted or self.finished:
             return [notice]
         self.wanted, self._refused_at_s = max(1, alive), now.at_s
-        words = f"the job continues with {alive} worker{'' if alive == 1 else 's'}: {event.reason}"
+        words = f"the job continues with {plural(alive, 'worker')}: {event.reason}"
         return [notice, *self._warn_once(event.reason, words)]
 
     def _preempted(self, event: PreemptionNotice, now: Situation) -> list[Action]:

@@ -13,6 +13,7 @@ from scavenger.domain.goal import GoalSpec
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import MetricOutcome
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.formatting import plural
 
 _SINGLE_MAX = float(np.finfo(np.float32).max)
 
@@ -116,5 +117,5 @@ class Goal:
     def words(self) -> str:
         """The goal as shown to the user."""
         if self.spec.target is None:
-            return f"{self.spec.max_epochs} epochs"
-        return f"{self.text} within {self.spec.max_epochs} epochs"
+            return plural(self.spec.max_epochs, "epoch")
+        return f"{self.text} within {plural(self.spec.max_epochs, 'epoch')}"

@@ -33,6 +33,7 @@ from scavenger.domain.report import (
 from scavenger.errors import Interrupted, ScavengerError, StoreError, StoreUnavailableError, TransientError
 from scavenger.masking import mask
 from scavenger.presentation.event_words import event_words
+from scavenger.presentation.formatting import plural
 from scavenger.store import Store
 from scavenger.store.record_file import RecordFile
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
@@ -212,7 +213,7 @@ class Recorder(Observer):
                 )
             case Forecasted(forecast, kept):
                 if kept:
-                    text = f"after {forecast.after_epochs} epochs: {forecast}"
+                    text = f"after {plural(forecast.after_epochs, 'epoch')}: {forecast}"
                     self._record_event("forecast", text, data=asdict(forecast))
             case Noted():
                 event = replace(event, message=mask(event.message))

@@ -15,7 +15,7 @@ from scavenger.domain.overrides import Renewal
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.domain.restore import QuarantinedVm
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range
+from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range, plural
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.server.dashboard.words import Fact
 from scavenger.store.records import JobRecord
@@ -211,9 +211,11 @@ def _after_scaling(sight: JobSight, workers: int) -> str:
         return "The job has made no step yet; what the change means is not known."
     now = progress.configuration
     begin = f"It trains on {clean(now)} now. "
-    unknown = f"{begin}Nothing is predicted for {workers:,} workers at batch {now.global_batch_size:,}."
+    unknown = (
+        f"{begin}Nothing is predicted for {plural(workers, 'worker')} at batch {now.global_batch_size:,}."
+    )
     if workers > now.global_batch_size:
-        return f"{begin}A batch of {now.global_batch_size:,} samples has no work for {workers:,} workers."
+        return f"{begin}A batch of {now.global_batch_size:,} samples has no work for {plural(workers, 'worker')}."
     if report is None:
         return unknown
     try:
@@ -228,7 +230,7 @@ def _after_scaling(sight: JobSight, workers: int) -> str:
     if here is not None:
         beside = f", beside {duration(here.time_s)} and {money(here.cost_usd)} as it is"
     return (
-        f"{begin}With {workers:,} workers a whole run would take {duration(there.time_s)} "
+        f"{begin}With {plural(workers, 'worker')} a whole run would take {duration(there.time_s)} "
         f"(90 %: {duration_range(*there.time_interval_s)}) and cost {money(there.cost_usd)} "
         f"(90 %: {money_range(*there.cost_interval_usd)}){beside}."
     )

@@ -223,7 +223,7 @@ def _steps_figure(course: RunCourse) -> Figure:
             **({"type": "log", "dtick": 1} if wide else {"rangemode": "tozero"}),
         }
     )
-    words_all = f"{steps[-1].last:,} steps, of late {duration(steps[-1].step_time_s)} each.{last}"
+    words_all = f"{plural(steps[-1].last, 'step')}, of late {duration(steps[-1].step_time_s)} each.{last}"
     return Figure(title, words_all, {"data": traces, "layout": layout})
 
 

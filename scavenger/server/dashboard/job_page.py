@@ -13,7 +13,6 @@ from scavenger.domain.document import traceback_of
 from scavenger.domain.intent import Intent
 from scavenger.domain.operation import describe
 from scavenger.domain.progress import Progress
-from scavenger.frames import told
 from scavenger.masking import mask
 from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.presentation.formatting import (
@@ -25,6 +24,7 @@ from scavenger.presentation.formatting import (
     money,
     money_range,
     quantity,
+    traceback_lines,
 )
 from scavenger.presentation.picture import FINISHED
 from scavenger.presentation.total import total_words
@@ -199,7 +199,7 @@ def job_page(sight: JobSight, *, may_change: bool = True) -> JobPage:
         else None,
         workers=1 if at is None else at.workers,
         no_journal=_no_journal(sight),
-        traceback=tuple(told(traceback_of(job.report), str(PurePath(job.job_file).parent))),
+        traceback=tuple(traceback_lines(traceback_of(job.report), str(PurePath(job.job_file).parent))),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scavenger.elastic import round_events as r
 from scavenger.errors import ConfigurationError, ModelNotSavedError, TrainingError, WorkersLostError
+from scavenger.presentation.formatting import plural
 from scavenger.train.checkpoints.format import TensorStream
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshots
@@ -106,7 +107,7 @@ class LoopJobSupervisor(LoopSupervisor):
         share = -(-global_batch_size // workers)
         if share > largest:
             raise ConfigurationError(
-                f"a batch of {global_batch_size} samples on {workers} worker{'' if workers == 1 else 's'} is {share} "
+                f"a batch of {global_batch_size} samples on {plural(workers, 'worker')} is {share} "
                 f"of one shard, and the largest shard has {largest}: give loop.init larger shards, several times a "
                 "worker's batch, or lower search.batch_size",
                 key="search.batch_size",
