@@ -111,6 +111,7 @@ class AwsServer(Instances):
         hung: The next call is not looked at before this is set.
         calls: How often each action was asked for.
         faults_fired: How many calls met a fault.
+        asked: The request by which each instance was launched.
         late_failures: Codes and messages of launches that are accepted next, and whose VM ends before it is up.
         is_nitro: Whether a VM's console can be read as it is.
         consoles: What VMs have written, by instance id.
@@ -129,6 +130,7 @@ class AwsServer(Instances):
             self.clear()
             self.calls: Counter[str] = Counter()
             self.launches: list[dict[str, str]] = []
+            self.asked: dict[str, dict[str, str]] = {}
             self.faults_fired = 0
             self.throttled = self.failing = self.lost = 0
             self.hung: threading.Event | None = None
@@ -355,7 +357,11 @@ class AwsServer(Instances):
             instance = self._known()[instance_id.decode()]
             instance.launch_time = self._at(self.now_s)
             address = str(instance.private_ip)
-            self._roles[instance.id] = form.get("IamInstanceProfile.Name", "")
+            self._roles[instance.id], self.asked[instance.id] = form.get("IamInstanceProfile.Name", ""), form
+            for (
+                interface
+            ) in instance.nics.values():  # else moto refuses to end a VM twice, which EC2 does not
+                interface.delete_on_termination = False
             self._begin(instance, form.get("UserData", ""))
             answer = answer.replace(address.encode(), str(instance.private_ip).encode())
             if key[1]:
