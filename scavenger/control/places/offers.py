@@ -316,7 +316,10 @@ class CatalogCloud:
         )
 
     def priced_extras(self, disk_gib: int) -> tuple[PricedExtra, ...]:
-        """What a VM has beside its type and what it sends, each with its price and source; none of pods."""
+        """What a VM has beside its type and what it sends, each with its price and source; none of pods.
+
+        What goes to another region or to the internet is not metered; its price is told where it is known.
+        """
         if not isinstance(self._catalog, Catalog):
             return ()
         of, disk = self._extras, self.extras(disk_gib, spot=False).disk_usd_per_hour
@@ -333,6 +336,12 @@ class CatalogCloud:
         found.append(
             PricedExtra("traffic to another zone", zones.usd if zones else None, "GiB", str(zones or ""))
         )
+        beyond = {"another region": of.regions, "the internet": of.internet}
+        found += [
+            PricedExtra(f"not counted: traffic to {where}", price.usd, "GiB", str(price))
+            for where, price in beyond.items()
+            if price is not None
+        ]
         return tuple(found)
 
     def _address_usd_per_hour(self, *, spot: bool) -> float:
