@@ -218,11 +218,15 @@ class EntryPoint:
         return f"{self.module}:{self.name}"
 
     @classmethod
-    def parse(cls, value: object) -> EntryPoint:
-        """Parse `module:object`, both Python names; the module may be dotted."""
+    def parse(cls, value: object, *, otherwise: str = "") -> EntryPoint:
+        """Parse `module:object`, both Python names; the module may be dotted.
+
+        Args:
+            otherwise: What the value may be instead, as the end of a sentence.
+        """
         if isinstance(value, EntryPoint):
             return value
-        words = "must be module:object such as train:job"
+        words = f"must be module:object such as train:job{otherwise}"
         if not isinstance(value, str):
             raise fault(f"{words}, not {shown(value)}")
         module, _, name = value.partition(":")
@@ -277,7 +281,7 @@ def _parse_training(value: object) -> EntryPoint | Script:
     if isinstance(value, Script):
         return value
     line = value if isinstance(value, str) and len(value) <= _SCRIPT_MAX and value.isprintable() else ""
-    return Script.find(line) or EntryPoint.parse(value)
+    return Script.find(line) or EntryPoint.parse(value, otherwise=", or a script such as train.py")
 
 
 TrainingText = Annotated[

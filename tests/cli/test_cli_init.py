@@ -168,7 +168,7 @@ def test_a_script_is_not_run_where_nothing_is_to_be_done_or_nobody_can_be_asked(
     for words, complaint in (
         (("optimize", script, "--dry-run"), f"so no script: `scavenger init --from {script}`"),
         (("optimize", script), "there is no terminal on which to confirm"),
-        (("optimize", tmp_path / "none.py", "--yes"), "none.py: No such file or directory"),
+        (("optimize", tmp_path / "none.py", "--yes"), "none.py: there is no such file; `scavenger init`"),
         (("plan", tmp_path / "job.yaml", "--", "--epochs", "5"), "--epochs 5: arguments are for a script"),
     ):
         code, out, err = scavenger(*words)

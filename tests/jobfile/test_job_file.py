@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 from scavenger.control.job_file.load import job_schema, load_job, override_job, parse_job
+from scavenger.control.job_file.script_text import read_script
 from scavenger.control.job_file.yaml_loader import BYTES_MAX
 from scavenger.domain.job import Amount, EntryPoint, Infra, Utility
 from scavenger.errors import ConfigurationError, JobFileError
@@ -174,7 +175,7 @@ def test_a_missing_file_and_what_is_no_file_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, words in (
         (tmp_path / "none.yaml", "there is no such file"),
-        (tmp_path, "this is a folder, not a file"),
+        (tmp_path, "this is a folder; name its job file, as .*/job.yaml"),
         (tmp_path / "pipe", "this is not a regular file"),
         (Path("/dev/null"), "this is not a regular file"),
         (tmp_path / "x\0y", "the file cannot be read"),
@@ -352,3 +353,73 @@ def test_files_made_to_exhaust_the_parser_are_refused_soon(text: str) -> None:
     refusal(text)
 
     assert time.process_time() - started < SECONDS_MAX
+
+
+SKY = "resources: {accelerators: 'A100:8'}\nsetup: pip install torch\nrun: |\n  cd code\n  python train.py\n"
+DSTACK = "type: task\ncommands:\n  - pip install torch\n  - python train.py\nenv:\n  - A=${{ secrets.a }}\n"
+GOOD = "version: 1\nname: a\ntrain: train:job\ngoal: {max_epochs: 3}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "job.yaml",
+            SKY,
+            "1:1: this looks like a file of SkyPilot, not a job file: .* docs/coming-from.md says",
+        ),
+        ("job.yaml", DSTACK, "1:1: this looks like a file of dstack"),
+        (
+            "job.yaml",
+            GOOD.replace("train: train:job", "run: |\n  a\n  b"),
+            "3:6: holds several lines; write one",
+        ),
+        (
+            "job.yaml",
+            GOOD.replace("train:job", "train.ipynb"),
+            "3:8: train must be .* or a script such as train.py",
+        ),
+        ("job.yaml", "", "1:1: the file is empty; begin with version: 1"),
+        ("job.yaml", GOOD.replace("{", "\n\t{"), "a tab can neither indent nor begin a value; use spaces"),
+        ("jobb.yaml", None, "there is no such file; did you mean job.yaml"),
+        ("other.yaml", None, "there is no such file; `scavenger init` writes one"),
+        ("train.ipynb", "{}", "this is a notebook; `jupyter nbconvert --to script .*` writes .*train.py"),
+    ],
+)
+def test_a_first_input_that_is_no_job_file_is_told_in_one_line_with_what_to_do(
+    tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
+    path = tmp_path / name
+    if content is None:
+        (tmp_path / "job.yaml").write_text(GOOD)
+    else:
+        path.write_text(content)
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        load_job(path)
+    assert str(refused.value).startswith(str(path))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_line_ends_of_windows_and_a_mark_of_the_byte_order_change_nothing(tmp_path: Path) -> None:
+    plain, windows = tmp_path / "plain.yaml", tmp_path / "windows.yaml"
+    plain.write_text(GOOD)
+    windows.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load_job(windows) == load_job(plain)
+    windows.write_bytes(GOOD.replace("version", "vresion").replace("\n", "\r\n").encode())
+    with pytest.raises(
+        JobFileError, match=r"windows.yaml:1:1: unknown key 'vresion'; did you mean 'version'"
+    ):
+        load_job(windows)
+
+
+def test_a_script_that_is_none_is_told_in_one_line_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("# nothing yet\n")
+    (tmp_path / "code.py").mkdir()
+    for name, words in (
+        ("train.py", "the script is empty"),
+        ("tran.py", "there is no such file; did you mean train.py"),
+        ("code.py", "this is a folder; name the script in it"),
+        ("train.ipynb", "this is a notebook"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            read_script(tmp_path / name)

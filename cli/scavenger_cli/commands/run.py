@@ -121,10 +121,13 @@ def _job_file(
     Raises:
         ScavengerError: The script cannot be a job.
     """
+    from scavenger.control.job_file.script_text import read_script
+
     if given.suffix != ".py":
         _refuse_arguments(given, arguments)
         return given
     if dry_run:
+        read_script(given)
         raise ConfigurationError(
             f"--dry-run runs no code of yours, and so no script: `scavenger init --from {given}` writes its job file"
         )

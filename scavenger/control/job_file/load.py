@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from scavenger.control.job_file.script_text import missing_words, no_notebook
 from scavenger.control.job_file.yaml_loader import BYTES_MAX, YamlNode, load_yaml, read_scalar
 from scavenger.domain.forms import FAULT, did_you_mean, nearest, shown
 from scavenger.domain.job import JobSpec
@@ -31,7 +32,9 @@ def load_job(path: Path) -> JobSpec:
 
     Raises:
         JobFileError: If it cannot be read or is invalid; one line with path, line, column and what to write.
+        ConfigurationError: If it is a notebook.
     """
+    no_notebook(path)
     name = _one_line(str(path))
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -39,9 +42,14 @@ def load_job(path: Path) -> JobSpec:
                 raise JobFileError("this is not a regular file", path=name)
             data = file.read(BYTES_MAX + 1)
     except FileNotFoundError as error:
-        raise JobFileError("there is no such file", path=name) from error
+        raise JobFileError(_one_line(missing_words(path, (".yaml", ".yml", ".py"))), path=name) from error
     except IsADirectoryError as error:
-        raise JobFileError("this is a folder, not a file", path=name) from error
+        inside = next(
+            (one for kind in ("*.yaml", "*.yml") for one in sorted(path.glob(kind))), path / "job.yaml"
+        )
+        raise JobFileError(
+            f"this is a folder; name its job file, as {_one_line(str(inside))}", path=name
+        ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise JobFileError(f"the file cannot be read: {reason}", path=name) from error
@@ -76,7 +84,12 @@ def parse_job(text: str, *, path: str) -> JobSpec:
         JobFileError: As `load_job`; names the first fault in the file and the number of other faults.
     """
     path = _one_line(path)
-    root = load_yaml(text, path=path)
+    try:
+        root = load_yaml(text, path=path)
+    except JobFileError:
+        if (tool := _tool_of(_TOP_KEYS.findall(text))) is None:
+            raise
+        raise JobFileError(_of_tool(tool), path=path, line=1, column=1) from None
     if not isinstance(root.value, dict):
         raise JobFileError(
             f"the file must hold keys such as version: 1, not {shown(root.plain())}",
@@ -85,13 +98,7 @@ def parse_job(text: str, *, path: str) -> JobSpec:
             column=root.column,
         )
     if (tool := _tool_of(root.value)) is not None:
-        raise JobFileError(
-            f"this looks like a file of {tool}, not a job file: `scavenger init` writes one, and "
-            f"docs/coming-from.md says what the keys of {tool} are called here",
-            path=path,
-            line=root.line,
-            column=root.column,
-        )
+        raise JobFileError(_of_tool(tool), path=path, line=root.line, column=root.column)
     try:
         job = JobSpec.model_validate(root.plain())
         faults = []
@@ -310,6 +317,17 @@ _OTHER_TOOLS = {
     "dstack": frozenset(["commands", "type", "nodes"]),
 }
 """Keys by which the files of other tools are known: none is one of a job file's."""
+
+
+_TOP_KEYS = re.compile(r"^([a-z_]+):", re.MULTILINE)
+"""In a file that may be none of ours, and not be read therefore."""
+
+
+def _of_tool(tool: str) -> str:
+    return (
+        f"this looks like a file of {tool}, not a job file: `scavenger init` writes one, and "
+        f"docs/coming-from.md says what the keys of {tool} are called here"
+    )
 
 
 def _tool_of(keys: Iterable[object]) -> str | None:

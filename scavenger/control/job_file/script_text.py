@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import math
 import operator
@@ -10,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from scavenger.control.job_file.yaml_loader import read_scalar
@@ -58,14 +60,53 @@ def job_name(text: str) -> str:
     return name if isinstance(read_scalar(name), str) else ""
 
 
+def no_notebook(path: Path) -> None:
+    """Refuse a notebook.
+
+    Raises:
+        ConfigurationError: If the path is one of.
+    """
+    if path.suffix == ".ipynb":
+        script = path.with_suffix(".py")
+        raise ConfigurationError(
+            f"{path}: this is a notebook; `jupyter nbconvert --to script {path}` writes {script}, which "
+            f"`scavenger optimize {script}` takes"
+        )
+
+
+def missing_words(path: Path, kinds: tuple[str, ...]) -> str:
+    """Say that there is no such file, with the one that may be meant, or how to begin.
+
+    Args:
+        kinds: Ends of the names that may be meant.
+    """
+    beside: dict[str, str] = {}
+    with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
+        beside = {one.stem: one.name for one in path.parent.iterdir() if one.name.endswith(kinds)}
+    near = get_close_matches(path.stem, beside, n=1)
+    return "there is no such file; " + (
+        f"did you mean {beside[near[0]]}?" if near else "`scavenger init` writes one to start from"
+    )
+
+
 def read_script(path: Path) -> ast.Module:
     """The syntax tree of a script.
 
     Raises:
         ConfigurationError: If there is none, or it is no Python.
     """
+    no_notebook(path)
     try:
-        return ast.parse(path.read_bytes())
+        tree = ast.parse(path.read_bytes())
+        if not tree.body:
+            raise ConfigurationError(
+                f"{path}: the script is empty; `scavenger init` writes one to start from"
+            )
+        return tree
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path}: {missing_words(path, ('.py',))}") from error
+    except IsADirectoryError as error:
+        raise ConfigurationError(f"{path}: this is a folder; name the script in it") from error
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:

@@ -212,6 +212,10 @@ class _Loader:
 
     def _scalar(self, event: ScalarEvent) -> str | int | float | bool | None:
         text: str = event.value
+        if len(text.splitlines()) > 1:
+            raise self._error(
+                "holds several lines; write one, and several commands into a script: run: bash train.sh"
+            )
         for character in text:
             if not character.isprintable():
                 raise self._error(

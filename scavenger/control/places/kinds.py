@@ -78,11 +78,9 @@ def check_code(job: JobSpec, kind: Kind, folder: Path) -> None:
             continue
         path = folder.joinpath(*entry.module.split("."))
         if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
-            siblings = sorted(p.stem for p in folder.glob("*.py"))
-            close = get_close_matches(entry.module, siblings, n=1)
-            hint = f"; did you mean {close[0]}:{entry.name}?" if close else ""
+            hint = _meant(entry.module, folder, f":{entry.name}")
             raise ConfigurationError(
-                f"{key} names {entry.module}.py, which is not in {folder}{hint}", key=key
+                f"{key} names {entry.module}.py, which is not in {folder}; {hint}", key=key
             )
     if kind is Kind.KERAS:
         check_keras_backend(os.environ)
@@ -98,7 +96,14 @@ def _check_script(script: Script, folder: Path) -> None:
             key="train",
         )
     if not path.is_file():
-        raise ConfigurationError(f"train names {script.path}, which is not in {folder}", key="train")
+        hint = _meant(Path(script.path).stem, path.parent, ".py")
+        raise ConfigurationError(f"train names {script.path}, which is not in {folder}; {hint}", key="train")
+
+
+def _meant(stem: str, folder: Path, end: str) -> str:
+    """Which module of a folder may be meant in place of one that is missing, or what to do."""
+    close = get_close_matches(stem, sorted(p.stem for p in folder.glob("*.py")), n=1)
+    return f"did you mean {close[0]}{end}?" if close else "put it beside the job file"
 
 
 def check_command(job: JobSpec, folder: Path) -> None:
