@@ -435,7 +435,7 @@ def upgrade() -> None:
         sa.CheckConstraint("disk_after_s >= 0", name=op.f("ck_intents_disk_after_s")),
         sa.CheckConstraint("disk_usd_per_hour >= 0", name=op.f("ck_intents_disk_usd_per_hour")),
         sa.CheckConstraint("generation >= 0", name=op.f("ck_intents_generation")),
-        sa.CheckConstraint("price_usd_per_hour > 0", name=op.f("ck_intents_price_usd_per_hour")),
+        sa.CheckConstraint("price_usd_per_hour >= 0", name=op.f("ck_intents_price_usd_per_hour")),
         sa.CheckConstraint("reserved_usd >= 0", name=op.f("ck_intents_reserved_usd")),
         sa.CheckConstraint("slot >= 0", name=op.f("ck_intents_slot")),
         sa.CheckConstraint("spent_usd >= 0", name=op.f("ck_intents_spent_usd")),

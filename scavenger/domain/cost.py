@@ -29,7 +29,8 @@ move all the time. Of the snapshot's, 628 days old, half are more than 32 % belo
 class Price:
     """Hourly price of a VM or of one unit of a resource.
 
-    An unknown price is represented by None, not by a `Price`; 0, negative numbers, NaN and infinity are refused.
+    An unknown price is represented by None, not by a `Price`; negative numbers, NaN and infinity are refused. 0 is the
+    price of what costs nothing more, as a machine that one has.
 
     Attributes:
         usd_per_hour: US dollars.
@@ -42,7 +43,7 @@ class Price:
     dated: date
 
     def __post_init__(self) -> None:
-        _require("a price", self.usd_per_hour, above=True)
+        _require("a price", self.usd_per_hour)
 
     @property
     def usd(self) -> float:

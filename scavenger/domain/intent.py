@@ -49,7 +49,7 @@ class PlacementOption:
     """A placement option: a VM type in a zone, on-demand or spot, with its price, and that of what a VM has beside it.
 
     Raises:
-        ValueError: If the price is not a positive number: an unknown price is never taken for 0.
+        ValueError: If the price is no number of at least 0; an unknown price is never taken for 0.
     """
 
     vm: str
@@ -59,7 +59,7 @@ class PlacementOption:
     extras: VmExtras = field(default_factory=VmExtras)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour > 0):
+        if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour >= 0):
             raise ValueError(f"{self.vm} in {self.zone} has no price: {self.price_usd_per_hour}")
 
     @property

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from scavenger.domain.capabilities import Capabilities
-from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings, KubernetesSettings
+from scavenger.domain.vm_settings import (
+    AwsSettings,
+    CloudSettings,
+    GcpSettings,
+    KubernetesSettings,
+    SshSettings,
+)
 from scavenger.errors import ConfigurationError
 
 GROUP = "scavenger.providers"
@@ -140,6 +146,15 @@ BUILT_IN = (
         here=CURRENT,
         settings=KubernetesSettings,
         extra="kubernetes",
+    ),
+    ProviderKind(
+        "ssh",
+        "scavenger.cloud.ssh.adapter:ADAPTER",
+        Capabilities(zones=True, as_user=True, spot=False),
+        r"[a-z][a-z0-9]{0,30}",
+        r"-[a-z][a-z0-9]{0,30}",
+        ("lab", "lab-rack1"),
+        settings=SshSettings,
     ),
     ProviderKind(
         "kuberay",

@@ -381,6 +381,72 @@ class KubernetesSettings(CloudSettings):
         return tuple(sorted(self.labels.items()))
 
 
+def _count(least: int, most: int) -> tuple[BeforeValidator, WithJsonSchema]:
+    """The form of a whole number."""
+
+    def check(value: object) -> object:
+        if not (is_number(value) and value == int(value) and least <= value <= most):
+            raise fault(f"must be a whole number from {least} to {most}, not {shown(value)}")
+        return int(value)
+
+    return BeforeValidator(check), WithJsonSchema({"type": "integer", "minimum": least, "maximum": most})
+
+
+def _usd_or_nothing(value: object) -> object:
+    if not (is_number(value) and 0 <= value <= 1000.0):
+        raise fault(f"must be US dollars from 0 to 1000, not {shown(value)}")
+    return float(value)
+
+
+_Word = Annotated[str, *text_form(r"[a-z][a-z0-9]{0,30}", "a name of small letters and digits")]
+_Address = Annotated[
+    str, *text_form(r"[A-Za-z0-9][\w.:-]{0,252}", "an address, or a Host of the configuration of SSH")
+]
+_Account = Annotated[str, *text_form(r"[\w][\w.-]{0,63}", "the name of a user")]
+
+
+class SshHost(FrozenModel):
+    """A host that is reached over SSH; what it leaves out of its size is asked there."""
+
+    group: _Word = Field(default="lab", description="As in `infra: ssh/GROUP`.")
+    address: _Address = Field(
+        default="", description="Address, or a Host of the configuration of SSH; else its name."
+    )
+    user: _Account = Field(default="", description="Who logs in; else as SSH is configured.")
+    port: Annotated[int, *_count(1, 65535)] | None = Field(default=None, description="Port of SSH.")
+    rack: _Word = Field(default="", description="Hosts of one rack are a zone: near each other.")
+    vm: _Name = Field(
+        default="", description="Name of its type, for hosts of one size that differ otherwise."
+    )
+    cpus: Annotated[int, *_count(1, 10_000)] | None = Field(default=None, description="Its CPUs.")
+    memory: _Size | None = Field(default=None, description="Its memory, GiB.")
+    gpus: Annotated[int, *_count(0, 64)] | None = Field(default=None, description="Its GPUs.")
+    usd_per_hour: Annotated[
+        float,
+        BeforeValidator(_usd_or_nothing),
+        WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1000.0}),
+    ] = Field(description="What it costs in an hour; 0 for one that costs nothing more.")
+
+
+_Hosts = Annotated[
+    dict[_Name, SshHost],
+    WithJsonSchema({"type": "object", "additionalProperties": SshHost.model_json_schema()}),
+]
+
+
+class SshSettings(CloudSettings):
+    """Hosts that one has, which are reached over SSH."""
+
+    hosts: _Hosts = Field(default={}, description="The hosts by name, with what one costs.")
+    config: Path = Field(
+        default="", description="Configuration of OpenSSH's client, instead of the user's own."
+    )
+    folder: Path = Field(
+        default="/var/tmp/scavenger",  # noqa: S108 - the program there makes its folder private, and checks that
+        description="Where hosts keep what they run; a disk of each host's own, and the same for all users.",
+    )
+
+
 class Settings(FrozenModel):
     """The settings file, without the tables of providers; see `scavenger.control.settings`."""
 

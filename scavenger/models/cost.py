@@ -336,7 +336,7 @@ def ledger(
     for name in sorted(latest):
         vm = latest[name]
         price = prices.get((vm.vm, vm.zone, vm.spot))
-        if price is None or not (math.isfinite(price) and price > 0):
+        if price is None or not (math.isfinite(price) and price >= 0):
             raise ConfigurationError(
                 f"the price of {'a spot ' if vm.spot else ''}{vm.vm} in {vm.zone} is "
                 f"{'not known' if price is None else f'{price:g}'}: VM {name} cannot be billed"

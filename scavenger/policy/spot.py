@@ -63,8 +63,8 @@ class SpotTerms:
     def __post_init__(self) -> None:
         prices = [self.on_demand_usd_per_hour]
         prices += [] if self.spot_usd_per_hour is None else [self.spot_usd_per_hour]
-        if not all(math.isfinite(price) and price > 0 for price in prices):
-            raise ValueError(f"{self.vm}: a price is above 0: {prices}")
+        if not all(math.isfinite(price) and price >= 0 for price in prices):
+            raise ValueError(f"{self.vm}: a price is 0 or more: {prices}")
         if not (math.isfinite(self.fixed_usd_per_hour) and self.fixed_usd_per_hour >= 0):
             raise ValueError(f"what is paid in either case is 0 or more: {self.fixed_usd_per_hour}")
 
@@ -117,6 +117,8 @@ def decide_spot(
     """
     if mode == "never":
         return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as the job asks", None, None)
+    if not terms.on_demand_usd_per_hour:
+        return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as it costs nothing", None, None)
     price = terms.spot_usd_per_hour
     if price is None:
         if mode != "always":

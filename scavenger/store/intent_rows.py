@@ -42,6 +42,7 @@ _TAGS, _TEMPLATE, _CHARGES, _EXTRAS, _TIMES, _PLAIN = (
 )
 """Fields of an intent's parts, and of the intent itself, that are columns or keys of the same name and type."""
 
+_NOTHING = VmExtras()
 _DISK_S = IntentRow.billed_s + IntentRow.disk_after_s
 DISK_USD = _DISK_S / 3600.0 * func.coalesce(IntentRow.disk_usd_per_hour, 0.0)
 ADDRESS_USD = IntentRow.billed_s / 3600.0 * IntentRow.address_usd_per_hour
@@ -154,10 +155,10 @@ def _options_of(given: Collection[Mapping[str, Any]]) -> tuple[PlacementOption, 
 
 
 def _option_document(option: PlacementOption) -> dict[str, Any]:
-    """A placement option; the prices of what a VM has beside its type only where there are any."""
+    """A placement option; the prices of what a VM has beside its type only where they are known."""
     document = asdict(option)
     extras = document.pop("extras")
-    return document | {name: usd for name, usd in extras.items() if usd}
+    return document | {name: usd for name, usd in extras.items() if usd != getattr(_NOTHING, name)}
 
 
 def _template_from(given: dict[str, Any]) -> LaunchTemplate:

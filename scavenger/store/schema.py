@@ -235,8 +235,10 @@ class IntentRow(Base):
         CheckConstraint("(ending = '') = (state IN ('PLAN', 'UP'))", name="ended"),
         CheckConstraint("state != 'UP' OR instance_id != ''", name="up"),
         CheckConstraint("asked OR instance_id = ''", name="asked"),
-        *positive("price_usd_per_hour", "attempt"),
-        *not_negative("slot", "generation", "reserved_usd", "acks", "billed_s", "spent_usd"),
+        *positive("attempt"),
+        *not_negative(
+            "price_usd_per_hour", "slot", "generation", "reserved_usd", "acks", "billed_s", "spent_usd"
+        ),
         *not_negative("disk_usd_per_hour", "address_usd_per_hour", "disk_after_s"),
         Index(None, "state", "provider", "region"),
     )

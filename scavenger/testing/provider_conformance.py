@@ -44,6 +44,7 @@ EVERY_CALL = 1_000
 LONG_S = 900.0
 """Longer than any VM takes to come up, or to go."""
 DAY_S = 86_400.0
+READY = "#!/bin/sh\necho ready\n"
 
 Hook = Literal["spot", "quotas", "throttling", "clock", "hiding"]
 """What a cloud may lack: VMs that it takes back, limits of the account, refusals of calls that are too many, a clock
@@ -63,6 +64,8 @@ class Fact:
 
 class World(Protocol):
     """A provider before a cloud in the test's hands.
+
+    A world may have `user_data`, where a VM ends with what it runs: a script that does not end by itself.
 
     Attributes:
         vm: A type that at least two zones have, of which 12 may live at once.
@@ -133,7 +136,7 @@ def make_request(world: World, name: object = 0, **changes: object) -> VmRequest
         world.vm,
         world.provider.zones(world.vm)[0],
         False,
-        LaunchTemplate(30 * DAY_S, user_data="#!/bin/sh\necho ready\n", labels=(("team", "blue"),)),
+        LaunchTemplate(30 * DAY_S, user_data=getattr(world, "user_data", READY), labels=(("team", "blue"),)),
         life_s=30 * DAY_S,
     )
     changed: VmRequest = _changed(request, changes)

@@ -150,7 +150,7 @@ def test_a_job_s_own_keys_replace_those_of_the_file_and_no_others(tmp_path: Path
         ("  subnets: [subnet-11111111]\n", "infra must say where under the key 'at'"),
         (
             "  at: local\n",
-            "infra must be at one of aws, gcp, kubernetes to have settings of VMs, not at local",
+            "infra must be at one of aws, gcp, kubernetes, ssh to have settings of VMs, not at local",
         ),
         ("  at: gcp/us-central1\n  vpc: vpc-0a1b2c3d\n", "job.yaml:7:3: unknown key 'vpc'"),
         (

@@ -42,8 +42,8 @@ def items(made: CostEstimate) -> dict[str, float]:
     return {item.name: item.usd for item in made.items}
 
 
-@pytest.mark.parametrize("usd", [0.0, -1.0, math.nan, math.inf])
-def test_a_price_is_never_zero_negative_or_no_number(usd: float) -> None:
+@pytest.mark.parametrize("usd", [-1.0, math.nan, math.inf])
+def test_a_price_is_never_negative_or_no_number(usd: float) -> None:
     with pytest.raises(ValueError, match="a price must be"):
         Price(usd, "somebody", date(2026, 1, 1))
 
@@ -318,15 +318,19 @@ def test_seeing_a_vm_twice_does_not_bill_it_twice(vms: list[VmSeen], at: float) 
     assert ledger([*vms, *vms], PRICES, at=now) == ledger(vms, PRICES, at=now)
 
 
+def test_a_machine_that_costs_nothing_more_has_a_bill_of_nothing() -> None:
+    made = ledger([seen(0, spot=True, start=0, lived=60)], {KEYS[1]: 0.0}, at=START + timedelta(hours=1))
+
+    assert [vm.usd for vm in made.vms] == [0.0]
+
+
 def test_a_vm_without_a_launch_time_is_named_not_free() -> None:
     made = ledger([seen(3, spot=False, start=None, lived=None)], PRICES, at=START)
 
     assert (made.vms, made.unknown) == ((), ("i-3",))
 
 
-@pytest.mark.parametrize(
-    ("price", "complaint"), [(None, "not known"), (0.0, "0"), (-1.0, "-1"), (math.nan, "nan")]
-)
+@pytest.mark.parametrize(("price", "complaint"), [(None, "not known"), (-1.0, "-1"), (math.nan, "nan")])
 def test_a_vm_without_a_sound_price_is_an_error(price: float | None, complaint: str) -> None:
     prices = {} if price is None else {KEYS[1]: price}
     with pytest.raises(ConfigurationError, match=f"e2-standard-4 in us-central1-a is {complaint}: VM i-0"):

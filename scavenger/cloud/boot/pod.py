@@ -1,4 +1,4 @@
-"""The script that makes a pod join its coordinator: its container runs it, as a user without rights.
+"""The script that makes a pod or a host join its coordinator: a user without rights runs it.
 
 It does what `boot_script` does on a VM, with what a container has: a folder of its own instead of a root file system,
 and no service manager. So it is the parent of the agent. It ends with it, passes the signal on by which a pod is asked
@@ -40,6 +40,7 @@ end() {
 echo '@MARK@@BOOTING@'
 folder=$(mktemp -d)
 cd "$folder"
+venv=${SCAVENGER_VENV:-$folder/venv}
 cat > renew.sh <<'END'
 echo $(($(date +%s) + ${SCAVENGER_LIFE_S:-@LIFE@})) > until.part && mv until.part until
 END
@@ -55,14 +56,14 @@ if command -v nvidia-smi > /dev/null; then
     echo '@GPUS@' >> gpus.txt
 fi
 pip() {
-    "$folder/venv/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir
+    "$venv/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir
 }
 installed() {
-    { [ -x venv/bin/pip ] || python3 -m venv venv; } && @INSTALL@ && @CHECK@
+    { [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"; } && @INSTALL@ && @CHECK@
 }
 agent=$(command -v scavenger-vm) || agent=
 if [ -z "$agent" ]@UNLESS@; then
-    agent=$folder/venv/bin/scavenger-vm
+    agent=$venv/bin/scavenger-vm
     echo "@MARK@@INSTALLING@ "@NAME@
     pause_s=5
     until installed; do
@@ -88,6 +89,7 @@ status=0
 wait "$running" || status=$?
 exit "$status"
 """
+# SCAVENGER_VENV: a host keeps what was installed for the next one.
 # sleep: in the background, since a shell looks at its traps only between two commands.
 
 
@@ -110,18 +112,18 @@ def pod_script(join: Join, package: VmPackage, *, life_s: float, proxy: str = ""
             "@CONTENT@": package.requirement,
             "@UNLESS@": "",
             "@INSTALL@": "pip install -r requirements.txt -r gpus.txt",
-            "@CHECK@": '[ -x "$folder/venv/bin/scavenger-vm" ]',
+            "@CHECK@": '[ -x "$venv/bin/scavenger-vm" ]',
         }
     else:
         fetch = shlex.join(["fetch.py", package.wheel, package.sha256, CONSTRAINTS])
-        has = f'"$folder/venv/bin/scavenger-vm" --has {what_of(package)}'
+        has = f'"$venv/bin/scavenger-vm" --has {what_of(package)}'
         values = {
             "@GIVEN@": "fetch.py",
             "@CONTENT@": FETCH_PROGRAM.rstrip("\n"),
             "@UNLESS@": f' || ! "$agent" --has {what_of(package)}',
             "@CHECK@": has,
             "@INSTALL@": f"pip install {shlex.join(package.tools)} &&\n"
-            f'        "$folder/venv/bin/python" {fetch} &&\n        {install_command(package)} -r gpus.txt',
+            f'        "$venv/bin/python" {fetch} &&\n        {install_command(package)} -r gpus.txt',
         }
     variables = proxy_variables(proxy)
     # the agent runs in the script's folder; when it has ended, so does the pod

@@ -147,7 +147,8 @@ class CatalogCloud:
         """Select the VM types that a job may use.
 
         Args:
-            resources: Requirements of the job file; None selects the cheapest type with 4 vCPUs.
+            resources: Requirements of the job file; None selects the cheapest type with 4 vCPUs, or of any size where
+                there is none with 4.
             workers: Minimum and maximum number of workers.
             deadline_s, work_s: See `decide_spot`.
             leader_usd_per_hour: Price of the leader's VM with its extras; None if one is to be rented for it.
@@ -225,7 +226,7 @@ class CatalogCloud:
         return self.small_offer()
 
     def small_offer(self) -> Offer:
-        """The cheapest on-demand offer without accelerators that has 2 vCPUs and 4 GiB.
+        """The cheapest on-demand offer that has 2 vCPUs and 4 GiB, without accelerators if there is one.
 
         Raises:
             ConfigurationError: If no price is known.
@@ -234,7 +235,7 @@ class CatalogCloud:
             cpus=Amount(AGGREGATOR_CPUS_MIN, or_more=True), memory=Amount(AGGREGATOR_GIB_MIN, or_more=True)
         )
         offers = self._catalog.offers(self._provider, self._region, wanted)
-        return next(offer for offer in offers if not self._machine(offer).accelerators)
+        return next((offer for offer in offers if not self._machine(offer).accelerators), offers[0])
 
     def terms(self, offered: Offered, *, setup_s: float, ready: Mapping[str, int] | None = None) -> CostTerms:
         """Costs besides the workers: VMs for the aggregators, extras of VMs, setup and interruptions.
@@ -282,6 +283,8 @@ class CatalogCloud:
             accelerators = resources.accelerators
             name = None if accelerators is None else accelerators.name
             wanted = VmRequirements(cpus=resources.cpus, memory=resources.memory, accelerator=name)
+        elif not self._catalog_has(wanted):
+            wanted = VmRequirements()
         count = 0 if accelerators is None else accelerators.count
         offers = self._catalog.offers(self._provider, self._region, wanted, spot=spot)
         found = [
@@ -298,6 +301,13 @@ class CatalogCloud:
                 key="resources",
             )
         return found
+
+    def _catalog_has(self, wanted: VmRequirements) -> bool:
+        """Whether a type of the region will do; a few machines that one has may be of any size."""
+        return not isinstance(self._catalog, Catalog) or any(
+            listing.on_demand is not None
+            for listing in self._catalog.listings(self._provider, self._region, wanted)
+        )
 
     def has_gpus(self, vm: str) -> bool:
         """Whether a VM type has GPUs."""

@@ -1,0 +1,1 @@
+"""Machines that one has, over SSH."""

@@ -1,0 +1,82 @@
+"""`scavenger optimize` on hosts that one has, over SSH, through the loss of one; nothing is left or paid."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import SPEC
+from real_jobs import ROOT, Job, ended, opened
+from ssh_lab import SshLab, lab_of, needs_ssh
+from waiting import wait_for
+
+from scavenger.policy.provisioning.slots import is_for_aggregators
+
+pytestmark = [needs_ssh, pytest.mark.slow, pytest.mark.timeout(900)]
+AGENT = f"""#!/bin/sh
+export PYTHONPATH={ROOT}:{ROOT}/cli OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2
+exec {sys.executable} -m scavenger.control.provisioning.on_vm "$@"
+"""
+HOST = {"cpus": 2, "memory": 4.0, "gpus": 0, "usd_per_hour": 0.0}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[SshLab]:
+    """Three hosts: for an aggregator, a worker, and its successor."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "scavenger-vm").write_text(AGENT)
+    (programs / "scavenger-vm").chmod(0o755)
+    with lab_of(tmp_path / "lab", {f"h{n}": HOST for n in range(3)}, str(programs)) as made:
+        yield made
+
+
+def test_a_job_trains_on_hosts_through_the_loss_of_one_and_leaves_nothing(
+    lab: SshLab, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCAVENGER_CONFIG", str(lab.settings_file()))
+    monkeypatch.setenv("SCAVENGER_ADDRESS", "127.0.0.1")
+    haste = tmp_path / "haste"
+    spec = {**SPEC, "infra": "ssh/lab", "search": {"workers": 1, "batch_size": [32]}}
+    job = Job(tmp_path / "job", f"sqlite:///{tmp_path}/s.db", mark, spec)
+    job.write(in_sample=f"if not os.path.exists({str(haste)!r}): time.sleep(0.01)", samples=800)
+
+    driver = job.start()
+    try:
+        lost = wait_for(lambda: worker_host(job, set()), driver, within_s=300.0)
+        lab.stop(lost)
+        lab.kill(lost)
+        successor = wait_for(lambda: worker_host(job, {lost}), driver, within_s=400.0)
+        haste.touch()
+        outcome = ended(driver, 300.0)
+    finally:
+        driver.kill()
+
+    assert outcome.code == 0, outcome.stderr
+    report = outcome.report
+    assert report["job"]["state"] == "succeeded"
+    assert successor != lost
+    assert report["actual"]["cost_usd"] == 0.0
+    assert report["choice"]["vm"] == "2cpu-4gib"
+    assert lab.left() == []
+    found = json.loads(ended(job.begin("gc", "--dry-run")).stdout)
+    assert (found["regions"], found["leftovers"]) == (["ssh/lab"], [])
+
+
+def worker_host(job: Job, but: set[str]) -> str:
+    """The host whose worker trains; empty while there is none."""
+    store = opened(job)
+    running = store.running_jobs(job.file)
+    if not running or running[0].phase != "running":
+        return ""
+    if not any((p.role, p.state) == ("worker", "training") for p in store.processes(running[0].id)):
+        return ""
+    hosts = {
+        one.instance_id.partition(".")[0]
+        for one in store.intents(running[0].id)
+        if one.state == "UP" and not is_for_aggregators(one.slot)
+    }
+    return next(iter(hosts - but), "")
