@@ -185,6 +185,11 @@ class ProgressTracker:
         whole_s, (low_s, high_s) = self._end
         return max(0.0, whole_s - self._at_s), (max(0.0, low_s - self._at_s), high_s - self._at_s)
 
+    @property
+    def last(self) -> Progress | None:
+        """That of the last step; None before the first one."""
+        return self._last
+
     def due(self, now_s: float) -> Progress | None:
         """The progress, if there is new one and the last report is long enough ago, or of another configuration."""
         if self._last is None or self._last is self._told or now_s < self._next_s:

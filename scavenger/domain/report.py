@@ -91,10 +91,11 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceMade:
-    """The search ended with a choice."""
+    """The search ended with a choice; `predicted` is the whole run, if it can go on from there."""
 
     curve: TradeoffCurve
     choice: Choice | Infeasible
+    predicted: Predicted | None = None
 
 
 KNOWN_WITHIN = 5.0

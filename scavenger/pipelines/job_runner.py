@@ -357,7 +357,7 @@ class JobRunner:
         try:
             with (
                 notifying(store, only_mine=True, within_s=_LAST_S),
-                shown_progress(self._progress, observer) as seen,
+                shown_progress(self._progress, observer, budget_usd=allowance.usd) as seen,
             ):
                 one = begin(store, seen)
                 with self._stoppable(one):

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from html import escape
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from scavenger.domain.report import EpochEnded, Event, Observer, PhaseChanged, StepDone
 from scavenger.presentation.event_words import event_words
 from scavenger.presentation.formatting import clean, duration, money, quantity
+from scavenger.presentation.live import COLUMNS_MAX, ROWS_MAX, JobWatch, Row, cells, rows
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from rich.console import Console, ConsoleRenderable, RenderableType
 
-__all__ = ["LineProgress", "NotebookProgress", "Observers", "TerminalProgress", "shown_progress"]
+__all__ = [
+    "LineProgress",
+    "LiveDisplay",
+    "NotebookProgress",
+    "Observers",
+    "is_live",
+    "is_plain",
+    "live_console",
+    "new_live",
+    "shown_progress",
+]
 
-_REDRAW_S = 0.25
+_REDRAW_S = 0.125
+"""Time between two drawings: as many as the eye follows, so that training is not slowed."""
 _LINE_S = 10.0
-_LINES = 8
-"""Last events that a notebook shows."""
 
 
 class Observers(Observer):
@@ -37,145 +47,236 @@ class Observers(Observer):
             observer.on_event(event)
 
 
-class _Progress(Observer):
-    """Keeps the last step and the phase, and shows them at most so often."""
+def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream is a terminal whose rows can be redrawn, before somebody who looks at it."""
+    try:
+        drawn = stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
+    except ValueError:  # closed
+        return False
+    return drawn and environ.get("CI", "").lower() in ("", "0", "false")
 
-    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s, self._clock = every_s, clock
-        self._next_at = float("-inf")
-        self._phase, self._metrics = "starting", ""
-        self._step: StepDone | None = None
+
+def is_plain(stream: TextIO) -> bool:
+    """Whether a stream can show ASCII alone."""
+    return not (stream.encoding or "").lower().startswith("utf")
+
+
+def live_console(stream: TextIO) -> Console:
+    """The console of a terminal that is redrawn; it interprets no text, and NO_COLOR has it without colours."""
+    from rich.console import Console, ConsoleDimensions
+
+    class OfStream(Console):
+        """Has the size of its own terminal, as it is now: standard streams may lead elsewhere."""
+
+        @property  # type: ignore[misc]
+        def size(self) -> ConsoleDimensions:
+            try:
+                columns, lines = os.get_terminal_size(stream.fileno())
+            except (OSError, ValueError):
+                return super().size
+            return ConsoleDimensions(columns, lines) if columns and lines else super().size
+
+    return OfStream(
+        file=stream, force_terminal=True, markup=False, emoji=False, highlight=False, legacy_windows=False
+    )
+
+
+def new_live(console: Console, shown: Callable[[], list[Row]], *, over_prints: bool) -> _Live:
+    """Rows that are redrawn, below what is printed meanwhile; not begun yet.
+
+    Args:
+        shown: Gives the rows.
+        over_prints: Whether Python's standard streams, where they are a terminal, print above.
+    """
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    styles = {"": "", "bold": "bold", "dim": "dim", "warning": "yellow"}
+
+    class Resized(Live):
+        """Erases what it has drawn also where a terminal that was made narrower has wrapped it."""
+
+        drawn: tuple[int, ...] = ()
+        _next: tuple[int, ...] = ()
+
+        def get_renderable(self) -> RenderableType:
+            found = shown()
+            self._next = tuple(cells(row.text) for row in found)
+            texts = (Text(row.text, style=styles[row.style], no_wrap=True, overflow="crop") for row in found)
+            return Group(*texts)
+
+        def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+            with self._lock:
+                if self.drawn and self._live_render._shape is not None:
+                    width = self.console.width
+                    wrapped = sum(max(1, -(-taken // width)) for taken in self.drawn)
+                    self._live_render._shape = (width, wrapped)
+                made = super().process_renderables(renderables)
+                self.drawn = self._next
+            return made
+
+    return Resized(
+        console=console,
+        refresh_per_second=1.0 / _REDRAW_S,
+        transient=True,
+        redirect_stdout=over_prints and is_live(sys.stdout),
+        redirect_stderr=over_prints,
+    )
+
+
+class _Live(Protocol):
+    """What `new_live` makes."""
+
+    drawn: tuple[int, ...]
+    """Columns of each row that is on the terminal."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class LiveDisplay(Observer):
+    """What is known of a job, redrawn at a fixed rate at the bottom of a terminal, whatever its size is then.
+
+    Args:
+        console: Of the terminal.
+        plain: Whether it can show ASCII alone.
+        over_prints: Whether what this program prints meanwhile is shown above.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        plain: bool = False,
+        over_prints: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._plain, self._over_prints = console, plain, over_prints
+        self._clock = clock
+        self._live: _Live | None = None
+        self.watch = JobWatch(clock())
+
+    @property
+    def drawn(self) -> int:
+        """Rows on the terminal now; safe in a signal handler."""
+        return 0 if (live := self._live) is None else len(live.drawn)
 
     def begin(self) -> None:
-        """Begin to show."""
+        """Draw it, until `end` is called."""
+        if self._live is None:
+            self._live = new_live(self._console, self._rows, over_prints=self._over_prints)
+            self._live.start()
 
     def end(self) -> None:
-        """End the showing."""
+        """Remove it from the terminal."""
+        if self._live is not None:
+            with suppress(OSError):  # the terminal may be closed
+                self._live.stop()
+            self._live = None
 
     def on_event(self, event: Event) -> None:
-        """See `Observer`."""
+        self.watch.on_event(event, self._clock())
+
+    def say(self, line: str, *, warning: bool = False) -> None:
+        """Print a line above it."""
+        self._console.print(clean(line), style="yellow" if warning else None)
+
+    def _rows(self) -> list[Row]:
+        columns, lines = self._console.size
+        return rows(self.watch.now(self._clock()), columns=columns, most=max(lines - 1, 1), plain=self._plain)
+
+
+class LineProgress(Observer):
+    """Lines of text, for files and logs: events, and a step every ten seconds."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._next_at = float("-inf")
+        self._phase, self._metrics = "starting", ""
+
+    def begin(self) -> None:
+        """Nothing is drawn beforehand."""
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+    def on_event(self, event: Event) -> None:
         if isinstance(event, PhaseChanged):
-            self._phase, self._step = event.phase, None
+            self._phase = event.phase
         if isinstance(event, EpochEnded):
             self._metrics = ", ".join(
                 f"{name} {quantity(value, 4)}" for name, value in event.record.metrics.items()
             )
         if isinstance(event, StepDone):
-            self._step = event
             if self._clock() >= self._next_at:
-                self._next_at = self._clock() + self._every_s
-                self._show()
+                self._next_at = self._clock() + _LINE_S
+                self._tell(self._words(event))
         elif (line := event_words(event)) is not None:
-            self._tell(clean(line))
-
-    def _show(self) -> None:
-        """Show the present step."""
+            self._tell(line)
 
     def _tell(self, line: str) -> None:
-        """Show an event."""
+        try:
+            self._stream.write(clean(line) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads: that must not end the training
 
-    def _words(self) -> str:
-        if self._step is None:
-            return self._phase
-        record, share = self._step.record, self._step.progress
+    def _words(self, step: StepDone) -> str:
+        record, share = step.record, step.progress
         parts = [
             self._phase + ("" if share is None else f" {100 * share:.0f} %"),
             f"step {record.step}, epoch {record.epoch + 1}",
             f"{record.workers} x batch {record.global_batch_size}, {duration(record.step_time_s)} a step",
             f"loss {quantity(record.loss, 4)}",
             self._metrics,
-            money(self._step.cost_usd),
+            money(step.cost_usd),
         ]
-        return "; ".join(clean(part) for part in parts if part)
+        return "; ".join(part for part in parts if part)
 
 
-class LineProgress(_Progress):
-    """Lines of text, for files and logs."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(_LINE_S)
-        self._stream = stream
-
-    def _show(self) -> None:
-        self._tell(self._words())
-
-    def _tell(self, line: str) -> None:
-        try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads: that must not end the training
-
-
-class TerminalProgress(_Progress):
-    """One line that is redrawn, below the events."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(_REDRAW_S)
-        self._stream = stream
-        self._live: Live | None = None
-
-    def begin(self) -> None:
-        """See `_Progress.begin`."""
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        self._live = Live(
-            get_renderable=lambda: Text(self._words(), no_wrap=True, overflow="ellipsis"),
-            console=Console(file=self._stream, highlight=False, markup=False),
-            refresh_per_second=1.0 / _REDRAW_S,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
-
-    def end(self) -> None:
-        """See `_Progress.end`."""
-        if self._live is not None:
-            self._live.stop()
-
-    def _tell(self, line: str) -> None:
-        if self._live is not None:
-            self._live.console.print(line)
-
-
-class NotebookProgress(_Progress):
-    """The present step and the last events below a notebook's cell.
+class NotebookProgress(Observer):
+    """What is known of a job, below a notebook's cell.
 
     Args:
         display: `IPython.display.display`.
     """
 
-    def __init__(self, display: Callable[..., Any]) -> None:
-        super().__init__(_REDRAW_S)
-        self._display = display
+    def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self._display, self._clock = display, clock
         self._handle: Any = None
-        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._next_at = float("-inf")
+        self.watch = JobWatch(clock())
 
     def begin(self) -> None:
-        """See `_Progress.begin`."""
+        """Begin to show."""
         self._handle = self._display(self, display_id=True)
 
     def end(self) -> None:
-        """See `_Progress.end`."""
+        """Show the last state, which stays."""
         self._show()
 
+    def on_event(self, event: Event) -> None:
+        self.watch.on_event(event, self._clock())
+        if not isinstance(event, StepDone) or self._clock() >= self._next_at:
+            self._show()
+
     def _show(self) -> None:
+        self._next_at = self._clock() + _REDRAW_S
         if self._handle is not None:
             self._handle.update(self)
 
-    def _tell(self, line: str) -> None:
-        self._lines.append(line)
-        self._show()
+    def _rows(self) -> list[Row]:
+        return rows(self.watch.now(self._clock()), columns=COLUMNS_MAX, most=ROWS_MAX)
 
     def __repr__(self) -> str:
-        return "\n".join((self._words(), *self._lines))
+        return "\n".join(row.text for row in self._rows())
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
-        return f"<div><b>{escape(self._words())}</b><small>{lines}</small></div>"
+        lines = (
+            f"<b>{escape(row.text)}</b>" if row.style == "bold" else escape(row.text) for row in self._rows()
+        )
+        return "<pre>" + "\n".join(lines) + "</pre>"
 
 
 def _notebook_display() -> Callable[..., Any] | None:
@@ -190,25 +291,30 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 
 @contextmanager
-def shown_progress(wanted: bool | None, extra: Observer | None = None) -> Iterator[Observer]:
+def shown_progress(
+    wanted: bool | None, extra: Observer | None = None, *, budget_usd: float | None = None
+) -> Iterator[Observer]:
     """An observer that shows the progress of one job.
 
     Args:
         wanted: Whether progress is shown; None: in notebooks and on terminals.
         extra: Receives the events, too.
+        budget_usd: The most that the job may cost; None without a limit.
     """
     display = None if wanted is False else _notebook_display()
-    progress: _Progress | None = None
+    progress: LiveDisplay | LineProgress | NotebookProgress | None = None
     if display is not None:
         progress = NotebookProgress(display)
-    elif wanted is not False and sys.stderr.isatty():
-        progress = TerminalProgress(sys.stderr)
-    elif wanted:
+    elif wanted is not False and is_live(sys.stderr):
+        progress = LiveDisplay(live_console(sys.stderr), plain=is_plain(sys.stderr), over_prints=True)
+    elif wanted or (wanted is None and sys.stderr.isatty()):
         progress = LineProgress(sys.stderr)
     observers = [one for one in (progress, extra) if one is not None]
     if progress is None:
         yield Observers(observers)
         return
+    if not isinstance(progress, LineProgress):
+        progress.watch.limit(budget_usd=budget_usd)
     progress.begin()
     try:
         yield Observers(observers)

@@ -144,7 +144,12 @@ def duration_span(low: float, high: float) -> str:
 
 def money_within(usd: float, low: float, high: float) -> str:
     """US dollars with their 90 % interval, such as `$0.025 (90 %: $0.012 to $0.053)`, which always holds them."""
-    return f"{money(usd)} (90 %: {money(_down_usd(low))} to {money(_up_usd(high))})"
+    return f"{money(usd)} (90 %: {money_span(low, high)})"
+
+
+def money_span(low: float, high: float) -> str:
+    """An interval of US dollars as each is written, such as `$0.012 to $0.053`, rounded outwards."""
+    return f"{money(_down_usd(low))} to {money(_up_usd(high))}"
 
 
 def _down(value: float, digits: int = 2) -> float:

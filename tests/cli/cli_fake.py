@@ -1,7 +1,8 @@
 """Runs the command line with a stand-in for the driver: `python cli_fake.py MODE ARGUMENTS...`.
 
 The modes: `finish` ends at once, `ask` asks first, `wait` runs until it is stopped, `stubborn` longer, `fail`
-ends with a training error, `break` raises what nobody expects, `noisy` is a job in whose process other libraries write.
+ends with a training error, `break` raises what nobody expects, `noisy` is a job in whose process other libraries
+write, `train` takes steps until it is stopped, and logs one warning.
 """
 
 from __future__ import annotations
@@ -19,8 +20,19 @@ from pathlib import Path
 
 from cli_samples import make_choice, make_curve, make_report
 
+from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
-from scavenger.domain.report import ChoiceMade, Observer, PhaseChanged, RunReport, WorkerChanged
+from scavenger.domain.measurement import StepRecord
+from scavenger.domain.report import (
+    ChoiceMade,
+    Observer,
+    PhaseChanged,
+    Predicted,
+    RunReport,
+    StepDone,
+    ViewChanged,
+    WorkerChanged,
+)
 from scavenger.store import Store
 
 Run = Callable[..., tuple[int, str, str]]
@@ -71,6 +83,8 @@ class FakeRun:
             report = make_report(curve, planned=True)
             ended = replace(report.job, state="interrupted" if stopped else "planned")
             return replace(report, job=ended, exit_code=130 if stopped else 0)
+        if self.mode == "train":
+            self._train(report.predicted)
         if self.mode == "wait":
             while not self._stop:
                 time.sleep(0.01)
@@ -79,6 +93,23 @@ class FakeRun:
                 time.sleep(30)
             return replace(report, job=replace(report.job, state="interrupted"), exit_code=130)
         return report
+
+    def _train(self, predicted: Predicted) -> None:
+        at = Configuration("local-1", 2, 128)
+        self._observer.on_event(ViewChanged(2, at, 1, 0.0, "chosen"))
+        self._observer.on_event(PhaseChanged("running", "to val_accuracy>=0.97 within 60 epochs"))
+        self._observer.on_event(ChoiceMade(make_curve(), make_choice(make_curve()), predicted))
+        step = 0
+        while not self._stop:
+            step += 1
+            record = StepRecord(
+                step, 2, step // 9, 2, 128, 128, 0.012, 0.008, 0.004, 0.5, 1.0, 0.5, 2, False, step / 100
+            )
+            self._observer.on_event(StepDone(record, min(step / 1e4, 1.0), step * 1e-6))
+            if step == 5:
+                logging.getLogger("scavenger.control").warning("the store is slow")
+                self._observer.on_event(WorkerChanged("w1", "lost", "killed by signal 9"))
+            time.sleep(0.01)
 
     processes, vms = 2, 0
     job_id = "0123456789abcdef"

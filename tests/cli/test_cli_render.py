@@ -58,11 +58,43 @@ def test_a_report_says_what_was_chosen_what_was_predicted_and_what_came() -> Non
 
     assert len(text.splitlines()) <= 20
     assert "scavenger explain" in text
-    assert "Chosen: 2 x e2-standard-4, batch 128  (objective knee)" in text
-    assert "the bend of the front: faster costs disproportionately more" in text
+    assert "Chosen: 2 x e2-standard-4, batch 128 (knee): the bend of the front: faster costs" in text
     assert "-20.0 %" in text  # 1.25 times as slow as predicted
     assert "val_accuracy 0.9712, target 0.97 reached" in " ".join(text.split())
     assert "/home/u/.scavenger/model.keras" in text
+
+
+@given(
+    reason=st.text(alphabet="abcde ", max_size=600),
+    warnings=st.lists(st.text(alphabet="abcde ", max_size=400), max_size=12),
+    metric=st.text(alphabet="abcde_", min_size=1, max_size=60),
+)
+def test_the_end_of_a_job_fits_twenty_rows_whatever_there_is_to_tell(
+    reason: str, warnings: list[str], metric: str
+) -> None:
+    report = make_report()
+    assert isinstance(report.choice, Choice)
+    assert report.result.metric is not None
+    report = replace(
+        report,
+        choice=replace(report.choice, reason=reason),
+        warnings=tuple(warnings),
+        estimate=object(),  # type: ignore[arg-type]
+        result=replace(report.result, metric=replace(report.result.metric, name=metric)),
+    )
+    text = printed(*render.report_text(report))
+
+    assert len(text.splitlines()) <= render.SUMMARY_ROWS, text
+    assert len(re.findall("^warning:", text, re.MULTILINE)) == min(len(warnings), render.WARNINGS)
+    assert ("more warning" in text) == (len(warnings) > render.WARNINGS)
+    for words in (
+        "Job digits-cnn",
+        "Chosen: 2 x e2-standard-4",
+        "off by",
+        "/home/u/.scavenger/model.keras",
+        "next",
+    ):
+        assert words in text
 
 
 def test_the_front_comes_first_and_the_chosen_point_is_marked() -> None:

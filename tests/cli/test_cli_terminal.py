@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import functools
 import os
 import pty
@@ -13,10 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from screens import Screen
 from warm_commands import Command
 
 from scavenger.control.job_file.load import load_job
@@ -25,6 +29,7 @@ from scavenger.store import Store
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+FAKE = Path(__file__).with_name("cli_fake.py")
 JOB = """\
 version: 1
 name: digits-cnn
@@ -47,13 +52,23 @@ def _migrated_store() -> Path:
 class Terminal:
     """The command line with the driver's stand-in, on a pseudo-terminal."""
 
-    def __init__(self, folder: Path, mode: str, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        *arguments: str,
+        size: tuple[int, int] = (24, 80),
+        command: Path = FAKE,
+        **environment: str,
+    ) -> None:
         (folder / "job.yaml").write_text(JOB)
         (folder / "train.py").write_text("")
         shutil.copy(_migrated_store(), folder / "store.db")
         self._mine, theirs = pty.openpty()
+        self.screen = Screen(*size)
+        self.resize(*size)
         self.process = Command(
-            [sys.executable, Path(__file__).with_name("cli_fake.py"), mode, *arguments],
+            [sys.executable, command, mode, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -63,12 +78,12 @@ class Terminal:
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
                 "SCAVENGER_STORE": f"sqlite:///{folder / 'store.db'}",
                 "TERM": "xterm-256color",
-                "COLUMNS": "80",
+                "CI": "",
                 **environment,
             },
         )
         os.close(theirs)
-        self.seen = ""
+        self.seen, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
 
     def until(self, words: str) -> None:
         """Read on until the words have been seen."""
@@ -86,8 +101,22 @@ class Terminal:
             data = os.read(self._mine, 65536)
         except OSError:  # the other side is closed
             return False
-        self.seen += data.decode(errors="replace")
+        text = self._decoder.decode(data)
+        self.seen += text
+        self.screen.feed(text)
         return bool(data)
+
+    def resize(self, lines: int, columns: int) -> None:
+        """Change the window, as its user does."""
+        self.screen.resize(lines, columns)
+        termios.tcsetwinsize(self._mine, (lines, columns))
+
+    def until_shown(self, holds: Callable[[list[str]], bool]) -> None:
+        """Read on until something holds of the rows of the screen and above it, as it does once all is drawn anew."""
+        end = time.monotonic() + PATIENCE_S
+        while not holds(self.screen.history):
+            assert time.monotonic() < end, "\n".join(self.screen.history)
+            assert self._read()
 
     def type(self, text: str) -> None:
         os.write(self._mine, text.encode())
@@ -176,39 +205,89 @@ def test_a_closed_terminal_ends_the_job_in_order(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.traceback"))
 
 
-def on_screen(output: str) -> list[str]:
-    """The rows that a terminal of any width would show, colours left out."""
-    rows, row, column = [""], 0, 0
-    for piece in re.findall(r"\x1b\[[0-?]*[@-~]|\r|\n|[^\x1b\r\n]+|\x1b", output):
-        if piece == "\n":
-            row += 1
-            rows += [""] * (row + 1 - len(rows))
-        elif piece == "\r":
-            column = 0
-        elif piece.startswith("\x1b"):
-            count = int(piece[2:-1]) if piece[2:-1].isdigit() else 0
-            if piece.endswith("A"):
-                row = max(row - max(count, 1), 0)
-            elif piece.endswith("K"):
-                rows[row] = "" if count == 2 else rows[row][:column]
-            elif piece.endswith("J"):
-                del rows[row + 1 :]
-                rows[row] = rows[row][:column]
-        else:
-            rows[row] = rows[row][:column].ljust(column) + piece + rows[row][column + len(piece) :]
-            column += len(piece)
-    return rows
-
-
 def test_what_is_said_on_ctrl_c_stays_on_the_screen_under_the_live_display(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path, "wait", "optimize", "job.yaml", "--yes")
     terminal.until("chosen:")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
 
-    said = [row for row in on_screen(terminal.seen) if "Ctrl-C again, or kill" in row]
-    assert said == [row for row in said if row.startswith("scavenger: stopping in order;")]
+    said = [row for row in terminal.screen.history if row.startswith("scavenger: stopping in order;")]
     assert len(said) == 1
+    assert "Ctrl-C again, or kill" in " ".join(terminal.screen.history)
+
+
+@pytest.mark.parametrize(("lines", "columns"), [(24, 80), (10, 40)])
+def test_a_running_job_fits_the_screen_also_when_its_window_is_changed_and_leaves_it_clean(
+    tmp_path: Path, lines: int, columns: int
+) -> None:
+    terminal = Terminal(
+        tmp_path, "train", "optimize", "job.yaml", "--yes", size=(lines, columns), NO_COLOR="1"
+    )
+    terminal.until("killed by")
+    terminal.until("\x1b[2K")
+    before = terminal.screen.history
+    assert before[0].startswith("20")  # the record of the log, above
+    assert len(before) - before.index(next(row for row in before if row.startswith("running:"))) < lines
+    assert "WARNING scavenger: the store is slow" in " ".join(before)
+    assert sum("running: to val_accuracy" in row for row in before) == 1
+    assert any(row.startswith("cost      $") for row in before)
+    assert "\x1b[3" not in terminal.seen  # no colour, but live
+
+    for size in ((lines - 2, columns - 17), (lines, columns + 20)):
+        terminal.resize(*size)
+        terminal.until_shown(
+            lambda rows: (
+                [sum(words in row for row in rows) for words in ("running: to val", "cost      $")] == [1, 1]
+                and sum(row.startswith(("time ", "step ", "metric ")) for row in rows) <= 3
+                and max(map(len, rows)) <= terminal.screen.columns
+            )
+        )
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+
+    left = terminal.screen.history
+    assert not any(row.startswith(("running:", "cost      $", "runs on")) for row in left), left
+    assert "WARNING scavenger: the store is slow" in " ".join(left)
+    assert sum(row.startswith("Job digits-cnn") for row in left) == 1
+    assert terminal.seen.rindex("\x1b[?25h") > terminal.seen.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}])
+def test_where_nobody_looks_at_a_screen_events_are_lines(tmp_path: Path, environment: dict[str, str]) -> None:
+    terminal = Terminal(tmp_path, "train", "optimize", "job.yaml", "--yes", **environment)
+    terminal.until("killed by")
+    terminal.process.send_signal(signal.SIGINT)
+
+    assert terminal.end() == 130
+    assert "\x1b[?25l" not in terminal.seen
+    assert "\x1b[2K" not in terminal.seen
+    assert "running: to val_accuracy>=0.97 within 60 epochs\r\n" in terminal.seen
+
+
+PROGRAM = """
+import sys, time
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.report import PhaseChanged, ViewChanged
+from scavenger.pipelines.progress import shown_progress
+with shown_progress(None, budget_usd=2.0) as observer:
+    observer.on_event(PhaseChanged("running", "to the goal"))
+    for number in range(40):
+        print("of the user", number)
+        print("of the user, too", number, file=sys.stderr)
+        time.sleep(0.02)
+print("after it")
+"""
+
+
+def test_what_a_program_prints_meanwhile_stands_above_the_display_in_order(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    terminal = Terminal(tmp_path, "", command=tmp_path / "program.py")
+
+    assert terminal.end() == 0
+    assert "running: to the goal" in terminal.seen
+    assert "budget    $2.00" in terminal.seen
+    printed = [row for number in range(40) for row in (f"of the user {number}", f"of the user, too {number}")]
+    assert [row for row in terminal.screen.history if row] == [*printed, "after it"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -262,7 +341,7 @@ def test_what_other_libraries_write_goes_to_the_log_of_the_job(tmp_path: Path) -
     terminal = Terminal(tmp_path, "noisy", "optimize", "job.yaml", "--yes")
     assert terminal.end() == 0
     piped = Command(
-        [sys.executable, Path(__file__).with_name("cli_fake.py"), "noisy", "optimize", "job.yaml", "--yes"],
+        [sys.executable, FAKE, "noisy", "optimize", "job.yaml", "--yes"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,

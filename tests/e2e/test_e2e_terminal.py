@@ -62,7 +62,7 @@ def test_lines_of_libraries_are_in_the_logs_and_what_the_users_code_prints_is_ke
         assert words not in stdout + stderr
     if not terminal:
         assert [line for line in stderr.splitlines() if not FIRST_WORDS.match(line)] == []
-        assert stdout.startswith("Search: ")
+        assert stdout.startswith("Job tiny (")
     logs = {one.name: one.read_text() for one in job.folder.rglob("*.log")}
     worker = logs["w0.log"]
     for words in ("lib-line of C++", "lib-line of logging", "lib-line of warnings"):

@@ -15,6 +15,7 @@ from scavenger import logs
 from scavenger.api.logs import log_folder
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document
+from scavenger.domain.forms import parse_money
 from scavenger.domain.report import Event, Observer, Predicted, RunReport
 from scavenger.errors import ConfigurationError, Interrupted, ScavengerError
 from scavenger_cli.ui import console, render
@@ -24,6 +25,7 @@ from scavenger_cli.ui.outlet import has_room
 
 if TYPE_CHECKING:
     from scavenger.store import Store
+    from scavenger.store.records import JobRecord
 
 _LAST_S = 5.0
 """Longest wait at the end for notifications that are being sent; the rest stays in the queue."""
@@ -157,7 +159,10 @@ def _run(
                     *render.confirmation(curve, choice, predicted),
                     stream=sys.stderr,
                 )
-                return console.ask("Run it?")
+                agreed = console.ask("Run it?")
+            if agreed:
+                observer.limit(approved_usd=predicted.cost_usd)
+            return agreed
         except Interrupted:
             return False
         finally:
@@ -174,9 +179,9 @@ def _run(
 
 
 class _Placed(Observer):
-    """Passes events on, and has what other libraries write go to the job's logs once there is a job."""
+    """Passes events on; once there is a job, other libraries write to its log, and the display knows its limits."""
 
-    def __init__(self, observer: Observer, apart: Apart, store: Store) -> None:
+    def __init__(self, observer: CliObserver, apart: Apart, store: Store) -> None:
         self._observer, self._apart, self._store = observer, apart, store
         self.job: Stoppable | None = None
         self._known = False
@@ -185,8 +190,15 @@ class _Placed(Observer):
         self._observer.on_event(event)
         if not self._known and self.job is not None and self.job.job_id:
             self._known = True
-            with suppress(ScavengerError):  # they stay where they are
-                self._apart.move(log_folder(self._store.job(self.job.job_id)))
+            with suppress(ScavengerError):  # the libraries write where they do, and the display goes without
+                self._know(self._store.job(self.job.job_id))
+
+    def _know(self, record: JobRecord) -> None:
+        self._apart.move(log_folder(record))
+        budget = (record.spec.get("constraints") or {}).get("budget")
+        self._observer.limit(budget_usd=None if budget is None else parse_money(budget))
+        if record.predicted is not None:
+            self._observer.predict(record.predicted)
 
 
 def _can_resume(store: Store, report: RunReport) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from scavenger.domain.report import (
     EpochEnded,
@@ -19,18 +18,15 @@ from scavenger.domain.report import (
     Noted,
     Observer,
     PhaseChanged,
+    Predicted,
     StepDone,
     ViewChanged,
     WorkerChanged,
 )
+from scavenger.pipelines.progress import LiveDisplay, is_live, is_plain, live_console
 from scavenger.presentation.event_words import event_words
 from scavenger.presentation.formatting import beside_target, clean, duration, money, quantity
-from scavenger_cli.ui.console import console, is_terminal
 from scavenger_cli.ui.outlet import Outlet, unblocked
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
 
 PLAIN_INTERVAL_S = 10.0
 """Shortest time between two lines about steps."""
@@ -39,13 +35,8 @@ PLAIN_INTERVAL_MAX_S = 300.0
 PLAIN_GROWTH = 0.5
 """The time between two lines about steps as a share of the phase so far: five lines tell its first minute, and about
 twenty its first hour."""
-REDRAWS_PER_S = 8
-"""Redraws per second of the live display: as many as the eye follows, so that training is not slowed."""
 DRAIN_S = 2.0
 """Longest wait until the last lines are read."""
-BAR_WIDTH = 24
-DISPLAY_ROWS = 3
-"""Rows of the live display: the phase with its bar, the last step, and its loss, metric and cost."""
 
 
 class CliObserver(Observer):
@@ -69,6 +60,12 @@ class CliObserver(Observer):
 
     def say(self, line: str) -> None:
         """Show a line that is no event, such as a log record."""
+
+    def limit(self, *, budget_usd: float | None = None, approved_usd: float | None = None) -> None:
+        """Take what the job may cost, US dollars, where it is given."""
+
+    def predict(self, predicted: Predicted) -> None:
+        """Take what was predicted of the job before it was resumed."""
 
     @property
     def rows(self) -> int:
@@ -177,86 +174,40 @@ class PlainObserver(CliObserver):
 
 
 class LiveObserver(CliObserver):
-    """A bar with the phase and its progress, two rows about the last step, and the events above them."""
+    """What is known of the job, redrawn; with `verbose` all events are printed above it, too."""
 
     def __init__(
         self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(verbose=verbose, clock=clock)
         self._stream = stream
-        self._console = console(stream)
-        self._phase = PhaseChanged("starting", "")
-        self._since = clock()
-        self._step: StepDone | None = None
-        self._live: Live | None = None
-
-    def _new_display(self) -> Live:
-        from rich.live import Live
-
-        return Live(
-            get_renderable=self._render,
-            console=self._console,
-            refresh_per_second=REDRAWS_PER_S,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._display = LiveDisplay(live_console(stream), plain=is_plain(stream), clock=clock)
 
     def start(self) -> None:
-        if self._live is None:
-            self._live = self._new_display()
-            self._live.start()
+        self._display.begin()
 
     def stop(self) -> None:
-        if self._live is not None:
-            with suppress(OSError):  # the terminal may be closed
-                self._live.stop()
-            self._live = None
+        self._display.end()
         _drain(self._stream)
 
     @property
     def rows(self) -> int:
-        return DISPLAY_ROWS if self._live is not None else 0
+        return self._display.drawn
+
+    def limit(self, *, budget_usd: float | None = None, approved_usd: float | None = None) -> None:
+        self._display.watch.limit(budget_usd=budget_usd, approved_usd=approved_usd)
+
+    def predict(self, predicted: Predicted) -> None:
+        self._display.watch.predict(predicted)
 
     def on_event(self, event: Event) -> None:
-        self._remember(event)
-        if isinstance(event, StepDone):
-            self._step = event
-            return
-        if isinstance(event, PhaseChanged):
-            self._phase, self._since, self._step = event, self._clock(), None
-        line = self._line(event)
-        if line is not None:
+        self._display.on_event(event)
+        if self._verbose and (line := self._line(event)) is not None:
             warn = (isinstance(event, Noted) and event.level == "warning") or isinstance(event, WorkerChanged)
-            path = (
-                isinstance(event, PhaseChanged) and event.phase == "saving"
-            )  # not cut, so that it can be copied
-            self._console.print(
-                clean(line),
-                style="yellow" if warn else None,
-                overflow="ignore" if path else None,
-                crop=not path,
-            )
+            self._display.say(line, warning=warn)
 
     def say(self, line: str) -> None:
-        self._console.print(clean(line))
-
-    def _render(self) -> RenderableType:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        step = self._step
-        head = Table.grid(padding=(0, 1, 0, 0))
-        cells: list[RenderableType] = [Text(clean(self._phase.phase), style="bold")]
-        if step is not None and step.progress is not None:  # without progress, a bar shows nothing
-            done = min(max(step.progress, 0.0), 1.0)
-            cells += [ProgressBar(total=1.0, completed=done, width=BAR_WIDTH), f"{100 * done:.0f} %"]
-        head.add_row(*cells, duration(float(int(self._clock() - self._since))))
-        # the details of the phase are in the line above that announced it
-        below = self._step_words(step) if step is not None else ("", "")
-        return Group(head, *(Text(row, no_wrap=True, overflow="ellipsis") for row in below))
+        self._display.say(line)
 
 
 class QuietObserver(PlainObserver):
@@ -277,7 +228,7 @@ def make_observer(stream: TextIO, *, quiet: bool = False, verbose: bool = False)
     outlet = unblocked(stream)
     if quiet:
         return QuietObserver(outlet)
-    return (LiveObserver if is_terminal(stream) else PlainObserver)(outlet, verbose=verbose)
+    return (LiveObserver if is_live(stream) else PlainObserver)(outlet, verbose=verbose)
 
 
 def _drain(stream: TextIO) -> None:

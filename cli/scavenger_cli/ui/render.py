@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -39,12 +40,18 @@ from scavenger.presentation.formatting import (
 )
 from scavenger.presentation.picture import FINISHED, RELATIVE_NOTE
 from scavenger.presentation.total import total_words
+from scavenger_cli.ui.console import PLAIN_WIDTH
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 ROWS = 24
 """Configurations shown as text: a screenful; `curves` shows all."""
+
+SUMMARY_ROWS = 20
+"""Most rows of the summary of a job at its end, with 80 columns."""
+WARNINGS = 2
+"""Warnings shown in a summary."""
 
 NOTES = 1
 """Notes shown without `-v`."""
@@ -353,68 +360,101 @@ def _search(report: RunReport, *, whole: bool) -> str:
         return f"Search: {clean(search.strategy)}, nothing profiled: {clean(search.reason)}"
     text = f"Search: {clean(search.strategy)}, {plural(len(search.profiled), 'configuration')} profiled in "
     text += f"{duration(search.time_s)} for {money(search.cost_usd)}"
+    if not whole:
+        return text
     if search.overhead_s == 0 and search.overhead_usd:
         text += f" (overhead: no time, but {money(search.overhead_usd)} for workers that started, or for more than the "
         text += "choice has)"
     elif search.overhead_s is not None:
         text += f" (overhead {duration(search.overhead_s)}"
         text += ")" if search.overhead_usd is None else f", {money(search.overhead_usd)})"
-    return f"{text}: {clean(search.reason)}" if whole else text
+    return f"{text}: {clean(search.reason)}"
 
 
 def report_text(
     report: RunReport, *, with_curve: bool = True, verbose: bool = False
 ) -> Iterator[RenderableType]:
-    """The report of `optimize` and `plan`: search, curve, choice, predicted and actual figures.
+    """The report of `optimize` and `plan`: of a job that was trained, a summary of at most `SUMMARY_ROWS` rows.
 
     Args:
         with_curve: Whether the configurations are listed, unless the job was trained.
         verbose: Whether everything is shown, as `explain` does, also of a job that was trained.
     """
+    yield from (
+        _summary(report)
+        if report.result.actual is not None and not verbose
+        else _whole(report, with_curve=with_curve, verbose=verbose)
+    )
+
+
+def _summary(report: RunReport) -> Iterator[RenderableType]:
+    """How it ended, the choice and why, predicted against actual, what is where, and what to type next."""
+    key, choice = report.job.id[:8], report.choice
+    yield Text(_within(_outcome(report), 2), style="bold")
+    if isinstance(choice, Choice):
+        why = f"Chosen: {label(choice.point)} ({clean(choice.objective)}): {clean(choice.reason)}"
+        yield Text(_within(why, 2))
+    yield Text("")
+    yield from comparison(report.predicted, report.result.actual, finished=report.job.state in FINISHED)
+    yield Text("")
+    yield Text(_within(_search(report, whole=False), 1))
+    yield from paths((("model", report.result.model_path),))
+    if report.estimate is not None:
+        yield from paths((("every VM", f"scavenger cost {key}"),))
+    if report.curve is not None:
+        yield from paths((("next", f"scavenger explain {key}, scavenger curves {key}"),))
+    for warning in report.warnings[:WARNINGS]:
+        yield Text(_within(f"warning: {clean(warning)}", 2), style="yellow")
+    if (left := len(report.warnings) - WARNINGS) > 0:
+        yield Text(f"and {plural(left, 'more warning')}: scavenger explain {key}", style="yellow")
+
+
+def _within(words: str, rows: int) -> str:
+    """The words in at most so many rows of 80 columns; `explain` and `-v` have the rest."""
+    if len(lines := textwrap.wrap(words, PLAIN_WIDTH, break_long_words=False)) <= rows:
+        return words
+    *kept, last = lines[:rows]
+    return " ".join((*kept, textwrap.shorten(f"{last} {lines[rows]}", PLAIN_WIDTH, placeholder=" ...")))
+
+
+def _outcome(report: RunReport) -> str:
+    """How a job ended, and what its training came to."""
+    state = report.job.state.replace("_", " ")
+    outcome = f"Job {clean(report.job.name)} ({clean(report.job.id)[:8]}): {state}"
+    if report.result.actual is not None:
+        outcome += f" after {plural(report.result.steps, 'step')}"
+    metric = report.result.metric
+    return outcome if metric is None or metric.value is None else f"{outcome}; {_metric(metric)}"
+
+
+def _whole(report: RunReport, *, with_curve: bool, verbose: bool) -> Iterator[RenderableType]:
     trained = report.result.actual is not None
-    whole = verbose or not trained
     searched = report.curve is not None or bool(report.search.profiled) or trained
     if searched:
-        yield Text(_search(report, whole=whole))
+        yield Text(_search(report, whole=True))
+    relative = report.curve is not None and report.curve.relative_only
     if not trained and isinstance(report.choice, Choice) and report.predicted is not None:
-        relative = report.curve is not None and report.curve.relative_only
         yield Text(total_words(report.predicted, relative_only=relative), style="bold")
-    if report.curve is not None and with_curve and whole:
+    if report.curve is not None and with_curve:
         yield Text("")
         choice = report.choice if isinstance(report.choice, Choice) else None
         yield from curve_table(report.curve, choice, verbose=verbose)
     if report.choice is not None:
         yield Text("")
-        yield from choice_lines(
-            report.choice, relative_only=report.curve is not None and report.curve.relative_only
-        )
-    if report.predicted is not None or report.result.actual is not None:
+        yield from choice_lines(report.choice, relative_only=relative)
+    if report.predicted is not None or trained:
         yield Text("")
         yield from comparison(report.predicted, report.result.actual, finished=report.job.state in FINISHED)
-        if whole:
-            yield from _basis(report)
-            yield from _causes(report)
-            yield from _forecasts(report)
+        yield from _basis(report)
+        yield from _causes(report)
+        yield from _forecasts(report)
     if searched:
         yield Text("")
-    outcome = (
-        f"Job {clean(report.job.name)} ({clean(report.job.id)[:8]}): {report.job.state.replace('_', ' ')}"
-    )
-    if trained:
-        outcome += f" after {plural(report.result.steps, 'step')}"
-    known = report.result.metric is not None and report.result.metric.value is not None
-    yield Text(
-        outcome + (f"; {_metric(report.result.metric)}" if report.result.metric and known else ""),
-        style="bold",
-    )
+    yield Text(_outcome(report), style="bold")
     if searched:
-        yield from paths((("model", report.result.model_path),))
-        if whole:
-            yield from paths((("measurements", report.measurements_path),))
+        yield from paths((("model", report.result.model_path), ("measurements", report.measurements_path)))
         if trained and report.estimate is not None:
             yield from paths((("every VM", f"scavenger cost {report.job.id[:8]}"),))
-        if trained and not verbose and report.curve is not None:
-            yield from paths((("why", f"scavenger explain {report.job.id[:8]}"),))
     for warning in report.warnings:
         yield Text(f"warning: {clean(warning)}", style="yellow")
 

@@ -420,7 +420,7 @@ class JobWorkflow:
             predicted = self._approved or replace(predicted, search_s=searched[0], search_usd=searched[1])
         decision = replace(decision, predicted=predicted)
         if not late:
-            self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
+            self._recorder.on_event(ChoiceMade(decision.curve, decision.choice, predicted))
         self.trainer.journal.add("curve", self._curve_document(decision))
         self.state = replace(
             self.state,

@@ -27,7 +27,6 @@ import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from scavenger.domain.curve import Choice
 from scavenger.domain.progress import Progress, ProgressTracker
 from scavenger.domain.report import ChoiceMade, EpochEnded, Event, Observer, Predicted, RunReport, StepDone
 from scavenger.masking import mask
@@ -112,17 +111,8 @@ class TrainerStatus(Observer):
         self._observer.on_event(event)
         self._progress.on_event(event)
         match event:
-            case ChoiceMade(choice=Choice(point=point)):
-                self._progress.predict(
-                    Predicted(
-                        point.time_s,
-                        point.time_interval_s,
-                        point.cost_usd,
-                        point.cost_interval_usd,
-                        point.step_time_s,
-                        point.epochs,
-                    )
-                )
+            case ChoiceMade(predicted=Predicted() as predicted):
+                self._progress.predict(predicted)
             case EpochEnded(record=ended):
                 self._metrics |= ended.metrics
             case StepDone(record=record):
