@@ -74,7 +74,7 @@ def _named(error: BaseException) -> str:
 def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
     """Describe an exception by its failure kind and one line of text.
 
-    The text begins with the file and line of the user's code where the traceback has one.
+    The text begins with the file and line of the user's code, if that is in the job's folder.
     """
     if limit := describe_limit(error):
         return "limit", limit
@@ -87,7 +87,10 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
     text = f"{type(error).__name__}: {essence}" if essence else type(error).__name__
     if isinstance(error, SystemExit):
         text += f"; {_NO_COMMAND_LINE}"
-    last = next((one for one in reversed(frames_of(error, job_dir)) if one.file), None)
+    mine = (
+        one for one in reversed(frames_of(error, job_dir)) if one.file and not Path(one.file).is_absolute()
+    )
+    last = next(mine, None)
     return "code", text if last is None else f"{last.file}:{last.line}: {text}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,8 @@ from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import Observer
-from scavenger.errors import Interrupted, LimitReachedError, TrainingError
+from scavenger.errors import Interrupted, LimitReachedError, TrainingCodeError, TrainingError
+from scavenger.frames import Frame
 from scavenger.search.plan import SearchPlan
 from scavenger.store import Store
 from scavenger.train.transport import messages as m
@@ -46,7 +48,25 @@ MEASURED = Measurement(Configuration("local-1", 1, 32), 20, 0.1, 0.0, 0.05, 0.05
     ],
 )
 def test_what_ends_a_job_says_how_it_ended(error: Any, ending: JobOutcome) -> None:
-    assert ended_by(error, Path("out")) == ending
+    assert ended_by(error, Path("out"), Path("code"), None) == ending
+
+
+def test_where_the_code_failed_is_told_by_the_error_or_by_what_supervises_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path.parent)
+    mine, output = Frame("train.py", 3, "f", "1 / 0"), Frame(code="no licence")
+    command = cast(Any, SimpleNamespace(frames=(output,)))
+    error = TrainingCodeError("the training code failed: train.py:3: ZeroDivisionError", frames=(mine,))
+
+    ending = ended_by(error, tmp_path, tmp_path, command)
+    assert ending.error == f"the training code failed: {tmp_path.name}/train.py:3: ZeroDivisionError"
+    assert ending.traceback == (replace(mine, file=str(tmp_path / "train.py")),)
+    assert ended_by(TrainingCodeError("w0 lost its command"), tmp_path, tmp_path, command).traceback == (
+        output,
+    )
+    assert ended_by(LimitReachedError("the budget"), tmp_path, tmp_path, command).traceback == ()
 
 
 def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
@@ -84,7 +104,7 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
 
     reported = partial(
         report_of,
-        ended_by(Interrupted("interrupted"), tmp_path),
+        ended_by(Interrupted("interrupted"), tmp_path, tmp_path, None),
         job_name="tiny",
         recorder=RECORDER,
         journals=None,
