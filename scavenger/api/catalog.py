@@ -99,6 +99,9 @@ class ExtraDocument:
     dated: date | None
     age_days: int | None
 
+    def __str__(self) -> str:
+        return "" if self.dated is None else f"{self.source}, {self.dated.isoformat()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionDocument:

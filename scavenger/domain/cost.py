@@ -25,8 +25,23 @@ SPOT_DAYS_MAX = 62
 move all the time. Of the snapshot's, 628 days old, half are more than 32 % below a later list (docs/costs.md)."""
 
 
+class Dated:
+    """What every price has: where it comes from, of which day it is, and so its age; as text, source and day."""
+
+    __slots__ = ()
+    source: str
+    dated: date
+
+    def age_days(self, today: date) -> int:
+        """Age of the price, whole days."""
+        return (today - self.dated).days
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.dated.isoformat()}"
+
+
 @dataclass(frozen=True, slots=True)
-class Price:
+class Price(Dated):
     """Hourly price of a VM or of one unit of a resource.
 
     An unknown price is represented by None, not by a `Price`; negative numbers, NaN and infinity are refused. 0 is the
@@ -49,13 +64,6 @@ class Price:
     def usd(self) -> float:
         """Price of one unit: an hour."""
         return self.usd_per_hour
-
-    def age_days(self, today: date) -> int:
-        """Age of the price, whole days."""
-        return (today - self.dated).days
-
-    def __str__(self) -> str:
-        return f"{self.source}, {self.dated.isoformat()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +351,7 @@ class VmCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficPrice:
+class TrafficPrice(Dated):
     """Price of data that leaves a zone, for another one of its region, another region or the internet.
 
     Attributes:
@@ -363,13 +371,6 @@ class TrafficPrice:
     def usd(self) -> float:
         """Price of one unit: a GiB."""
         return self.usd_per_gib
-
-    def age_days(self, today: date) -> int:
-        """Age of the price, whole days."""
-        return (today - self.dated).days
-
-    def __str__(self) -> str:
-        return f"{self.source}, {self.dated.isoformat()}"
 
 
 Extra = Literal["disk", "address", "spot_address", "zones", "regions", "internet"]

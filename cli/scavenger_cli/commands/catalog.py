@@ -199,10 +199,7 @@ def _table(answer: CatalogAnswer, *, every: bool, each_gpu: bool) -> None:
         grid,
     )
     ages = {str(price): price.age_days for row in rows for price in row.prices}
-    lines = [
-        f"[{number}] {clean(source)} ({plural(ages[source], 'day')} old)"
-        for number, source in enumerate(sources, 1)
-    ]
+    lines = _told(ages)
     if any(not row.prices for row in rows):
         lines.append(
             "unknown: fetch the price with `scavenger catalog refresh`, or write it into prices.yaml"
@@ -219,10 +216,17 @@ def _table(answer: CatalogAnswer, *, every: bool, each_gpu: bool) -> None:
     console.emit(*(Text(line) for line in lines))
 
 
+def _told(ages: Mapping[str, int]) -> list[str]:
+    """The sources of prices, by number, with their age in days."""
+    return [
+        f"[{number}] {clean(source)} ({plural(days, 'day')} old)"
+        for number, (source, days) in enumerate(ages.items(), 1)
+    ]
+
+
 def _extras_table(answer: CatalogAnswer) -> None:
-    known = [one for one in answer.extras if one.usd is not None]
-    sources = list(dict.fromkeys(f"{one.source}, {one.dated}" for one in known))
-    ages = {f"{one.source}, {one.dated}": one.age_days for one in known}
+    ages = {str(one): one.age_days for one in answer.extras if one.age_days is not None}
+    sources = list(ages)
     regions = [f"{one.provider}/{one.region}" for one in answer.regions]
     grid = render.table(
         ("region", "left"), *((title, "right") for title in _EXTRAS.values()), ("prices", "left")
@@ -230,15 +234,13 @@ def _extras_table(answer: CatalogAnswer) -> None:
     for region in regions:
         here = {one.extra: one for one in answer.extras if f"{one.provider}/{one.region}" == region}
         cells = ["unknown" if here[name].usd is None else _extra(here[name]) for name in _EXTRAS]
-        told = (f"{here[name].source}, {here[name].dated}" for name in _EXTRAS)
-        numbers = dict.fromkeys(sources.index(one) + 1 for one in told if one in sources)
+        numbers = dict.fromkeys(sources.index(str(here[name])) + 1 for name in _EXTRAS if str(here[name]))
         grid.add_row(region, *cells, " ".join(f"[{number}]" for number in numbers))
     lines = [
-        f"[{number}] {clean(source)} ({plural(ages[source] or 0, 'day')} old)"
-        for number, source in enumerate(sources, 1)
+        "disk: a GiB and month; addresses: an hour; traffic to zones, regions, internet: a GiB",
+        *_told(ages),
     ]
-    lines.insert(0, "disk: a GiB and month; addresses: an hour; traffic out of a zone, to its kinds: a GiB")
-    if len(known) < len(answer.extras):
+    if any(one.usd is None for one in answer.extras):
         lines.append("unknown: fetch the price with `scavenger catalog refresh`")
     console.emit(grid, *(Text(line) for line in lines))
 
