@@ -195,7 +195,7 @@ def leader_lines(job: JobSpec, leader: LeaderPlan) -> Iterator[str]:
 def _goal(job: JobSpec) -> str:
     epochs = plural(job.goal.max_epochs, "epoch")
     if job.at_equal_progress:
-        return f"the progress of {epochs} at batch {job.reference_batch_size} is made"
+        return f"{epochs} at batch {job.reference_batch_size} are done, or what makes as much progress at another batch"
     if job.goal.target is None:
         return f"{epochs} are done"
     return f"{job.goal.metric} reaches {job.goal.target}, or {epochs} are done"

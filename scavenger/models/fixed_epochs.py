@@ -62,6 +62,19 @@ class FixedEpochs:
             return np.full(size.shape, self.epochs_all)
         return np.maximum(1.0, np.ceil(self.epochs_all * self._growth(size) - SHORT))
 
+    def beside_own(self, global_batch_size: int) -> str:
+        """The epochs at a batch size beside those at the own one, and why they differ; empty where they do not."""
+        own = self.reference_batch_size
+        needed = float(self.epochs(np.array([global_batch_size], dtype=np.float64))[0])
+        if own is None or needed == self.epochs_all:
+            return ""
+        larger, less = ("larger", "less") if global_batch_size > own else ("smaller", "more")
+        progress = f"the progress of {self.epochs_all:,.0f} at batch {own:g}, as a {larger} batch makes {less} in each"
+        return (
+            f"{needed:,.0f} epochs at batch {global_batch_size} make {progress}; --epochs-fixed trains "
+            f"{self.epochs_all:,.0f}"
+        )
+
     def _growth(self, size: FloatArray) -> FloatArray:
         own, critical = self.reference_batch_size, self.critical_batch_size
         assert own is not None

@@ -37,7 +37,7 @@ def without_target(
         f"{count:g} at {size}"
         for size, count in zip(shown, law.epochs(np.array(shown, dtype=np.float64)), strict=True)
     )
-    fixed = f"goal.epochs_fixed compares {epochs:g} of each"
+    fixed = f"--epochs-fixed compares {epochs:g} of each"
     if not known:
         return law, (
             f"no noise was measured, so a larger batch is taken to need as many steps, the most that it can: for "

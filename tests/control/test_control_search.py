@@ -302,6 +302,12 @@ def test_without_a_target_the_choice_is_at_equal_progress_unless_the_epochs_are_
     assert equal.choice.point.on_front
     assert equal.predicted is not None
     assert equal.predicted.epochs == equal.choice.point.epochs
+    at = equal.choice.configuration.global_batch_size
+    assert at > 32
+    told = f"; {equal.predicted.epochs:g} epochs at batch {at} make the progress of 100 at batch 32, as a larger batch"
+    assert f"{told} makes less in each; --epochs-fixed trains 100" in equal.choice.reason
+    assert isinstance(fixed.choice, Choice)
+    assert "epochs-fixed" not in fixed.choice.reason
     assert set(fixed.curve.epochs) == {100.0}
     assert fixed.curve.progress_share is not None
 

@@ -170,6 +170,10 @@ def test_the_epochs_of_equal_progress_lie_between_as_many_epochs_and_as_many_ste
     at_own, at = law.epochs(np.array([own, size], dtype=np.float64))
     low, high = sorted((1.0, size / own))
 
+    told = law.beside_own(size)
+    assert bool(told) == (at != epochs)
+    words = f"{at:,.0f} epochs at batch {size} make the progress of {epochs:,} at batch {own}, as a "
+    assert not told or told.startswith(words)
     assert at_own == epochs
     assert max(1.0, math.floor(epochs * low)) <= at <= math.ceil(epochs * high)
     # so many epochs of one size are all that is needed, and half of each are, too

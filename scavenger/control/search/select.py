@@ -225,8 +225,13 @@ def choose_now(
                 switch=switch_to(choice, trainer),
                 worth=worth_from_now(job, trainer),
             )
+    if isinstance(choice, Infeasible):
+        return curve, choice
+    law = model.statistical.fixed
+    if law is not None and (beside := law.beside_own(choice.configuration.global_batch_size)):
+        choice = replace(choice, reason=f"{choice.reason}; {beside}")
     vms = trainer.aggregator_vms()
-    if vms is not None and not isinstance(choice, Infeasible):
+    if vms is not None:
         note = vms.network_note(choice.configuration.workers, choice.point.step_time_s)
         curve = replace(curve, notes=(*curve.notes, note)) if note else curve
     return curve, choice
