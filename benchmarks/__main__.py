@@ -63,6 +63,7 @@ _MODULES = (
     "sampler",
     "pruners",
     "spot_replay",
+    "scheduling",
 )
 _OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
 """Further benchmarks of a module, beside its `BENCHMARK`."""

@@ -60,6 +60,7 @@ app = make_app(
             "cost": "cost:cost",
             "doctor": "doctor:doctor",
             "policy": "policy:policy",
+            "simulate": "simulate:simulate_trace",
             "models": CommandGroup(
                 "Manage the fitted models, which later jobs reuse.",
                 {

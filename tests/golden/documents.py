@@ -148,6 +148,7 @@ COMMANDS = (
     Command("store-backup", "store backup {backup}", by_server=False),
     Command("store-restore", "store restore {backup} --revoke-tokens --store {empty}", by_server=False),
     Command("leader-list", "leader list", by_server=False),
+    Command("simulate", "simulate {trace} --nodes 1x4 --policy tiresias", by_server=False),
 )
 ELSEWHERE = {
     "demo": "it answers as `optimize`",
@@ -231,8 +232,9 @@ def settle(store: Store, job_id: str) -> None:
 
 def files_in(folder: Path, store: Store) -> dict[str, str]:
     """Write the files that commands are given, and name those that they write."""
-    files = {name: folder / name for name in ("models", "steps", "ticket", "new", "image", "backup")}
+    files = {name: folder / name for name in ("models", "steps", "ticket", "new", "image", "backup", "trace")}
     files["steps"].write_text(STEP_TIMES)
+    files["trace"].write_text("submitted_s,duration_s,slots\n0,10,3\n1,5,2\n")
     files["models"].write_text(json.dumps(store.export_models()))
     return {**{name: str(path) for name, path in files.items()}, "empty": f"sqlite:///{folder}/empty.db"}
 

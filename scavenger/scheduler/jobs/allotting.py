@@ -33,8 +33,8 @@ class Rules:
 def allot(seen: PoolSeen, rules: Rules) -> Allotment:
     """Share out a pool. Asked again about what it said, it says the same.
 
-    Nodes may be too few for what a policy planned, so that others take the slots. A policy that knows who has them may
-    then want other numbers: it is asked until it wants no more.
+    Nodes may be too few for what a policy planned, so that others take the slots; and a job that loses its slots is one
+    that waits. A policy that knows of it may want other numbers: it is asked until it wants no more.
     """
     if seen.jobs == 0:
         return Allotment(Shares.none(), seen.standing.level, seen.standing.fixed, inf, seen.number)
@@ -45,7 +45,8 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
         shares = place(now, plan, rules.placement)
         promoted |= plan.promoted
         slots = shares.by_job(seen.jobs)
-        if np.array_equal(slots, plan.slots) or same(shares, now.shares):
+        as_planned = np.array_equal(slots, plan.slots) and not np.any((now.held > 0) & (slots == 0))
+        if as_planned or same(shares, now.shares):
             break
         now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, plan.again_s, seen.number))
     number = seen.number + (not same(shares, seen.shares))

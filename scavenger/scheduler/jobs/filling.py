@@ -103,18 +103,26 @@ class Gains:
 
 
 def waterline(
-    least: IntArray, most: IntArray, slots: int, *, gains: Gains, curve: IntArray, weight: FloatArray
+    least: IntArray,
+    most: IntArray,
+    slots: int,
+    *,
+    gains: Gains,
+    curve: IntArray,
+    weight: FloatArray,
+    held: IntArray | None = None,
+    log_bonus: FloatArray | None = None,
 ) -> IntArray:
     """Slots one after the other, each to where it brings most, until `slots` are given or nobody gains.
 
     Row `i` gains `weight[i] * gains.table[curve[i], k]` from its slot `k + 1`. Since gains fall along a row, the slots
-    above a common line are those that the greedy order gives first, so the line is sought instead. It does not matter
-    who has what now.
+    above a common line are those that the greedy order gives first, so the line is sought instead.
 
     Args:
         least: What each has to begin with, together no more than `slots`.
         most: No more than so many.
         weight: Above 0, of each row.
+        held, log_bonus: The gains of so many slots of a row count for `exp(log_bonus)` times as much, from 0.
 
     Returns:
         Slots of each row, from `least` to `most`; of equal gains the first rows have more.
@@ -129,14 +137,19 @@ def waterline(
     log_weight = np.log(weight)
 
     def at(log_line: float) -> IntArray:
-        reaching: IntArray = np.clip(gains.reaching(log_line - log_weight, curve), least, top)
-        return reaching
+        reaching: IntArray = gains.reaching(log_line - log_weight, curve)
+        if held is not None and log_bonus is not None:
+            stays = gains.reaching(log_line - log_weight - log_bonus, curve)
+            reaching = np.maximum(reaching, np.minimum(stays, held))
+        return np.asarray(np.clip(reaching, least, top))
 
     more = top > least
     last = np.maximum(top - 1, 0)
     low = float((log_weight + gains.log_gain(curve, last))[more].min()) - 1e-9  # all of them lie above
     first = np.minimum(least, gains.table.shape[1] - 1)
     high = float((log_weight + gains.log_gain(curve, first))[more].max()) + 1e-9  # none does
+    if log_bonus is not None:
+        high += float(log_bonus[more].max())
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         if int(at(middle).sum()) - begin <= idle:
@@ -152,6 +165,8 @@ def waterline(
     owner = np.repeat(np.arange(len(given)), between)
     step = np.arange(len(owner)) - np.repeat(np.cumsum(between) - between, between) + given[owner]
     value = log_weight[owner] + gains.log_gain(curve[owner], step)
+    if held is not None and log_bonus is not None:
+        value += np.where(step < held[owner], log_bonus[owner], 0.0)
     taken = np.argsort(-value, kind="stable")[:idle]
     more_still: IntArray = np.bincount(owner[taken], minlength=len(given))
     return given + more_still

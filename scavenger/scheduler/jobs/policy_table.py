@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from scavenger.scheduler.jobs.policies import Even, Fair, Fifo, Policy, Srtf, Throughput
 from scavenger.scheduler.jobs.tiresias import ElasticTiresias, Tiresias
+from scavenger.scheduler.jobs.worth import Goodput, Worth
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
@@ -17,5 +18,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
         "throughput": Throughput(),
         "tiresias": Tiresias(),
         "elastic-tiresias": ElasticTiresias(),
+        "goodput": Goodput(),
+        "worth": Worth(),
     }
 )

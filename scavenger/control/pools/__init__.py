@@ -1,0 +1,1 @@
+"""Pools of nodes that many jobs share: traces of their jobs."""

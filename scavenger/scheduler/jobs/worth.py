@@ -1,0 +1,122 @@
+"""Policies that know how fast jobs are, and how much they still have to do.
+
+References:
+    .. [1] Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021: a job's
+       speed counts relative to its speed with an even part of the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.scheduler.jobs.filling import admit, waterline
+from scavenger.scheduler.jobs.policies import (
+    Patience,
+    by_gain,
+    elastic,
+    needed,
+    positive,
+    raised,
+    ranked,
+)
+from scavenger.scheduler.jobs.values import Plan, PoolSeen
+
+_SHORTEST_S = 1.0
+"""Work left that takes less with one slot counts as so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Each slot to the largest gain in speed, relative to the speed with an even part of the pool [1]_."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        part = np.clip(seen.slots // max(seen.jobs, 1), np.maximum(seen.claims.least, 1), None)
+        weight = 1.0 / positive(seen.rate(np.minimum(part, seen.useful)))
+        return by_gain(seen, patience, ranked(seen, patience, ~seen.runs), weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Each slot to where it shortens what is left most, as all jobs' hours are worth the same.
+
+    A job's first slots compete, too: one with much to do may wait for those that are soon done. A slot that a job
+    has counts for more there, by twice what it costs the job to lose it.
+
+    Attributes:
+        exponent: Of the time that is left with one slot, by which gains in speed are divided. With 1, one slot goes to
+            the shortest job, and more than that with many slots; below 1, jobs that scale well count for more.
+    """
+
+    exponent: float = 0.5
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        claims, standing, held = seen.claims, seen.standing, seen.held
+        one = positive(seen.curves.rates[claims.curve, 1])
+        left_s = alone_s(seen)
+        weight = left_s**-self.exponent / one
+        runs = np.where(seen.runs, held, 0)
+        bonus = np.log1p(self._stays(seen, runs, left_s * one))
+        need = needed(seen, claims.least)
+        density = weight * seen.rate(need) / np.maximum(need, 1)
+        order = ranked(seen, patience, -density * np.where(runs > 0, np.exp(bonus), 1.0))
+        fill = _Filling(seen, order, weight, bonus, runs)
+
+        nothing = np.zeros_like(need)
+        most = np.where(standing.fixed, need, np.where(need > 0, np.maximum(seen.useful, need), 0))
+        wanted = fill.slots(nothing, most) > 0
+        first = claims.priority > claims.priority.min()
+        wanted |= first | raised(seen, patience) | standing.fixed
+        begins = admit(order, np.where(wanted, need, 0), seen.slots)
+        idle = seen.slots - int(need[begins].sum())
+        slots = fill.slots(np.where(begins, need, 0), np.where(begins, most, 0))
+        idle = seen.slots - int(slots.sum())
+        if idle > 0:
+            others = admit(order, np.where(begins, 0, need), idle)
+            if others.any():
+                begins |= others
+                slots = fill.slots(np.where(others, need, slots), np.where(begins, most, 0))
+        return elastic(seen, patience, order, slots)
+
+    @staticmethod
+    def _stays(seen: PoolSeen, runs: IntArray, left: FloatArray) -> FloatArray:
+        """By how much more a slot is worth to the job that has it: twice what a change costs, over what is left."""
+        change_s = seen.standing.change_s
+        rest_s = left / positive(seen.rate(runs))
+        return np.where(runs > 0, 2.0 * change_s * runs / np.maximum(rest_s, np.maximum(change_s, 1e-9)), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    seen: PoolSeen
+    order: IntArray
+    weight: FloatArray
+    bonus: FloatArray
+    runs: IntArray
+
+    def slots(self, least: IntArray, most: IntArray) -> IntArray:
+        """`waterline` for the jobs in their order."""
+        rows = self.order
+        given = np.zeros_like(least)
+        given[rows] = waterline(
+            least[rows],
+            most[rows],
+            self.seen.slots,
+            gains=self.seen.curves.gains,
+            curve=self.seen.claims.curve[rows],
+            weight=self.weight[rows],
+            held=self.runs[rows],
+            log_bonus=self.bonus[rows],
+        )
+        return given
+
+
+def alone_s(seen: PoolSeen) -> FloatArray:
+    """Seconds that each job still needs with one slot; where it is unknown, as much as it has had."""
+    rate = positive(seen.curves.rates[seen.claims.curve, 1])
+    left = np.where(np.isnan(seen.standing.left), seen.standing.attained_slot_s * rate, seen.standing.left)
+    return np.maximum(left / rate, _SHORTEST_S)

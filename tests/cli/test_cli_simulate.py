@@ -1,0 +1,94 @@
+"""`simulate`: a trace on a pool in virtual time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from scavenger_cli.main import main
+
+TRACE = """submit_time,duration,num_gpu,user
+0,10,3,ann
+1,5,2,bob
+2,1,1,ann
+3,0,1,bob
+"""
+RATES = "model,slots,rate\nm,1,1.0\nm,2,2.0\nm,4,4.0\n"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three jobs and one that took no time, as a packed file."""
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(TRACE.encode()))
+    return path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
+    """The document that the command prints."""
+    assert main(["simulate", *(str(word) for word in words), "-o", "json"]) == 0
+    document: dict[str, object] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_policies_are_compared_on_one_trace(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, trace, "--nodes", "2x2", "--policy", "fifo", "--policy", "srtf")
+
+    assert (found["jobs"], found["dropped"], found["slots"], found["elastic"]) == (3, 1, 4, False)
+    by_name = {row["policy"]: row for row in found["policies"]}  # type: ignore[attr-defined]
+    assert list(by_name) == ["fifo", "srtf"]
+    assert by_name["fifo"]["mean_s"] == pytest.approx((10.0 + 14.0 + 9.0) / 3)
+    assert by_name["srtf"]["mean_s"] < by_name["fifo"]["mean_s"]
+    assert by_name["fifo"]["slot_hours"] == pytest.approx((30.0 + 10.0 + 1.0) / 3600.0)
+
+
+def test_with_rates_jobs_use_idle_slots(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = tmp_path / "rates.csv"
+    rates.write_text(RATES)
+    rigid = answer(capsys, trace, "--nodes", "1x4", "--policy", "elastic-tiresias")
+    elastic = answer(capsys, trace, "--nodes", "1x4", "--policy", "elastic-tiresias", "--rates", rates)
+
+    assert elastic["elastic"] is True
+    assert elastic["policies"][0]["makespan_s"] < rigid["policies"][0]["makespan_s"]  # type: ignore[index]
+
+
+def test_the_table_fits_a_terminal_and_a_picture_is_drawn(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "runs.svg"
+    assert main(["simulate", str(trace), "--nodes", "1x4", "--plot", str(picture)]) == 0
+    shown = capsys.readouterr()
+
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "elastic-tiresias" in shown.out
+    assert "1 row left out" in shown.err
+    assert "slots in use of 4" in picture.read_text() or picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--nodes", "4"], "give nodes and the slots of each, such as 64x8"),
+        (["--nodes", "1x2"], "asks for 3 slots, and the pool has 2"),
+        (["--nodes", "1x4", "--policy", "best"], "there is no policy 'best'"),
+        (["--nodes", "1x4", "--plot", "a.txt"], "name a file that ends in .svg"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    words: list[str], told: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(trace), *words]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_that_is_no_trace_says_which_columns_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("submit_time,gpus\n0,1\n")
+    assert main(["simulate", str(path), "--nodes", "1x4"]) == 2
+    assert "there is no column 'duration_s' (or duration)" in " ".join(capsys.readouterr().err.split())
