@@ -336,8 +336,8 @@ class JobSpec(FrozenModel):
     )
     infra: InfraText = Field(
         default=Infra(),
-        description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT]; or a mapping "
-        "with one of the clouds' under at, and settings of this job's VMs.",
+        description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE], kubernetes[/CONTEXT] or "
+        "ssh/GROUP[-RACK]; or a mapping with one of the clouds' under at, and settings of this job's VMs.",
         json_schema_extra={"default": "local"},
     )
     engine: EngineText = Field(
@@ -350,7 +350,7 @@ class JobSpec(FrozenModel):
     leader: Literal["here", "vm"] | None = Field(
         default=None,
         description="Where the process that leads the job runs: here, with the command, or vm, on a small on-demand VM "
-        "of its own; without it, vm if no address is set at which VMs reach this machine (aws/ only).",
+        "of its own; without it, vm if no address is set at which VMs reach this machine, where VMs can lead.",
         examples=["vm"],
     )
     aggregation: Literal["own", "shared"] = Field(

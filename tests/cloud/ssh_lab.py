@@ -48,7 +48,7 @@ class SshLab:
     Args:
         folder: For keys, and the hosts' homes.
         hosts: Settings of the hosts, by their names.
-        programs: Folder of programs that the hosts have.
+        programs: Folder of the programs that the hosts have beside the system's own, see `programs_in`.
 
     Attributes:
         denies: No host lets anybody in.
@@ -141,9 +141,7 @@ class SshLab:
             return
         environment = {
             "HOME": str(self.folder / name),
-            "PATH": os.pathsep.join(
-                filter(None, [self._programs, os.path.dirname(sys.executable), os.defpath])
-            ),
+            "PATH": os.pathsep.join([self._programs or os.path.dirname(sys.executable), os.defpath]),
         }
         there = await asyncio.create_subprocess_shell(
             process.command or "true",
@@ -267,6 +265,16 @@ class SshWorld:
             for name in self.lab.hosts
             for vm in self.lab.vms(name)
         )
+
+
+def programs_in(folder: Path, **programs: str) -> str:
+    """A folder with this Python as `python3`, and other scripts, by their names with `_` for `-`."""
+    folder.mkdir()
+    for name, text in {"python3": f'#!/bin/sh\nexec {sys.executable} "$@"\n', **programs}.items():
+        path = folder / name.replace("_", "-")
+        path.write_text(text)
+        path.chmod(0o755)
+    return str(folder)
 
 
 @contextmanager

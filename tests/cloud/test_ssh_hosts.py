@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ssh_lab import SshLab, SshWorld, lab_of, needs_ssh
-from waiting import eventually
+from ssh_lab import SshLab, SshWorld, lab_of, needs_ssh, programs_in
+from test_boot_install import wheel
+from waiting import eventually, wait_for
 
+from scavenger.cloud.boot.boot import Join
+from scavenger.cloud.boot.pod import pod_script
 from scavenger.cloud.ssh.host import _processes
 from scavenger.cloud.ssh.provider import SshProvider
+from scavenger.domain.vm import VmPackage
 from scavenger.domain.vm_settings import SshSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, StockOutError
 from scavenger.store import Store
@@ -103,6 +107,23 @@ def test_a_host_that_is_lost_counts_as_gone_after_a_while_and_others_serve(lab: 
 
     lab.start(name, port)
     assert {vm.state for vm in world.provider.list_owned(OWNER)} == {"gone", "running"}
+
+
+def test_a_host_installs_once_and_keeps_it_for_the_next_job(tmp_path: Path) -> None:
+    join = Join("tcp://127.0.0.1:1", "0" * 40, "intent", "1" * 40, "ssh")
+    script = pod_script(join, VmPackage(requirement=f"scavenger-ml @ file://{wheel(tmp_path)}"), life_s=900.0)
+    with lab_of(tmp_path / "lab", hosts_of(a=1), programs_in(tmp_path / "programs")) as lab:
+        world = SshWorld(lab)
+        consoles = []
+        for number in range(2):
+            seen = world.provider.launch(make_request(world, number, user_data=script))
+            wait_for(lambda seen=seen: "join.json" in world.provider.console(seen.instance_id, seen.zone))
+            consoles.append(world.provider.console(seen.instance_id, seen.zone))
+            world.provider.terminate(seen.instance_id, seen.zone)
+            world.advance(0.0)
+
+    assert ["scavenger: installing" in console for console in consoles] == [True, False]
+    assert all("scavenger: the agent was started" in console for console in consoles)
 
 
 def test_gc_ends_what_no_job_has(lab: SshLab, tmp_path: Path) -> None:

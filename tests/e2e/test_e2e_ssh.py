@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import SPEC
 from real_jobs import ROOT, Job, ended, opened
-from ssh_lab import SshLab, lab_of, needs_ssh
+from ssh_lab import SshLab, lab_of, needs_ssh, programs_in
 from waiting import wait_for
 
 from scavenger.policy.provisioning.slots import is_for_aggregators
@@ -26,11 +26,8 @@ HOST = {"cpus": 2, "memory": 4.0, "gpus": 0, "usd_per_hour": 0.0}
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[SshLab]:
     """Three hosts: for an aggregator, a worker, and its successor."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "scavenger-vm").write_text(AGENT)
-    (programs / "scavenger-vm").chmod(0o755)
-    with lab_of(tmp_path / "lab", {f"h{n}": HOST for n in range(3)}, str(programs)) as made:
+    programs = programs_in(tmp_path / "programs", scavenger_vm=AGENT)
+    with lab_of(tmp_path / "lab", {f"h{n}": HOST for n in range(3)}, programs) as made:
         yield made
 
 

@@ -115,7 +115,7 @@ def add_node(
     place = f"{infra.provider}/{infra.region}" if infra.region else infra.provider
     if infra.capabilities.pods:
         raise ConfigurationError(
-            f"--place {place}: jobs there cannot share aggregators; use local, aws/ or gcp/"
+            f"--place {place}: jobs there cannot share aggregators; name local, or VMs such as aws/REGION"
         )
     try:
         with open(file, "x", opener=private_opener) as opened:
@@ -279,7 +279,7 @@ def _renting(rent: RentOptions, tenants: int) -> Iterator[NodeSource]:
 
     infra = Infra.parse(rent.infra)
     if not infra.capabilities.zones:
-        raise ConfigurationError(f"--infra {rent.infra}: nodes are rented at aws/REGION or gcp/REGION")
+        raise ConfigurationError(f"--infra {rent.infra}: nodes are VMs, of aws/REGION or gcp/REGION, say")
     try:
         idle_s = parse_duration(read_scalar(rent.idle_duration))
     except ValueError as error:

@@ -284,9 +284,8 @@ def open_pool_nodes(
     kind = find_kind(infra.provider)
     extra = "" if kind is None else kind.extra
     usd_per_hour = offer.price_usd_per_hour + extras.usd_per_hour
-    affordable = min(
-        nodes_max, int(usd_per_hour_max / usd_per_hour) if math.isfinite(usd_per_hour_max) else nodes_max
-    )
+    bound = math.isfinite(usd_per_hour_max) and usd_per_hour > 0.0
+    affordable = min(nodes_max, int(usd_per_hour_max / usd_per_hour)) if bound else nodes_max
     if affordable < 1:
         raise ConfigurationError(
             f"--budget-per-hour {usd_per_hour_max:g}: a node ({f'{offer.vm} {extras}'.rstrip()}) costs "
