@@ -78,10 +78,7 @@ def scale_prior(
             return _at_kept_rate(
                 math.log(size), log_sd, batch_sizes[0], f"noise alone says {three_digits(size)}"
             )
-        note = (
-            f"critical batch size of about {three_digits(size)} samples from the measured noise scale, which grows "
-            f"over a run: uncertain by a factor of {math.exp(log_sd):.2g}"
-        )
+        note = f"{_few_steps(size, log_sd)} by the measured noise scale, which grows over a run"
         return ScalePrior(math.log(size), log_sd, True, note)
     if stored is not None:
         note = "critical batch size from stored models: no noise scale was measured"
@@ -103,10 +100,17 @@ def _at_kept_rate(log_mean: float, log_sd: float, smallest: int, by_noise: str) 
     both = -np.logaddexp(-(log_mean + log_sd * ndtri(noise)), -by_rate)
     size, spread = math.exp(float(both.mean())), float(both.std())
     note = (
-        f"critical batch size of about {three_digits(size)} samples, uncertain by a factor of {math.exp(spread):.2g}: "
-        f"the learning rate is that of batch {smallest} at every batch size (elastic.lr_scaling: none); {by_noise}"
+        f"{_few_steps(size, spread)} as the learning rate is that of batch {smallest} at every batch size "
+        f"(elastic.lr_scaling: none); {by_noise}"
     )
     return ScalePrior(math.log(size), spread, True, note)
+
+
+def _few_steps(size: float, log_sd: float) -> str:
+    return (
+        f"from about {three_digits(size)} samples on (the critical batch size, known to a factor of "
+        f"{math.exp(log_sd):.2g}), a larger batch saves few steps,"
+    )
 
 
 def three_digits(value: float) -> str:

@@ -183,7 +183,11 @@ def _checked(
 def undetermined(law: OverlapLaw) -> list[str]:
     """A note on the coefficients that the points do not determine, if any."""
     names = [name for name, told in zip(COEFFICIENTS, law.free, strict=True) if not told]
-    return [f"the profile does not tell, so held at what is usual: {', '.join(names)}"] if names else []
+    return (
+        [f"these points do not tell some things, which are taken as they usually are: {', '.join(names)}"]
+        if names
+        else []
+    )
 
 
 def mix_widths(

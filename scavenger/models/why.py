@@ -30,17 +30,17 @@ from scavenger.models.parallel import (
 )
 
 PARTS = {
-    "law": "coefficients of the law",
-    "smooth_compute": "smooth deviation of computing",
-    "smooth_sync": "smooth deviation of synchronisation",
-    "cluster_sync": "deviation of that number of machines",
-    "pair_sync": "deviation of two machines",
-    "scatter": "scatter around anything smooth",
-    "range": "beyond the measured range",
+    "law": "the law of step times, of few points",
+    "smooth_compute": "computing, where it follows no law",
+    "smooth_sync": "synchronisation, where it follows no law",
+    "cluster_sync": "that number of machines",
+    "pair_sync": "two machines instead of one",
+    "scatter": "scatter of step times",
+    "range": "being outside of what was measured",
     "aggregators": "another number of aggregator VMs",
     "measurement": "its own measurement",
-    "drift": "drift during the search and after it",
-    "epochs": "number of epochs",
+    "drift": "the machine's pace, which drifts",
+    "epochs": "the number of epochs",
 }
 """The parts of an interval, for the user."""
 

@@ -38,6 +38,8 @@ PAST_DEADLINE, OVER_BUDGET = "past the deadline", "over the budget"
 
 NEVER_DONE = "interrupted faster than work gets done"
 
+NO_KNEE = "the front has no knee, a point beyond which more speed costs much more"
+
 NO_LIMIT = int(np.iinfo(np.int64).max)
 """Stands for a local batch without a limit."""
 
@@ -107,7 +109,7 @@ def build_curve(
         *_notes_on_epochs(
             model, predicted, allowed, limited=deadline_s is not None or budget_usd is not None
         ),
-        *(("the front has no knee",) if knee is None and np.any(allowed) else ()),
+        *((NO_KNEE,) if knee is None and np.any(allowed) else ()),
     )
     return TradeoffCurve(
         configurations=CurveConfigurations(

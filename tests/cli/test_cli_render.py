@@ -350,7 +350,7 @@ def test_the_course_of_the_forecast_epochs_is_shown() -> None:
     report = replace(report, result=replace(report.result, forecasts=forecasts))
     text = printed(*render.report_text(report, verbose=True))
 
-    assert "40 (28-56) after 3, 26.3 (18-37) after 6" in " ".join(text.split())
+    assert "after 3: 40 (28-56), after 6: 26.3 (18-37)" in " ".join(text.split())
 
 
 LONG_PATH = "/home/ann/" + "a-long-name-of-a-folder/" * 5 + "model.keras"

@@ -125,7 +125,7 @@ def test_what_the_points_do_not_tell_is_named_and_stands_at_its_prior() -> None:
     held = [2, 5, 6, 7, 8, 9, 10]
     assert [i for i, is_untold in enumerate(untold) if is_untold and i in held] == held
     assert model.law.unknowns()[held] == pytest.approx(prior[held], abs=1e-6)
-    assert any("does not tell" in note and "growth of synchronisation" in note for note in model.notes)
+    assert any("do not tell" in note and "growth of synchronisation" in note for note in model.notes)
 
 
 def test_one_point_predicts_itself_and_doubts_everything_else() -> None:

@@ -458,7 +458,7 @@ def test_predictions_agree_with_the_joint_posterior(runs) -> None:  # type: igno
 
 def test_a_large_critical_batch_is_told_in_digits() -> None:
     model = fit(hint=10.0, noise=[NoiseReading(0.5, 40_000.0, 20.0, 64.0)])
-    note = next(note for note in model.notes if note.startswith("critical batch size"))
+    note = next(note for note in model.notes if "(the critical batch size" in note)
 
     assert "e+" not in note
     assert re.search(r"about \d,\d\d0 samples", note)

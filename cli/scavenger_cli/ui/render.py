@@ -62,10 +62,14 @@ _MARKS = (
     ("*", "front (unbeaten)"),
     ("m", "measured"),
     ("e", "extrapolated"),
-    ("?", "workers never measured"),
+    ("?", "K never measured"),
 )
 
 _INTERVAL = "(90 %)"
+_READING = (
+    "K workers share each batch of B samples; of ten such runs, nine end inside (90 %). What is on the front no other "
+    "configuration beats in both time and cost"
+)
 EXPLAINED_MIN = 0.05
 """Smallest error, as a share of the actual time, whose causes are shown."""
 
@@ -158,6 +162,8 @@ def curve_table(
             lines.append((cells, "bold" if ">" in marks else "" if point.on_front else "dim"))
         yield _Numbers(titles, lines)
         yield Text("  ".join(f"{mark} {words}" for mark, words in _MARKS if mark in used), style="dim")
+        if verbose:
+            yield Text(_READING, style="dim")
     if len(allowed) > len(shown):
         yield Text(
             f"and {plural(len(allowed) - len(shown), 'more configuration')}, none of them better in both"
@@ -337,10 +343,10 @@ def _forecasts(report: RunReport) -> Iterator[RenderableType]:
     if not report.result.forecasts:
         return
     shown = (
-        f"{quantity(one.epochs)} ({one.epochs_interval[0]:.0f}-{one.epochs_interval[1]:.0f}) after {one.after_epochs}"
+        f"after {one.after_epochs}: {quantity(one.epochs)} ({one.epochs_interval[0]:.0f}-{one.epochs_interval[1]:.0f})"
         for one in report.result.forecasts
     )
-    yield Text(f"epochs forecast from the metric's course (90 %): {', '.join(shown)}")
+    yield Text(f"epochs in all (90 %), as the metric's course let expect: {', '.join(shown)}")
 
 
 def _share(part_s: float, whole_s: float) -> str:

@@ -27,8 +27,8 @@ NARROWER = 0.9
 """A measurement is named by `explain` if it narrows the interval to this share of its width."""
 
 _MOSTLY = {
-    "epochs": "most of it is the number of epochs, of which no step tells: a finished run of this job does",
-    "drift": "most of it is drift: steps of runs here differ from those of their profiles",
+    "epochs": "no step tells how many epochs it takes; a finished run of this job does, for the next prediction",
+    "drift": "steps of whole runs here differ from those that were measured in their searches",
 }
 """What to do about the largest part, where it is none of the step's."""
 
@@ -46,23 +46,24 @@ def why_lines(answer: WhyAnswer) -> Iterator[RenderableType]:
 
 def doubt_lines(why: ExplainedPrediction, job_id: str) -> Iterator[RenderableType]:
     """What is uncertain of a prediction, and what would narrow it, in sentences."""
+    low, high = (quantity(math.exp(sign * why.half_width), 2) for sign in (-1, 1))
     yield Text(
-        f"How sure: the time of {why.workers} x {clean(why.vm)}, batch {why.global_batch_size} is known to a factor of "
-        f"{quantity(math.exp(why.half_width), 2)} either way (90 %)"
+        f"How sure: nine of ten such runs of {why.workers} x {clean(why.vm)}, batch {why.global_batch_size} take from "
+        f"{low} to {high} times the time of the table"
     )
     shares = sorted(why.shares.items(), key=lambda item: -float(item[1]))
     named = (f"{100 * share:.0f} % {PARTS[name]}" for name, share in shares[:DOUBTS] if share >= NAMED_MIN)
-    yield Text(f"  that doubt is: {', '.join(named)}")
+    yield Text(f"  the doubt comes from: {', '.join(named)}")
     if shares and shares[0][0] in _MOSTLY:
         yield Text(f"  {_MOSTLY[shares[0][0]]}")
     if why.probes and why.probes[0].half_width < NARROWER * why.half_width:
         probe = why.probes[0]
         yield Text(
-            f"  measuring {probe.workers} x batch {probe.global_batch_size} would bring it to a factor of "
-            f"{quantity(math.exp(probe.half_width), 2)}"
+            f"  measuring {probe.workers} x batch {probe.global_batch_size} would narrow that to "
+            f"{quantity(math.exp(-probe.half_width), 2)} to {quantity(math.exp(probe.half_width), 2)} times"
         )
     key = f"{job_id[:8]} --why {why.workers} {why.global_batch_size}"
-    yield Text(f"  from which points, by which law: scavenger curves {key}", style="dim")
+    yield Text(f"  point by point: scavenger curves {key}", style="dim")
 
 
 def _prediction(why: ExplainedPrediction) -> Iterator[RenderableType]:
