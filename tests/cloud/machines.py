@@ -195,7 +195,9 @@ class _Net:
         self._count = 0
         self._lock = threading.Lock()
         _ip("link", "add", self.bridge, "type", "bridge")
-        _ip("link", "set", self.bridge, "alias", mark, "up")
+        # The bridge itself is an interface of this machine, and would answer for its address, with a hardware address
+        # that changes whenever the VM goes that has the lowest: VMs that had learnt it would then reach nobody.
+        _ip("link", "set", self.bridge, "alias", mark, "arp", "off", "up")
         taken = subprocess.run(["ip", "-4", "address"], capture_output=True, text=True, check=True).stdout
         start = os.getpid() % 254
         self._net = next(

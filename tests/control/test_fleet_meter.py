@@ -14,7 +14,7 @@ from scavenger.control.provisioning.bill import counted_usd, paid_for
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import LedgerEntry
+from scavenger.domain.cost import LedgerEntry, VmExtras
 from scavenger.domain.intent import HEARD_LATE_S, FleetSpec, Intent, PlacementOption
 from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -71,7 +71,7 @@ def test_every_aggregator_vm_is_paid_for_its_own_life() -> None:
     ]
 
 
-def meter(before_usd: float = 0.0) -> VmCostMeter:
+def meter(before_usd: float = 0.0, *, workers_per_vm: int = 1) -> VmCostMeter:
     inputs = FleetInputs(
         spec=built(
             FleetSpec,
@@ -85,12 +85,19 @@ def meter(before_usd: float = 0.0) -> VmCostMeter:
             run_max_s=3600.0,
         ),
         package="scavenger-ml",
-        options={},
-        offers=(OFFER,),
+        options={"small": (PlacementOption("small", "fake-1a", False, 0.36, VmExtras(0.03, 0.006)),)},
+        offers=(replace(OFFER, workers_per_vm=workers_per_vm),),
         threads={},
         before_usd=before_usd,
     )
     return VmCostMeter(inputs, clock=lambda: 0.0)
+
+
+def test_workers_that_join_cost_the_vms_that_they_need_each_with_its_disk_and_address() -> None:
+    vm_usd = 0.36 + EXTRAS_USD_PER_HOUR
+
+    assert meter().usd_per_hour({"small": 5}) == pytest.approx(5 * vm_usd)
+    assert meter(workers_per_vm=4).usd_per_hour({"small": 5}) == pytest.approx(2 * vm_usd)
 
 
 def test_a_resumed_job_costs_what_its_vms_did_also_if_earlier_ones_are_settled_at_less() -> None:

@@ -267,3 +267,16 @@ def test_a_share_of_a_pool_is_paid_by_the_step_whatever_the_number_of_workers() 
     (words,) = (note for note in MODEL.all_notes(terms) if note.startswith("counted"))
     assert "share of the pool's processors ($0.001 per step)" in words
     assert not any("aggregators" in note for note in MODEL.all_notes(terms) if note.startswith("not counted"))
+
+
+def test_an_old_price_of_a_gpu_comes_first_and_all_prices_come_with_their_sources() -> None:
+    """The first note stands below the table by which a run is confirmed."""
+    old, price = (
+        "the price of vm, $0.5 an hour, is 120 days old (list)",
+        "vm $0.5 per hour (list, 120 days old)",
+    )
+    curve = build_curve(MODEL, SPACE, costs=CostTerms(sources=(price,), old_prices=old))
+
+    assert curve.notes[0] == old
+    assert f"prices: {price}" in curve.notes
+    assert not any(note.startswith("prices") for note in build_curve(MODEL, SPACE, costs=TERMS).notes)

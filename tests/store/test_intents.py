@@ -486,3 +486,15 @@ def test_a_vm_whose_end_nobody_saw_is_charged_until_it_has_ended_itself_when_it_
         assert first.charges.billed_s == pytest.approx(100.0)
         assert other.charges.billed_s == pytest.approx(other.request.life_s + HEARD_LATE_S)
         assert other.charges.spent_usd == pytest.approx(other.charges.billed_s / 3600.0 * 0.36)
+
+
+def test_the_price_of_a_live_job_is_what_its_vms_are_billed_with_their_disks_and_addresses(url: str) -> None:
+    with DatabaseStore.open(url, clock=lambda: AT) as store:
+        bench = Bench(store, store.create_job("digits", spec={}, job_file="job.yaml").id)
+        first = bench.written(0, disk_usd_per_hour=0.03, address_usd_per_hour=0.005)
+        second = bench.written(1, address_usd_per_hour=0.005)  # the price of its disk is not known
+        for number, intent_id in enumerate((first, second)):
+            assert store.mark_up(bench.fence, intent_id, vm(f"i-{number}", launched_at=AT))
+        (live,) = store.census().live
+
+    assert live.price_usd_per_hour == pytest.approx(2 * 0.36 + 0.03 + 2 * 0.005)
