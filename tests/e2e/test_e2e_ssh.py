@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SPEC
 from real_jobs import ROOT, Job, ended, opened
 from ssh_lab import SshLab, lab_of, needs_ssh, programs_in
 from waiting import wait_for
@@ -20,6 +19,16 @@ AGENT = f"""#!/bin/sh
 export PYTHONPATH={ROOT}:{ROOT}/cli OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2
 exec {sys.executable} -m scavenger.control.provisioning.on_vm "$@"
 """
+SPEC = {
+    "version": 1,
+    "name": "tiny",
+    "train": "train:job",
+    "infra": "ssh/lab",
+    "search": {"workers": 1, "batch_size": [32]},
+    "objective": "time",
+    "goal": {"metric": "val_loss", "target": 0.19, "max_epochs": 400, "epochs_hint": 60},
+    "profile": {"steps": 16},
+}
 HOST = {"cpus": 2, "memory": 4.0, "gpus": 0, "usd_per_hour": 0.0}
 
 
@@ -37,8 +46,7 @@ def test_a_job_trains_on_hosts_through_the_loss_of_one_and_leaves_nothing(
     monkeypatch.setenv("SCAVENGER_CONFIG", str(lab.settings_file()))
     monkeypatch.setenv("SCAVENGER_ADDRESS", "127.0.0.1")
     haste = tmp_path / "haste"
-    spec = {**SPEC, "infra": "ssh/lab", "search": {"workers": 1, "batch_size": [32]}}
-    job = Job(tmp_path / "job", f"sqlite:///{tmp_path}/s.db", mark, spec)
+    job = Job(tmp_path / "job", f"sqlite:///{tmp_path}/s.db", mark, SPEC)
     job.write(in_sample=f"if not os.path.exists({str(haste)!r}): time.sleep(0.01)", samples=800)
 
     driver = job.start()
