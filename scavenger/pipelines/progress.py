@@ -206,7 +206,7 @@ class LineProgress(Observer):
             self._phase = event.phase
         if isinstance(event, EpochEnded):
             self._metrics = ", ".join(
-                f"{name} {quantity(value, 4)}" for name, value in event.record.metrics.items()
+                f"{name} {quantity(value)}" for name, value in event.record.metrics.items()
             )
         if isinstance(event, StepDone):
             if self._clock() >= self._next_at:
@@ -228,7 +228,7 @@ class LineProgress(Observer):
             self._phase + ("" if share is None else f" {100 * share:.0f} %"),
             f"step {record.step}, epoch {record.epoch + 1}",
             f"{record.workers} x batch {record.global_batch_size}, {duration(record.step_time_s)} a step",
-            f"loss {quantity(record.loss, 4)}",
+            f"loss {quantity(record.loss)}",
             self._metrics,
             money(step.cost_usd),
         ]

@@ -30,8 +30,12 @@ from scavenger.presentation.formatting import (
     difference,
     duration,
     duration_range,
+    duration_ranges,
+    durations,
     money,
     money_range,
+    money_ranges,
+    moneys,
     plural,
     traceback_lines,
     when,
@@ -297,16 +301,17 @@ def _bill(predicted: Predicted | None, actual: Actual | None) -> Table | None:
     if predicted is None and actual is None:
         return None
     rows = []
-    for name, show, show_range in (("time", duration, duration_range), ("cost", money, money_range)):
+    for name, show, show_range in (("time", durations, duration_range), ("cost", moneys, money_range)):
         of, interval = ("time_s", "time_interval_s") if name == "time" else ("cost_usd", "cost_interval_usd")
         guessed = None if predicted is None else getattr(predicted, of)
         came = None if actual is None else getattr(actual, of)
+        first, second = show([guessed, came])
         rows.append(
             (
                 name,
-                "-" if guessed is None else show(guessed),
+                "-" if guessed is None else first,
                 "-" if predicted is None else show_range(*getattr(predicted, interval)),
-                "-" if came is None else show(came),
+                "-" if came is None else second,
                 "-" if guessed is None or came is None else difference(guessed, came),
             )
         )
@@ -321,17 +326,21 @@ def _curve_table(curve: TradeoffCurve, chosen: Configuration | None) -> Table:
         : _ROWS - len(kept)
     ]
     kept.sort(key=points.index)
+    columns = zip(
+        durations([point.time_s for point in kept]),
+        duration_ranges([point.time_interval_s for point in kept]),
+        moneys([point.cost_usd for point in kept]),
+        money_ranges([point.cost_interval_usd for point in kept]),
+        strict=True,
+    )
     rows = tuple(
         (
             (">" if point.configuration == chosen else " ")
             + ("*" if point.on_front else " ")
             + f" {clean(point.configuration)}",
-            duration(point.time_s),
-            duration_range(*point.time_interval_s),
-            money(point.cost_usd),
-            money_range(*point.cost_interval_usd),
+            *figures,
         )
-        for point in kept
+        for point, figures in zip(kept, columns, strict=True)
     )
     return Table(("   configuration (> chosen, * front)", "time", "(90 %)", "cost", "(90 %)"), rows)
 

@@ -22,7 +22,16 @@ from scavenger.pipelines.job import Job
 from scavenger.pipelines.results import Run, Table
 from scavenger.pipelines.sharing import WorkerShares
 from scavenger.pipelines.trial import PRUNED, Trial, trial_key, trial_of, union_s
-from scavenger.presentation.formatting import clean, difference, duration, money, plural, quantity
+from scavenger.presentation.formatting import (
+    clean,
+    difference,
+    duration,
+    durations,
+    money,
+    moneys,
+    plural,
+    quantity,
+)
 from scavenger.store.operations import KEPT
 from scavenger.store.records import LIVE_STATES
 
@@ -382,21 +391,25 @@ class Study:
     def bill(self) -> Table:
         """What each trial came to and cost, with what was predicted."""
         rows = []
+        times = durations([trial.time_s for trial in self.trials])
+        waited_usd = self.waited_usd
+        *costs, waited = moneys([*(trial.cost_usd for trial in self.trials), waited_usd])
+        predicted = moneys([trial.predicted_usd for trial in self.trials])
         for number, trial in enumerate(self.trials):
             said = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
             rows.append(
                 (
                     f"{number}  {clean(said)}",
                     PRUNED if trial.pruned else trial.state.replace("_", " "),
-                    quantity(trial.value, 4),
+                    quantity(trial.value),
                     str(trial.profiled),
-                    duration(trial.time_s),
-                    money(trial.predicted_usd),
-                    money(trial.cost_usd),
+                    times[number],
+                    predicted[number],
+                    costs[number],
                 )
             )
-        if (waited_usd := self.waited_usd) > 0.0:
-            rows.append(("VMs between trials", "", "", "", "", "", money(waited_usd)))
+        if waited_usd > 0.0:
+            rows.append(("VMs between trials", "", "", "", "", "", waited))
         return Table(("trial", "state", "value", "profiled", "time", "predicted", "cost"), tuple(rows))
 
     def __str__(self) -> str:

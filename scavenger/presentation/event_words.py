@@ -33,7 +33,7 @@ def event_words(event: Event) -> str | None:
             text += f", stall {duration(stall_s)}" if stall_s > 0 else ""
             return text + (f" ({reason})" if reason else "")
         case EpochEnded(record):
-            metrics = ", ".join(f"{name} {quantity(value, 4)}" for name, value in record.metrics.items())
+            metrics = ", ".join(f"{name} {quantity(value)}" for name, value in record.metrics.items())
             return f"epoch {record.epoch + 1}: {metrics}" if metrics else f"epoch {record.epoch + 1}"
         case Profiled(measurement, index, total):
             noise = measurement.noise_scale

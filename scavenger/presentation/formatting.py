@@ -17,6 +17,12 @@ _DIGITS_MAX = 17
 RANGE_MIN = 5.0
 """A range is in minutes, hours or days if it ends at this many or more: below, its start is often a fraction."""
 _UNITS = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_PAIRS = (
+    (_MINUTE, "min", 1.0, "s", 60.0),
+    (_HOUR, "h", _MINUTE, "min", 48.0),
+    (_DAY, "d", _HOUR, "h", math.inf),
+)
+"""Units of long durations: a large one, a small one, and below how many of the large one they are used."""
 PLACES_MAX = 9
 """Most places after the point of a sum of money."""
 _ESCAPES = re.compile(
@@ -61,13 +67,13 @@ def digits_apart(one: float, other: float, digits: int) -> int:
 
 
 def beside_target(value: float | None, target: float | None) -> tuple[str, str]:
-    """A metric's value and its target, of four digits, or of as many as show that they differ; the target may be empty.
+    """A metric's value and its target, of three digits or as many as show that they differ; the target may be empty.
 
     Values that frameworks tell in single precision equal a target that they have met.
     """
     if value is None or target is None or not math.isfinite(value):
-        return quantity(value, 4), "" if target is None else quantity(target, 4)
-    digits = 4 if math.isclose(value, target, rel_tol=1e-7) else digits_apart(value, target, 4)
+        return quantity(value), "" if target is None else quantity(target)
+    digits = 3 if math.isclose(value, target, rel_tol=1e-7) else digits_apart(value, target, 3)
     return quantity(value, digits), quantity(target, digits)
 
 
@@ -84,14 +90,9 @@ def duration(seconds: float | None) -> str:
             if seconds < 59.95:
                 return f"{quantity(seconds / unit)} {name}"
             break
-    for big, big_name, small, small_name in (
-        (_MINUTE, "min", 1.0, "s"),
-        (_HOUR, "h", _MINUTE, "min"),
-        (_DAY, "d", _HOUR, "h"),
-    ):
+    for big, big_name, small, small_name, limit in _PAIRS:
         whole = round(seconds / small)
         per = round(big / small)
-        limit = {_MINUTE: 60, _HOUR: 48}.get(big, math.inf)
         count, rest = divmod(whole, per)
         if count < limit:
             return f"{count:,} {big_name}" + (f" {rest} {small_name}" if rest else "")
@@ -100,9 +101,18 @@ def duration(seconds: float | None) -> str:
 
 def duration_range(low: float, high: float) -> str:
     """A range such as `58-90 min`: both ends in one unit, so that they are easy to compare, and rounded outwards."""
+    return _range_in(_unit_of(high), low, high)
+
+
+def _unit_of(high: float) -> tuple[float, str]:
+    """The unit of a range that ends there."""
+    return next((one for one in _UNITS if high >= one[0] * (RANGE_MIN if one[0] > 1.0 else 1.0)), _UNITS[-1])
+
+
+def _range_in(of: tuple[float, str], low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
-    unit, name = next((u for u in _UNITS if high >= u[0] * (RANGE_MIN if u[0] > 1.0 else 1.0)), _UNITS[-1])
+    unit, name = of
     first, second = quantity(_down(low / unit), 2), quantity(_up(high / unit), 2)
     return f"{first if first == second else f'{first}-{second}'} {name}"
 
@@ -130,6 +140,91 @@ def money_range(low: float, high: float) -> str:
         return UNKNOWN
     first, second = money(_down_usd(low), 2), money(_up_usd(high), 2)
     return first if first == second else f"{first}-{second.removeprefix('$')}"
+
+
+def durations(column: Sequence[float | None]) -> list[str]:
+    """The durations of a column, in the units of the longest, such as `0 min 38 s` above `3 min 10 s`."""
+    known = [abs(one) for one in column if one is not None and math.isfinite(one)]
+    longest = max(known, default=0.0)
+    if longest < 59.95:
+        unit, name = next((one for one in _UNITS[3:] if longest >= one[0] * 0.9995), _UNITS[3])
+        return [
+            quantity(one) if one is None or not math.isfinite(one) else f"{quantity(one / unit)} {name}"
+            for one in column
+        ]
+    big, big_name, small, small_name = next(
+        one for one in _PAIRS if round(longest / one[2]) < one[4] * round(one[0] / one[2])
+    )[:4]
+
+    def shown(seconds: float | None) -> str:
+        if seconds is None or not math.isfinite(seconds):
+            return quantity(seconds)
+        if seconds < 0.0:
+            return "-" + shown(-seconds)
+        count, rest = divmod(round(seconds / small), round(big / small))
+        part = quantity(seconds / small, 1) if seconds < 0.5 * small else f"{rest}"
+        return f"{count:,} {big_name} {part} {small_name}"
+
+    return [shown(one) for one in column]
+
+
+def duration_ranges(column: Sequence[tuple[float, float]]) -> list[str]:
+    """The ranges of a column, all in the unit of the middle one, and rounded outwards as by `duration_range`."""
+    known = sorted(high for low, high in column if math.isfinite(low) and math.isfinite(high))
+    unit = _unit_of(known[len(known) // 2]) if known else _UNITS[-1]
+    return [_range_in(unit, *one) for one in column]
+
+
+def moneys(column: Sequence[float | None]) -> list[str]:
+    """The sums of a column with the same places after the point: those of the largest, and two more for small ones.
+
+    What is less than the last place is told so, as `<$0.01`, and not as nothing.
+    """
+    known = [abs(one) for one in column if one is not None and math.isfinite(one) and one != 0.0]
+    if not known:
+        return [money(one) for one in column]
+    places = _places_of(known)
+
+    def shown(usd: float | None) -> str:
+        if usd is None or not math.isfinite(usd):
+            return quantity(usd)
+        if usd < 0.0:
+            return "-" + shown(-usd)
+        if 0.0 < usd < 0.5 * 10.0**-places:
+            return f"<${10.0**-places:.{places}f}"
+        digits = usd if usd >= 0.995 else float(f"{usd:.3g}")
+        return f"${digits:,.{places}f}"
+
+    cells = [shown(one) for one in column]
+    while places > 2 and all(cell[-1] in "0nd" for cell in cells):  # 0s, unknown or unbounded
+        places -= 1
+        cells = [shown(one) for one in column]
+    return cells
+
+
+def money_ranges(column: Sequence[tuple[float, float]]) -> list[str]:
+    """The ranges of a column with the same places after the point, rounded outwards."""
+    known = [end for one in column if all(map(math.isfinite, one)) for end in one if end > 0.0]
+    if not known:
+        return [money_range(*one) for one in column]
+    places = _places_of(known, digits=2)
+    scale = 10.0**places
+
+    def shown(low: float, high: float) -> str:
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return UNKNOWN
+        first = math.floor(round(_down_usd(low) * scale, 6)) / scale
+        second = math.ceil(round(_up_usd(high) * scale, 6)) / scale
+        words = f"${first:,.{places}f}"
+        return words if first == second else f"{words}-{second:,.{places}f}"
+
+    return [shown(*one) for one in column]
+
+
+def _places_of(known: Sequence[float], digits: int = 3) -> int:
+    """Places after the point for sums above 0 that are shown together."""
+    most = min(_places(max(known), digits), PLACES_MAX)
+    return min(max(most, _places(min(known), 1)), most + 2, PLACES_MAX)
 
 
 def duration_within(seconds: float, low: float, high: float) -> str:

@@ -161,9 +161,9 @@ def test_nodes_and_tenants_fit_80_columns(capsys: pytest.CaptureFixture[str]) ->
     rows = [line.split() for line in out.splitlines()]
     assert ["node-0", "in", "use", "2", "75%", "44%", "2", "2", "GiB", "of", "8", "GiB"] in rows
     assert ["node-2", "drained"] in [row[:2] for row in rows]
-    assert ["b-1234", "b", "-", "-", "-", "86,300", "s", "$3.21"] in rows
+    assert ["b-1234", "b", "-", "-", "-", "23", "h", "59", "min", "$3.21"] in rows
     (job,) = [row for row in rows if "a-job-wit…" in row]
-    assert job[2:] == ["123", "ms", "130", "ms", "5.2%", "173,000", "s", "$6.43"]
+    assert job[2:] == ["123", "ms", "130", "ms", "5.2%", "47", "h", "58", "min", "$6.43"]
     (first,) = [row for row in rows if "70%" in row]
     assert first[:4] == ["a-job-wi", "aggregator-0", "node-0", "70%"]
     assert "node-1 begun" in out

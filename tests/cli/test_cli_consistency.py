@@ -20,11 +20,15 @@ from scavenger.presentation.formatting import (
     beside_target,
     duration,
     duration_range,
+    duration_ranges,
     duration_within,
+    durations,
     money,
     money_parts,
     money_range,
+    money_ranges,
     money_within,
+    moneys,
 )
 from scavenger.presentation.total import total_words
 
@@ -47,6 +51,75 @@ def read_range(text: str) -> tuple[float, float]:
     numbers, _, unit = text.removeprefix("$").partition(" ")
     ends = [float(one.replace(",", "")) * UNITS.get(unit, 1.0) for one in numbers.split("-")]
     return ends[0], ends[-1]
+
+
+COLUMN = st.lists(
+    st.none() | ANY | st.floats(0.0, 100.0) | st.floats(0.0, 1e7).map(lambda one: float(f"{one:.3g}")),
+    min_size=1,
+    max_size=12,
+)
+PAIRS_OF_ENDS = st.tuples(st.floats(1e-2, 1e3), st.floats(1.0, 30.0)).map(
+    lambda one: (one[0], one[0] * one[1])
+)
+
+
+@given(COLUMN)
+def test_times_of_a_column_have_the_same_units_and_are_near_their_values(column: list[float | None]) -> None:
+    shown = durations(column)
+    finite = [
+        (one, text) for one, text in zip(column, shown, strict=True) if one is not None and math.isfinite(one)
+    ]
+
+    assert all(
+        text in ("unknown", "unbounded") for one, text in zip(column, shown, strict=True) if one is None
+    )
+    assert len({re.sub(r"-?[\d.,]+(e[+-]\d+)?", "1", text) for _, text in finite}) <= 1
+    for one, text in finite:
+        if 0.0 <= one < 1e12 and "e" not in text:
+            longest = max(abs(other) for other, _ in finite)
+            small = 1.0 if longest < 3599.5 else 60.0 if longest < 48 * 3600 - 30 else 3600.0
+            assert abs(read_s(text) - one) <= max(
+                0.5 * small if longest >= 59.95 else 0.0, 0.006 * one, 1e-300
+            ), text
+            assert read_s(text) > 0.0 or one < 1e-9
+            numbers = re.findall(r"[\d.,]+", text)
+            assert all(len(re.sub(r"^0\.0*|[.,]", "", number)) <= 3 for number in numbers[1:] or numbers), (
+                text
+            )
+
+
+@given(COLUMN)
+def test_dollars_of_a_column_have_the_same_places_and_none_that_is_paid_is_nothing(
+    column: list[float | None],
+) -> None:
+    shown = moneys(column)
+    finite = [
+        (one, text) for one, text in zip(column, shown, strict=True) if one is not None and math.isfinite(one)
+    ]
+
+    assert (
+        len({len(text.partition(".")[2]) for one, text in finite if any(other for other, _ in finite)}) <= 1
+    )
+    for one, text in finite:
+        if 1e-9 <= one <= 1e12:
+            assert text.startswith("<$") or abs(read_usd(text) - one) <= max(
+                0.006 * one, 0.5 * 10.0 ** -len(text.partition(".")[2])
+            )
+            assert text.startswith("<$") or read_usd(text) > 0.0
+
+
+@given(st.lists(PAIRS_OF_ENDS, min_size=1, max_size=12))
+def test_ranges_of_a_column_have_one_unit_and_the_same_places_and_hold_their_values(
+    column: list[tuple[float, float]],
+) -> None:
+    times, bills = duration_ranges(column), money_ranges(column)
+
+    assert len({text.partition(" ")[2] for text in times}) == 1
+    assert len({len(text.rpartition(".")[2]) for text in bills if "." in text}) <= 1
+    for (low, high), time, bill in zip(column, times, bills, strict=True):
+        for first, last in (read_range(time), read_range(bill)):
+            assert first <= low * (1 + 1e-9)
+            assert last >= high * (1 - 1e-9)
 
 
 @given(st.lists(st.floats(0.0, 1e5), min_size=1, max_size=6))

@@ -114,8 +114,8 @@ def test_one_job_on_vms_is_shown_by_vm_within_eighty_columns(store: Store, scave
     for words in (
         "workers, spot",
         "aggregators, on demand",
-        "$0.17 ",
-        "$0.0748",
+        "$0.170 ",
+        "$0.075 ",
         "interruptions",
         "unwanted",
     ):

@@ -55,7 +55,7 @@ def test_status_shows_how_far_a_job_is_and_on_what_it_trains_now(scavenger: Run,
     assert shown["moved"] == "to 3 x local-1, batch 96 at step 1,100: asked to scale"
     assert shown["trains on"] == "3 x local-1, batch 96"
     assert shown["epoch"] == "3 of 19 to 40 (90 %)"
-    assert shown["loss"] == "0.5123"
+    assert shown["loss"] == "0.512"
     assert shown["metric"] == "val_accuracy 0.91 (target 0.97)"
     assert shown["left"] == "2 min 10 s (90 %: 1 min to 5 min)"
     assert "3 x batch 96" in scavenger("status")[1]
@@ -89,7 +89,7 @@ def test_status_of_a_job_that_has_ended_keeps_all_but_what_is_to_come(scavenger:
     shown = rows(scavenger("status", "digits")[1])
 
     assert shown["trained on"] == "3 x local-1, batch 96"
-    assert (shown["epoch"], shown["loss"]) == ("3", "0.5123")
+    assert (shown["epoch"], shown["loss"]) == ("3", "0.512")
     assert "left" not in shown
 
 
@@ -129,7 +129,7 @@ def test_the_log_of_events_shows_the_progress(scavenger: Run, store_url: str) ->
     make_job(store_url, "digits", state="succeeded")
 
     out = scavenger("logs", "digits", "--events", "-f")[1]
-    assert "progress: epoch 3, step 1234, 3 x local-1, batch 96, loss 0.5123, val_accuracy 0.91" in out
+    assert "progress: epoch 3, step 1234, 3 x local-1, batch 96, loss 0.512, val_accuracy 0.91" in out
 
 
 def test_the_list_of_jobs_can_be_filtered(scavenger: Run, store_url: str) -> None:

@@ -60,7 +60,7 @@ def test_a_report_says_what_was_chosen_what_was_predicted_and_what_came() -> Non
     assert "scavenger explain" in text
     assert "Chosen: 2 x e2-standard-4, batch 128 (knee): the bend of the front: faster costs" in text
     assert "-20.0 %" in text  # 1.25 times as slow as predicted
-    assert "val_accuracy 0.9712, target 0.97 reached" in " ".join(text.split())
+    assert "val_accuracy 0.971, target 0.97 reached" in " ".join(text.split())
     assert "/home/u/.scavenger/model.keras" in text
 
 

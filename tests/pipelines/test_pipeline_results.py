@@ -110,7 +110,7 @@ def test_a_run_has_its_bill() -> None:
 
     assert run.check() is run
     assert (run.value, run.cost_usd, run.time_s, run.model_path) == (0.97, 0.01, 60.0, "m.keras")
-    assert re.search(r"cost +\$0.011 +\$0.01-0.02 +\$0.01 +\+10.0 %", str(run))
+    assert re.search(r"cost +\$0.011 +\$0.01-0.02 +\$0.010 +\+10.0 %", str(run))
     assert "<td>+10.0 %</td>" in run._repr_html_()
     agreed = Predicted(66.0, (50.0, 90.0), 0.02, (0.01, 0.03), 0.05, 10.0)
     assert "+100.0 %" in str(run.against(agreed))

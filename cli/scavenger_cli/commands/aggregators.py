@@ -19,7 +19,7 @@ from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
-from scavenger.presentation.formatting import clean, duration, money, plural, quantity, size, when
+from scavenger.presentation.formatting import clean, duration, durations, money, moneys, plural, size, when
 from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
@@ -368,15 +368,22 @@ def _jobs(found: pool.Pool) -> Table:
         ("cpu time", "right"),
         ("cost", "right"),
     )
-    for job in found.jobs:
+    columns = zip(
+        durations([job.alone_s for job in found.jobs]),
+        durations([job.step_s for job in found.jobs]),
+        durations([job.cpu_s for job in found.jobs]),
+        moneys([job.cost_usd for job in found.jobs]),
+        strict=True,
+    )
+    for job, (alone, step, cpu, cost) in zip(found.jobs, columns, strict=True):
         grid.add_row(
             clean(job.id[:8]),
             clean(_short(job.name)),
-            "-" if job.alone_s is None else duration(job.alone_s),
-            "-" if job.step_s is None else duration(job.step_s),
+            "-" if job.alone_s is None else alone,
+            "-" if job.step_s is None else step,
             "-" if job.loss is None else f"{job.loss:.1%}",
-            f"{quantity(job.cpu_s)} s",
-            money(job.cost_usd),
+            cpu,
+            cost,
         )
     return grid
 
@@ -402,7 +409,9 @@ def _machines(nodes: list[pool.PoolNode], rental: pool.PoolRental | None, now: d
         ("per hour", "right"),
         ("idle so far", "right"),
     )
-    for node in nodes:
+    prices = moneys([node.usd_per_hour or 0.0 for node in nodes])
+    idle = moneys([node.idle_usd or 0.0 for node in nodes])
+    for node, price, unused in zip(nodes, prices, idle, strict=True):
         at = since.get(node.name)
         age = ("-" if at is None else _age(at, now),) if since else ()
         grid.add_row(
@@ -410,8 +419,8 @@ def _machines(nodes: list[pool.PoolNode], rental: pool.PoolRental | None, now: d
             clean(node.machine or ""),
             clean(node.place or ""),
             *age,
-            money(node.usd_per_hour or 0.0),
-            money(node.idle_usd or 0.0),
+            price,
+            unused,
         )
     return grid
 
@@ -426,13 +435,14 @@ def _tenants(found: pool.Pool, now: datetime) -> Table:
         ("memory", "right"),
         ("for", "right"),
     )
-    for tenant in found.tenants:
+    times = durations([tenant.cpu_s for tenant in found.tenants])
+    for tenant, cpu in zip(found.tenants, times, strict=True):
         grid.add_row(
             clean(tenant.job.id[:8]),
             clean(tenant.process),
             clean(tenant.node),
             f"{tenant.share:.0%}",
-            f"{quantity(tenant.cpu_s)} s",
+            cpu,
             size(tenant.memory_bytes),
             _age(tenant.since, now),
         )

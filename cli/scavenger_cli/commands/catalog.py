@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -21,7 +21,7 @@ from scavenger.api.opening import open_source
 from scavenger.api.values import plain
 from scavenger.domain.cost import OLD_DAYS, SPOT_DAYS_MAX, Extra
 from scavenger.errors import ConfigurationError, CredentialsError, ScavengerError
-from scavenger.presentation.formatting import clean, money, plural, quantity
+from scavenger.presentation.formatting import clean, money, moneys, plural, quantity
 from scavenger_cli.leftovers import here_only
 from scavenger_cli.options import Output, OutputOption
 from scavenger_cli.ui import console, render
@@ -181,9 +181,9 @@ def _table(answer: CatalogAnswer, *, every: bool, each_gpu: bool) -> None:
         (("vCPU", "right"), [str(r.cpus) for r in rows]),
         (("GiB", "right"), [quantity(r.memory_gib, 4) for r in rows]),
         (("GPUs", "left"), [_gpus(r) for r in rows]),
-        (("per hour", "right"), [_money(r.on_demand) for r in rows]),
-        (("a GPU", "right"), [_each_gpu(r) if each_gpu else "" for r in rows]),
-        (("spot", "right"), [_money(r.spot) for r in rows] if any(r.spot for r in rows) else []),
+        (("per hour", "right"), _prices(r.on_demand for r in rows)),
+        (("a GPU", "right"), moneys([_each_gpu(r) for r in rows]) if each_gpu else []),
+        (("spot", "right"), _prices(r.spot for r in rows) if any(r.spot for r in rows) else []),
         (("taken", "right"), [r.interruption or "" for r in rows]),
         (("prices", "left"), [_references(r, sources) for r in rows]),
     ]
@@ -262,14 +262,13 @@ def _extra(one: ExtraDocument) -> str:
     return money(usd * _MONTH_H if one.unit == "GiB-hour" else usd)
 
 
-def _money(price: PriceDocument | None) -> str:
-    return "unknown" if price is None else money(price.usd_per_hour)
+def _prices(column: Iterable[PriceDocument | None]) -> list[str]:
+    return moneys([None if price is None else price.usd_per_hour for price in column])
 
 
-def _each_gpu(one: MachineDocument) -> str:
+def _each_gpu(one: MachineDocument) -> float | None:
     price = one.on_demand or one.spot
-    each = None if price is None else price.usd_per_gpu_hour
-    return "unknown" if each is None else money(each)
+    return None if price is None else price.usd_per_gpu_hour
 
 
 def _gpus(one: MachineDocument) -> str:

@@ -14,10 +14,11 @@ from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.presentation.formatting import (
     clean,
     difference,
-    duration,
+    durations,
     money,
     money_parts,
     money_range,
+    moneys,
     when,
 )
 from scavenger.presentation.picture import FINISHED
@@ -61,9 +62,12 @@ def _all(jobs: Iterable[JobCost]) -> Iterator[RenderableType]:
         ("off by", "right"),
         ("began", "left"),
     )
-    for cost in jobs:
-        predicted = "-" if cost.predicted is None else money(cost.predicted.cost_usd)
-        actual = "-" if cost.actual_usd is None else money(cost.actual_usd)
+    known = list(jobs)
+    guesses = moneys([None if cost.predicted is None else cost.predicted.cost_usd for cost in known])
+    bills = moneys([cost.actual_usd for cost in known])
+    for cost, guess, bill in zip(known, guesses, bills, strict=True):
+        predicted = "-" if cost.predicted is None else guess
+        actual = "-" if cost.actual_usd is None else bill
         began = when(cost.created_at)[5:16]
         grid.add_row(cost.job_id[:8], clean(cost.name), _state(cost), predicted, actual, _off(cost), began)
     yield grid
@@ -125,13 +129,13 @@ def _vms(vms: tuple[VmCost, ...]) -> Iterator[RenderableType]:
         ("cost", "right"),
         ("", "left"),
     )
-    for vm in vms[:VMS_SHOWN]:
+    shown = vms[:VMS_SHOWN]
+    paid = zip(durations([vm.billed_s for vm in shown]), moneys([vm.usd for vm in shown]), strict=True)
+    for vm, figures in zip(shown, paid, strict=True):
         end = vm.ending if vm.ended else "not ended"
         kind = "spot" if vm.spot else "on demand"
         name = clean(vm.instance_id) or "(no answer)"
-        grid.add_row(
-            name, clean(vm.vm), clean(vm.role), kind, duration(vm.billed_s), money(vm.usd), clean(end)
-        )
+        grid.add_row(name, clean(vm.vm), clean(vm.role), kind, *figures, clean(end))
     yield grid
     if len(vms) > VMS_SHOWN:
         yield Text(f"and {len(vms) - VMS_SHOWN} more: -o json has them")

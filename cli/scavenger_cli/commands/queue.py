@@ -20,7 +20,7 @@ from scavenger.api.submissions import (
 )
 from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import clean, money, plural, when
+from scavenger.presentation.formatting import clean, moneys, plural, when
 from scavenger_cli.commands.logs import show_lines
 from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption, YesOption
 from scavenger_cli.ui import console, render
@@ -89,11 +89,11 @@ def _emit(found: tuple[SubmittedJob, ...]) -> None:
         *((("on", "left"),) if places else ()),
         ("", "left"),
     )
-    for one in found:
+    for one, usd in zip(found, moneys([one.cost_usd for one in found]), strict=True):
         state = (
             one.state if one.job_state is None or one.state == "queued" else one.job_state.replace("_", " ")
         )
-        spent = "-" if one.cost_usd is None else money(one.cost_usd)
+        spent = "-" if one.cost_usd is None else usd
         user = (clean(one.user),) if users else ()
         restarts = f"runner {one.starts}" if one.starts > 1 else ""
         place = (clean(one.host),) if places else ()

@@ -28,6 +28,7 @@ from scavenger.presentation.formatting import (
     duration,
     duration_within,
     money,
+    moneys,
     plural,
     quantity,
     traceback_lines,
@@ -145,11 +146,12 @@ def _list_jobs(source: Source, filters: Filters, *, as_json: bool) -> None:
         ("spent", "right"),
         ("began", "left"),
     )
-    for seen in found:
+    spents = moneys([seen.cost_usd for seen in found])
+    for seen, usd in zip(found, spents, strict=True):
         job = seen
         now = None if seen.progress is None else seen.progress.configuration
         trains_on = "-" if now is None else f"{now.workers} x batch {now.global_batch_size}"
-        spent = "-" if job.cost_usd is None else money(job.cost_usd)
+        spent = "-" if job.cost_usd is None else usd
         owner = (clean(job.owner.account),) if shared else ()
         grid.add_row(
             job.id[:8],
@@ -265,7 +267,7 @@ def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[
         low, high = progress.epochs_interval
         of_about = f" of {low:.0f} to {high:.0f} (90 %)"
     yield "epoch", f"{progress.epoch + 1:,}{of_about}"
-    yield "loss", quantity(progress.loss, 4)
+    yield "loss", quantity(progress.loss)
     if progress.value is not None:
         value, target = beside_target(progress.value, progress.target)
         yield "metric", f"{clean(progress.metric)} {value}{f' (target {target})' if target else ''}"

@@ -109,7 +109,7 @@ class CliObserver(Observer):
             f"{record.workers} x batch {record.global_batch_size}",
             f"{duration(record.step_time_s)} a step",
         )
-        so_far = (f"loss {quantity(record.loss, 4)}", self._metric_words(), money(event.cost_usd))
+        so_far = (f"loss {quantity(record.loss)}", self._metric_words(), money(event.cost_usd))
         return ", ".join(did), ", ".join(word for word in so_far if word)
 
 
@@ -151,8 +151,8 @@ class PlainObserver(CliObserver):
             share = ""  # of a whole that may be anything
         record = event.record
         epoch = f"epoch {record.epoch + 1}{self._of_epochs()}"
-        value = "" if self._goal is None else f"{clean(self._goal[0])} {quantity(self._metric, 4)}"
-        words = (f"step {record.step}", share, epoch, value or f"loss {quantity(record.loss, 4)}")
+        value = "" if self._goal is None else f"{clean(self._goal[0])} {quantity(self._metric)}"
+        words = (f"step {record.step}", share, epoch, value or f"loss {quantity(record.loss)}")
         return ", ".join(word for word in (*words, money(event.cost_usd)) if word)
 
     def stop(self) -> None:

@@ -12,7 +12,14 @@ from importlib.resources import files
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.figure import picture_figure, themes
-from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range, quantity
+from scavenger.presentation.formatting import (
+    clean,
+    duration_ranges,
+    durations,
+    money_ranges,
+    moneys,
+    quantity,
+)
 from scavenger.presentation.picture import RELATIVE_NOTE, Picture, describe
 
 
@@ -87,7 +94,16 @@ def _html_table(curve: TradeoffCurve, choice: Choice | None) -> str:
     titles = ("VM", "K", "B", "time", "90 %", "cost", "90 %", "step time", "epochs", "remarks")
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     body = []
-    for index, point in enumerate(curve):
+    points = list(curve)
+    figures = zip(
+        durations([point.time_s for point in points]),
+        duration_ranges([point.time_interval_s for point in points]),
+        moneys([point.cost_usd for point in points]),
+        money_ranges([point.cost_interval_usd for point in points]),
+        durations([point.step_time_s for point in points]),
+        strict=True,
+    )
+    for index, (point, shown) in enumerate(zip(points, figures, strict=True)):
         configuration = point.configuration
         remarks = (
             ("chosen", choice is not None and configuration == choice.configuration),
@@ -101,11 +117,7 @@ def _html_table(curve: TradeoffCurve, choice: Choice | None) -> str:
             clean(configuration.vm),
             str(configuration.workers),
             str(configuration.global_batch_size),
-            duration(point.time_s),
-            duration_range(*point.time_interval_s),
-            money(point.cost_usd),
-            money_range(*point.cost_interval_usd),
-            duration(point.step_time_s),
+            *shown,
             quantity(point.epochs),
             ", ".join(words for words, there in remarks if there),
         )

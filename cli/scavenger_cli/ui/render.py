@@ -32,8 +32,12 @@ from scavenger.presentation.formatting import (
     difference,
     duration,
     duration_range,
+    duration_ranges,
+    durations,
     money,
     money_range,
+    money_ranges,
+    moneys,
     plural,
     quantity,
     ratio,
@@ -147,8 +151,12 @@ def curve_table(
         fastest, cheapest = _least(curve.time_s[allowed]), _least(curve.cost_usd[allowed])
         used: set[str] = set()
         unknown = ~curve.workers_measured & np.any(curve.marks.measured)
-        for index in shown:
-            point = curve[index]
+        points = [curve[index] for index in shown]
+        times = durations([point.time_s for point in points])
+        spans = duration_ranges([point.time_interval_s for point in points])
+        costs = moneys([point.cost_usd for point in points])
+        bills = money_ranges([point.cost_interval_usd for point in points])
+        for at, (index, point) in enumerate(zip(shown, points, strict=True)):
             marks = _marks(point, index == curve.knee, choice, unknown=bool(unknown[index]))
             used.update(marks)
             cells = [marks, *([clean(point.configuration.vm)] if several else [])]
@@ -156,8 +164,7 @@ def curve_table(
             if curve.relative_only:
                 cells += [ratio(point.time_s, fastest), ratio(point.cost_usd, cheapest)]
             else:
-                cells += [duration(point.time_s), duration_range(*point.time_interval_s)]
-                cells += [money(point.cost_usd), money_range(*point.cost_interval_usd)]
+                cells += [times[at], spans[at], costs[at], bills[at]]
             cells += [] if point.progress_share is None else [_percent(point.progress_share)]
             lines.append((cells, "bold" if ">" in marks else "" if point.on_front else "dim"))
         yield _Numbers(titles, lines)
@@ -277,18 +284,19 @@ def comparison(
         columns.append(("off by", "right"))
     grid = table(*columns)
     rows = (
-        ("time", duration, "time_s", duration_range, "time_interval_s"),
-        ("cost", money, "cost_usd", money_range, "cost_interval_usd"),
-        ("step time", duration, "step_time_s", None, ""),
-        ("epochs", quantity, "epochs", None, ""),
+        ("time", durations, "time_s", duration_range, "time_interval_s"),
+        ("cost", moneys, "cost_usd", money_range, "cost_interval_usd"),
+        ("step time", durations, "step_time_s", None, ""),
+        ("epochs", lambda column: [quantity(one) for one in column], "epochs", None, ""),
     )
     for name, show, attribute, show_range, interval in rows:
         cells = [name]
+        figures = show([getattr(one, attribute) for one in (predicted, actual) if one is not None])
         if predicted is not None:
-            cells.append(show(getattr(predicted, attribute)))
+            cells.append(figures[0])
             cells.append(show_range(*getattr(predicted, interval)) if show_range else "")
         if actual is not None:
-            cells.append(show(getattr(actual, attribute)))
+            cells.append(figures[-1])
         if compared:
             cells.append(difference(getattr(predicted, attribute), getattr(actual, attribute)))
         grid.add_row(*cells)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.models.why import PARTS
-from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range, quantity
+from scavenger.presentation.formatting import (
+    clean,
+    duration,
+    duration_range,
+    durations,
+    money,
+    money_range,
+    quantity,
+)
 from scavenger_cli.ui.render import table
 
 if TYPE_CHECKING:
@@ -102,11 +110,11 @@ def _points(why: ExplainedPrediction) -> Iterator[RenderableType]:
         return
     yield Text("from these points (weight: change of the step time by 1 % more at the point):")
     made = table(("K", "right"), ("B", "right"), ("step time", "right"), ("weight", "right"))
-    for point in why.points:
+    for point, step_time in zip(why.points, durations([one.step_time_s for one in why.points]), strict=True):
         made.add_row(
             str(point.workers),
             str(point.global_batch_size),
-            duration(point.step_time_s),
+            step_time,
             f"{point.weight:+.2f} %",
         )
     yield made
