@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -124,6 +125,33 @@ def test_a_host_installs_once_and_keeps_it_for_the_next_job(tmp_path: Path) -> N
 
     assert ["scavenger: installing" in console for console in consoles] == [True, False]
     assert all("scavenger: the agent was started" in console for console in consoles)
+
+
+def test_doctor_says_which_hosts_let_us_in_and_how_many_are_free(lab: SshLab) -> None:
+    settings = {"SCAVENGER_CONFIG": str(lab.settings_file())}
+
+    def checks(**variables: str) -> dict[str, dict[str, str]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "scavenger_cli", "doctor", "--infra", "ssh/lab", "-o", "json"],
+            env={**os.environ, **settings, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+    lab.hold("a0")
+    found = checks()
+    assert found["credentials"]["found"] == "2 of 2 hosts let us in: a0, a1"
+    assert found["VM type"]["found"] == "2cpu-4gib in lab-a"
+    assert "1 of 2 used" in found["quotas"]["found"]
+    lab.stop("a1")
+    assert checks()["credentials"]["found"].startswith(
+        "1 of 2 hosts let us in: a0; host a1 does not answer: ssh: connect to host 127.0.0.1"
+    )
+    without = checks(PATH="")["credentials"]
+    assert without["status"] == "fail"
+    assert without["found"] == "there is no ssh on this machine: install OpenSSH's client"
 
 
 def test_gc_ends_what_no_job_has(lab: SshLab, tmp_path: Path) -> None:

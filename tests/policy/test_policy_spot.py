@@ -22,6 +22,14 @@ C5 = SpotTerms(
 )
 RANGE = (1, 16)
 
+
+def test_a_machine_that_costs_nothing_is_no_spot_vm() -> None:
+    for mode in ("auto", "always"):
+        decision = decide_spot(replace(C5, on_demand_usd_per_hour=0.0), mode=mode, workers=RANGE)
+        assert not decision.spot
+        assert decision.reason == "c5.xlarge: on demand, as it costs nothing"
+
+
 terms = st.builds(
     SpotTerms,
     vm=st.just("vm"),
