@@ -17,15 +17,19 @@ Importing this module imports PyTorch, which the extra `compare` installs.
 
 from __future__ import annotations
 
-import functools
+import gc
 import importlib
-from collections.abc import Iterator, Mapping
+import inspect
+import json
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.errors import ConfigurationError, NotSupportedError, TrainingCodeError
 from scavenger.sdk.loop import STATISTICS, Job
 
 try:
@@ -40,6 +44,13 @@ __all__ = ["ONLY_READING", "Elastic"]
 Array = npt.NDArray[Any]
 _optimizers = importlib.import_module("torch.optim.optimizer")  # an attribute of `torch.optim` it is not
 _DTYPES = (torch.float32, torch.float64)
+_USED, _SETTINGS, _OVERFLOW = (
+    STATISTICS + name for name in ("elastic/used", "elastic/settings", "elastic/overflow")
+)
+_scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those that were given to `Elastic`."""
+_ALIKE = 1e-9
+"""Relative difference up to which a number counts as that of all workers: their mean is rounded."""
 
 ONLY_READING = frozenset(
     getattr(torch.optim, name)
@@ -49,136 +60,282 @@ ONLY_READING = frozenset(
 
 
 class Elastic:
-    """The replica of one worker: a module and its optimizer.
+    """The replica of one worker: a module, its optimizer, and what belongs to them.
 
-    All gradients of the parameters lie in one flat array per data type, which `push_pull` sends as it is: each is put
-    there as soon as the backward pass has it. The optimizer reads the mean where it was formed, in memory that all
-    workers share, unless it might write to it. Buffers, such as BatchNorm's statistics, are averaged over the workers,
-    too, so that all replicas stay the same. Nothing else may change the replica but `step`.
+    The gradients of all parameters that are trained lie in one flat array per data type, which `push_pull` sends as it
+    is: each is put there as soon as the backward pass has it. The optimizer reads the mean where it was formed, in
+    memory that all workers share, unless it might write to it. Buffers, such as BatchNorm's statistics, are averaged
+    over the workers, too, so that all replicas stay the same. Nothing else may change the replica but `step`.
+
+    With each step the workers compare what they train and all numbers of `optimizer.param_groups`.
 
     Args:
-        module: A module on a processor, with all its parameters made.
-        optimizer: Its optimizer. What it keeps of each parameter is part of the replica, and the learning rates.
+        module: A module on a processor, with all its parameters made. Layers may be frozen and unfrozen later.
+        optimizer: Its optimizer. What it keeps of each parameter is part of the replica, and its `param_groups`.
+        scheduler: A scheduler of the optimizer, whose state a worker that joins gets. The loop calls its `step`.
+        scaler: A `GradScaler`, likewise; `step` calls its `step` and `update`.
 
     Raises:
-        NotSupportedError: For parameters on an accelerator, or of half precision.
+        NotSupportedError: For parameters on an accelerator or of half precision, and optimizers that need a closure or
+            sparse gradients.
+        ConfigurationError: If the optimizer has parameters that the module lacks.
     """
 
-    def __init__(self, module: Any, optimizer: Any) -> None:
-        self.module, self.optimizer = module, optimizer
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        for parameter in self._parameters:
-            if parameter.device.type != "cpu" or parameter.dtype not in _DTYPES:
-                raise NotSupportedError(
-                    f"scavenger.sdk.torch trains on processors, in single or double precision, not {parameter.dtype} "
-                    f"on {parameter.device.type}"
-                )
-        self._flat = _flat_gradients(self._parameters)
-        self._own: list[Any] = []
-        """For each parameter, its part of the flat array."""
+    def __init__(self, module: Any, optimizer: Any, *, scheduler: Any = None, scaler: Any = None) -> None:
+        _refuse_unsupported(module, optimizer)
+        self.module, self.optimizer, self.scheduler = module, optimizer, scheduler
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._parameters: list[Any] = []
+        self._trained = 0.0
+        """Tells which parameters are trained, by their names."""
+        if self.scaler is not None:
+            _scalers.add(self.scaler)
+        self._flat: dict[Any, Any] = {}
+        """The gradients of all parameters of a data type."""
+        self._own: dict[Any, Any] = {}
+        """For each parameter that is trained, its part of the flat array."""
+        self._seen: dict[Any, int] = {}
+        """Versions of the flat arrays after the last backward pass: whatever else writes to them makes another."""
+        self._computed: set[Any] = set()
+        """Parameters whose gradients a backward pass has computed since the last step."""
+        self._changed = self._averaged = False
+        self._hooked: set[Any] = set()
         self._mean: tuple[tuple[int, ...], list[Any]] = ((), [])
         """For each parameter, its part of the mean in the shared memory, and where that is."""
         self._arrays: dict[str, Array] = {}
         self._statistics: dict[str, Array] = {}
-        self._own = self._parts(self._flat)
-        for index, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._computed, index))
+        self._arrange(None, len(self._settings()))
 
     def zero_grad(self) -> None:
         """Forget all gradients; to be called before each `backward`, instead of the optimizer's `zero_grad`."""
         for parameter in self._parameters:
             parameter.grad = None
+        self._forget()
 
-    def _computed(self, index: int, parameter: Any) -> None:
-        """Put a gradient into the flat array; what a second `backward` adds is added there."""
-        own, gradient = self._own[index], parameter.grad
-        if gradient is not own:
-            parameter.grad = own.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+    def average(self, job: Job) -> None:
+        """Exchange the gradients with the other workers, and put their mean over all samples into `parameter.grad`.
 
-    def step(self, job: Job) -> None:
-        """Exchange the gradients with the other workers, and apply the mean with the optimizer.
-
-        Afterwards the parameters have this worker's own gradients again.
+        There it may be read and changed, as by `clip_grad_norm_`, alike at every worker; then `step` applies it.
 
         Raises:
-            TrainingCodeError: See `Job.push_pull`.
+            TrainingCodeError: If the gradients were changed before, or the workers differ; see also `Job.push_pull`.
         """
-        self._share(job)
-        for index, parameter in enumerate(self._parameters):
+        for parameter, mean in zip(self._own, self._exchange(job, private=True), strict=True):
+            parameter.grad = mean
+        self._averaged = True
+
+    def step(self, job: Job) -> None:
+        """Apply the mean of the workers' gradients with the optimizer, at its learning rates times `job.lr_scale`.
+
+        Without `average` before, it exchanges the gradients, and the parameters have this worker's own ones again
+        afterwards. A parameter that no worker has a gradient for is left as it is.
+
+        Raises:
+            TrainingCodeError: See `average`.
+        """
+        if self._averaged:
+            self._apply(job)
+            self._forget()
+            return
+        private = self.scaler is not None or not _only_reads(self.optimizer)
+        means = self._exchange(job, private=private)
+        for parameter, mean in zip(self._own, means, strict=True):
+            parameter.grad = mean
+        self._apply(job)
+        for (parameter, own), mean in zip(self._own.items(), means, strict=True):
+            parameter.grad = None if mean is None else own
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin to watch for changes of the gradients anew."""
+        self._changed = self._averaged = False
+        self._computed.clear()
+        self._seen = {dtype: flat._version for dtype, flat in self._flat.items()}
+
+    def _receive(self, parameter: Any) -> None:
+        """Put a gradient into the flat array; what a second `backward` adds is added there."""
+        own, dtype, gradient = self._own.get(parameter), parameter.dtype, parameter.grad
+        if self._averaged:
+            self._forget()
+        if own is None:  # it joins the flat array with the next step
+            return
+        flat, adds = self._flat[dtype], gradient is own
+        self._changed |= flat._version != self._seen[dtype] + adds
+        if not adds:
+            parameter.grad = own.copy_(_dense(gradient))
+        self._seen[dtype] = flat._version
+        self._computed.add(parameter)
+
+    def _exchange(self, job: Job, *, private: bool) -> list[Any]:
+        """For each parameter that is trained, its part of the mean; None if no worker has a gradient of it.
+
+        If `private`, the parts are in this worker's own memory, and may be written to.
+        """
+        self._refuse_changed()
+        settings = self._settings()
+        self._arrange(job, len(settings))
+        arrays = self._arrays
+        for index, (parameter, own) in enumerate(self._own.items()):
+            arrays[_USED][index] = parameter.grad is not None
             if parameter.grad is None:  # the loss does not depend on it
-                parameter.grad = self._own[index].zero_()
-            else:
-                self._computed(index, parameter)
+                own.zero_()
+            elif parameter.grad is not own:
+                own.copy_(_dense(parameter.grad))
+        arrays[_SETTINGS][:] = [self._trained, *(value for _, value in settings)]
+        if self.scaler is not None:
+            overflow = not all(bool(torch.isfinite(flat).all()) for flat in self._flat.values())
+            arrays[_OVERFLOW][:] = overflow
+            if overflow:  # no mean would be formed of it
+                for flat in self._flat.values():
+                    flat.zero_()
         buffers = {STATISTICS + name: buffer for name, buffer in self.module.named_buffers()}
         for name, buffer in buffers.items():
             # counters of batches are averaged as well: a worker without samples has not counted
-            np.copyto(self._arrays[name], _array(buffer))
-        found = job.push_pull(self._arrays, borrow=True)
+            np.copyto(arrays[name], _array(buffer))
+        found = job.push_pull(arrays, borrow=True)
+        self._refuse_different(settings, found[_SETTINGS])
         for name, buffer in buffers.items():
             mean = found[name]
             value = mean if buffer.dtype.is_floating_point else np.rint(mean)
             buffer.copy_(torch.from_numpy(np.array(value)))
             # the next forward pass changes it, before the step that it belongs to is applied
             self._statistics[f"model/{name.removeprefix(STATISTICS)}"] = _array(buffer).copy()
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        used = found[_USED] > 0.0
+        means = self._means(found, private=private)
+        if self.scaler is not None and found[_OVERFLOW][0] > 0.0:
+            for part in means:  # so that every worker's scaler leaves the step out
+                part.fill_(torch.inf)
+        return [part if given else None for part, given in zip(means, used, strict=True)]
+
+    def _apply(self, job: Job) -> None:
+        for parameter in self._parameters:
+            if parameter not in self._own:  # it was frozen with a gradient of this worker alone
+                parameter.grad = None
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * job.lr_scale
-        for parameter, mean in zip(self._parameters, self._means(found), strict=True):
-            parameter.grad = mean
-        self.optimizer.step()
-        for parameter, own in zip(self._parameters, self._own, strict=True):
-            parameter.grad = own
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
 
-    def _share(self, job: Job) -> None:
-        """Move the flat gradients, the first time, to where `push_pull` sends them without a copy."""
-        if self._arrays:
-            return
-        like = {name: flat.numpy() for name, flat in self._flat.items()}
-        for name, buffer in self.module.named_buffers():
-            like[STATISTICS + name] = np.zeros(tuple(buffer.shape))
-        self._arrays = job.allocate(like)
-        for name, flat in self._flat.items():
-            self._flat[name] = torch.from_numpy(self._arrays[name]).copy_(flat)
-        before, self._own = self._own, self._parts(self._flat)
-        for parameter, old, own in zip(self._parameters, before, self._own, strict=True):
-            if parameter.grad is old:
-                parameter.grad = own
+    def _refuse_changed(self) -> None:
+        """Raise if somebody has changed a gradient since the backward pass."""
+        written = any(flat._version != self._seen[dtype] for dtype, flat in self._flat.items())
+        replaced = any(p.grad is not None and p.grad is not self._own.get(p) for p in self._computed)
+        if self._changed or written or replaced:
+            raise TrainingCodeError(
+                "gradients were changed after backward(), when they were this worker's alone: call "
+                "elastic.average(job) first, then clip or change them, then elastic.step(job) (and "
+                "elastic.zero_grad() before backward())"
+            )
 
-    def _means(self, found: Mapping[str, Array]) -> list[Any]:
-        """For each parameter, its part of the mean: as it lies in the shared memory, if that may be, else in a copy."""
-        flat = {name: found[name] for name in self._flat}
-        if not (_only_reads(self.optimizer) and all(array.flags.writeable for array in flat.values())):
-            for name, array in flat.items():
-                np.copyto(self._arrays[name], array)
-            return self._own
+    def _settings(self) -> list[tuple[str, float]]:
+        """The numbers of the optimizer's groups, by name."""
+        return [
+            (f"param_groups[{number}][{key!r}]", value)
+            for number, group in enumerate(self.optimizer.param_groups)
+            for key in sorted(group)
+            if key != "params"
+            for value in _numbers(group[key])
+        ]
+
+    def _refuse_different(self, settings: list[tuple[str, float]], mean: Array) -> None:
+        """Raise if the mean of the workers' settings is not what each of them has."""
+        own = self._arrays[_SETTINGS]
+        if mean.shape == own.shape:
+            differ = np.abs(mean - own) > _ALIKE * np.abs(own)
+            if not differ.any():
+                return
+            at = int(np.argmax(differ))
+            name, value = ("the parameters that are trained", 0.0) if at == 0 else settings[at - 1]
+            told = f" ({value:g} here)" if at else ""
+        else:
+            name, told = "the number of param_groups, or of their values", ""
+        raise TrainingCodeError(
+            f"the workers differ in {name}{told}: change it in the same step at all of them, before "
+            "job.notify_batch_end, and give a scheduler to Elastic(model, optimizer, scheduler=scheduler)"
+        )
+
+    def _arrange(self, job: Job | None, settings: int) -> None:
+        """Make the flat arrays of the parameters that are trained now, unless they are made.
+
+        With a job, they are where `push_pull` sends them without a copy, together with so many settings.
+        """
+        made = self._arrays[_SETTINGS].size == 1 + settings if self._arrays else job is None
+        if made and all(p.requires_grad == (p in self._own) for p in self._parameters) and self._parameters:
+            return
+        named = list(self.module.named_parameters())
+        self._parameters = [parameter for _, parameter in named]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        _refuse_parameters(trained)
+        _refuse_foreign(self._parameters, self.optimizer)
+        self._trained = float(zlib.crc32(" ".join(name for name, p in named if p.requires_grad).encode()))
+        gradients = [None if p.grad is None else _dense(p.grad).clone() for p in trained]
+        flats = _flat_gradients(trained)
+        if job is not None:
+            if not self._arrays and self.scaler is None:
+                _refuse_unknown_scaler()
+            like = {str(dtype): flat.numpy() for dtype, flat in flats.items()}
+            like |= {STATISTICS + n: np.zeros(tuple(b.shape)) for n, b in self.module.named_buffers()}
+            like |= {_USED: np.zeros(len(trained)), _SETTINGS: np.zeros(1 + settings)}
+            like |= {} if self.scaler is None else {_OVERFLOW: np.zeros(1)}
+            self._arrays = job.allocate(like)
+            flats = {dtype: torch.from_numpy(self._arrays[str(dtype)]) for dtype in flats}
+        self._flat, self._mean = flats, ((), [])
+        self._own = dict(zip(trained, _parts(trained, flats), strict=True))
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = self._own[parameter].copy_(gradient)
+            if parameter not in self._hooked:
+                parameter.register_post_accumulate_grad_hook(self._receive)
+                self._hooked.add(parameter)
+        self._forget()
+
+    def _means(self, found: Mapping[str, Array], *, private: bool) -> list[Any]:
+        """For each parameter, its part of the mean: as it lies in the shared memory, or in this worker's own."""
+        flat = {dtype: found[str(dtype)] for dtype in self._flat}
+        if private or not all(array.flags.writeable for array in flat.values()):
+            for dtype, array in flat.items():
+                np.copyto(self._arrays[str(dtype)], array)
+            return list(self._own.values())
         where = tuple(array.ctypes.data for array in flat.values())
         if self._mean[0] != where:
-            tensors = {name: torch.from_numpy(array) for name, array in flat.items()}
-            self._mean = (where, self._parts(tensors))
+            tensors = {dtype: torch.from_numpy(array) for dtype, array in flat.items()}
+            self._mean = (where, _parts(self._own, tensors))
         return self._mean[1]
 
-    def _parts(self, flat: Mapping[str, Any]) -> list[Any]:
-        """For each parameter, a view of its part of the flat tensors."""
-        at, found = dict.fromkeys(flat, 0), []
-        for parameter in self._parameters:
-            name = str(parameter.dtype)
-            begin, at[name] = at[name], at[name] + parameter.numel()
-            found.append(flat[name][begin : at[name]].view(parameter.shape))
-        return found
-
     def state(self) -> dict[str, Array]:
-        """The whole replica as named arrays: parameters, buffers, and what the optimizer keeps of each parameter."""
+        """The whole replica as named arrays.
+
+        These are parameters, buffers, what the optimizer keeps of each parameter, and as the JSON of `settings` its
+        groups, which parameters are trained, and the states of scheduler and scaler.
+        """
         found = {f"model/{name}": _array(tensor) for name, tensor in self.module.state_dict().items()}
         found |= {name: array for name, array in self._statistics.items() if name in found}
         for name, value in self._slots():
             found[f"optimizer/{name}"] = _array(value)
-        found["rates"] = np.array([group["lr"] for group in self.optimizer.param_groups])
+        settings = {
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self.optimizer.state_dict()["param_groups"]
+            ],
+            "trained": [name for name, p in self.module.named_parameters() if p.requires_grad],
+            **{name: part.state_dict() for name, part in self._others()},
+        }
+        found["settings"] = np.frombuffer(json.dumps(_encoded(settings)).encode(), np.uint8)
         return found
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned.
+
+        Raises:
+            TrainingCodeError: If this worker's optimizer has other groups than the state.
+        """
         model = {
             name.removeprefix("model/"): torch.from_numpy(np.array(array))
             for name, array in state.items()
@@ -191,17 +348,112 @@ class Elastic:
             if name.startswith("optimizer/"):
                 _, index, slot = name.split("/", 2)
                 kept.setdefault(int(index), {})[slot] = torch.from_numpy(np.array(array))
+        settings = _decoded(json.loads(np.asarray(state["settings"]).tobytes()))
         document = self.optimizer.state_dict()
         document["state"] = kept
-        for group, rate in zip(document["param_groups"], state["rates"], strict=True):
-            group["lr"] = float(rate)
+        groups, saved = document["param_groups"], settings["groups"]
+        if len(groups) != len(saved):
+            raise TrainingCodeError(
+                f"the job's optimizer has {len(saved)} param_groups, and that of a worker that joins "
+                f"{len(groups)}: make all groups before loop.init, those of frozen layers, too"
+            )
+        for group, values in zip(groups, saved, strict=True):
+            group.update(values)
         self.optimizer.load_state_dict(document)
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in settings["trained"])
+        for name, part in self._others():
+            if name in settings:
+                part.load_state_dict(settings[name])
+
+    def _others(self) -> list[tuple[str, Any]]:
+        found = [("scheduler", self.scheduler), ("scaler", self.scaler)]
+        return [(name, part) for name, part in found if part is not None]
 
     def _slots(self) -> Iterator[tuple[str, Any]]:
         for index, slots in self.optimizer.state_dict()["state"].items():
             for slot, value in slots.items():
                 if value is not None:  # SGD without momentum has an empty slot
                     yield f"{index}/{slot}", value
+
+
+def _refuse_unsupported(module: Any, optimizer: Any) -> None:
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise NotSupportedError(
+            "Elastic averages gradients itself: give it the module without DistributedDataParallel"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise NotSupportedError(
+            f"{type(optimizer).__name__} computes the loss several times in a step, by a closure: use an optimizer "
+            "that takes one gradient, such as SGD or AdamW"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise NotSupportedError("SparseAdam needs sparse gradients, and means are dense: use Adam")
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise NotSupportedError(
+                f"{name} has no shape yet: call the module with a batch before Elastic(...)"
+            )
+        if tensor.device.type != "cpu":
+            raise NotSupportedError(
+                f"scavenger.sdk.torch trains on processors, and {name} is on {tensor.device}"
+            )
+        if tensor.is_complex():
+            raise NotSupportedError(
+                f"scavenger.sdk.torch has no complex numbers, and {name} is {tensor.dtype}"
+            )
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            raise NotSupportedError("SyncBatchNorm needs accelerators: use BatchNorm")
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            layer.register_forward_pre_hook(_refuse_one_sample)
+
+
+def _refuse_unknown_scaler() -> None:
+    """Raise if a scaler of this process scales losses: gradients do not tell that they are scaled."""
+
+    def unknown() -> bool:
+        made = torch.amp.GradScaler, torch.cuda.amp.GradScaler
+        scalers = (one for one in gc.get_objects() if type(one) in made)
+        return any(one.is_enabled() and one._scale is not None and one not in _scalers for one in scalers)
+
+    found = unknown()
+    if found:  # it may be one that nobody uses any more
+        gc.collect()
+        found = unknown()
+    if found:
+        raise TrainingCodeError(
+            "a GradScaler scales the loss, which Elastic does not know: give it to Elastic(model, optimizer, "
+            "scaler=scaler), and call neither its step nor its update"
+        )
+
+
+def _refuse_one_sample(layer: Any, given: tuple[Any, ...]) -> None:
+    samples = given[0]
+    if layer.training and samples.dim() > 1 and samples.numel() == samples.size(1):
+        raise TrainingCodeError(
+            "BatchNorm cannot train on a batch of one sample: choose sizes of shards that leave no rest of one, or "
+            "GroupNorm or LayerNorm"
+        )
+
+
+def _refuse_parameters(trained: Iterable[Any]) -> None:
+    for parameter in trained:
+        if parameter.dtype not in _DTYPES:
+            raise NotSupportedError(
+                f"scavenger.sdk.torch trains parameters in single or double precision, not {parameter.dtype}: keep "
+                "them in float32, and compute in torch.autocast"
+            )
+
+
+def _refuse_foreign(parameters: Iterable[Any], optimizer: Any) -> None:
+    known = set(parameters)
+    if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigurationError(
+            "the optimizer has parameters that the module of Elastic lacks: put all of them into one module, such as "
+            "a torch.nn.ModuleList"
+        )
 
 
 def _only_reads(optimizer: Any) -> bool:
@@ -217,14 +469,77 @@ def _only_reads(optimizer: Any) -> bool:
     )
 
 
-def _flat_gradients(parameters: list[Any]) -> dict[str, Any]:
-    """A flat tensor for the gradients of all parameters of a data type, by its name."""
+def _flat_gradients(parameters: Iterable[Any]) -> dict[Any, Any]:
+    """A flat tensor of zeros for the gradients of all parameters of a data type."""
     sizes: dict[Any, int] = {}
     for parameter in parameters:
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    return {str(dtype): torch.zeros(size, dtype=dtype) for dtype, size in sizes.items()}
+    return {dtype: torch.zeros(size, dtype=dtype) for dtype, size in sizes.items()}
+
+
+def _parts(parameters: Iterable[Any], flat: Mapping[Any, Any]) -> list[Any]:
+    """For each parameter, a view of its part of the flat tensors."""
+    at, found = dict.fromkeys(flat, 0), []
+    for parameter in parameters:
+        begin, at[parameter.dtype] = at[parameter.dtype], at[parameter.dtype] + parameter.numel()
+        found.append(flat[parameter.dtype][begin : at[parameter.dtype]].view(parameter.shape))
+    return found
+
+
+def _dense(gradient: Any) -> Any:
+    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
 
 
 def _array(value: Any) -> Array:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if tensor.dtype == torch.bfloat16:  # NumPy has none; single precision holds it exactly
+        tensor = tensor.float()
     return np.asarray(tensor.detach())
+
+
+def _numbers(value: Any) -> list[float]:
+    """The finite numbers of a setting of the optimizer."""
+    if isinstance(value, list | tuple):
+        return [number for one in value for number in _numbers(one)]
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    return [float(value)] if isinstance(value, int | float) and np.isfinite(value) else []
+
+
+def _encoded(value: Any) -> Any:
+    """A setting as JSON that keeps tuples, keys that are no text, and tensors, with the same text at every worker.
+
+    Raises:
+        TrainingCodeError: If it is none of these, nor a list, a number, a text or None.
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            return value.item() if isinstance(value, np.generic) else value
+        case list():
+            return [_encoded(one) for one in value]
+        case tuple():
+            return {"tuple": [_encoded(one) for one in value]}
+        case Mapping():
+            pairs = [[_encoded(key), _encoded(one)] for key, one in value.items()]
+            return {"mapping": sorted(pairs, key=lambda pair: json.dumps(pair[0]))}
+        case torch.Tensor():
+            return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+        case _:
+            raise TrainingCodeError(
+                f"a worker that joins cannot get {value!r:.60} from optimizer, scheduler or scaler: keep numbers, "
+                "texts, lists and mappings in their state_dict"
+            )
+
+
+def _decoded(value: Any) -> Any:
+    match value:
+        case list():
+            return [_decoded(one) for one in value]
+        case {"tuple": items}:
+            return tuple(_decoded(one) for one in items)
+        case {"mapping": pairs}:
+            return {_decoded(key): _decoded(one) for key, one in pairs}
+        case {"tensor": numbers, "dtype": dtype}:
+            return torch.tensor(numbers, dtype=getattr(torch, dtype))
+        case _:
+            return value
