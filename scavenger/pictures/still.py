@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scavenger.errors import ConfigurationError
+from scavenger.presentation.axes import Axis
 from scavenger.presentation.formatting import clean
-from scavenger.presentation.picture import SHAPES, Axis, Picture, Series, describe_all
+from scavenger.presentation.picture import SHAPES, Picture, Series, describe_all
 from scavenger.presentation.placing import CHARACTER_WIDTH, placed_labels
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from scavenger.presentation.axes import Axis
 from scavenger.presentation.formatting import clean, duration, duration_range, money, money_range, quantity
-from scavenger.presentation.picture import SHAPES, Axis, Picture, landmarks
+from scavenger.presentation.picture import SHAPES, Picture, landmarks
 from scavenger.presentation.placing import placed_labels
 
 HOVER_WIDTH = 34

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scavenger.domain.curve import FloatArray
-from scavenger.presentation.picture import Axis, Label, Picture
+from scavenger.presentation.axes import Axis
+from scavenger.presentation.picture import Label, Picture
 
 Box = tuple[float, float, float, float]
 """Left, bottom, right, top, in typographic points from the lower left corner of the frame."""

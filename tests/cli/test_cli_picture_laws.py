@@ -15,8 +15,9 @@ from test_cli_render import printed
 
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.report import Actual, Predicted
+from scavenger.presentation.axes import time_unit
 from scavenger.presentation.formatting import duration, money
-from scavenger.presentation.picture import Picture, describe, draw, picture_of, time_unit, twice_as_fast
+from scavenger.presentation.picture import Picture, describe, draw, picture_of, twice_as_fast
 from scavenger.search.choose import choose
 from scavenger.search.curve import find_knee, pareto_front
 

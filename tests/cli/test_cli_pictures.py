@@ -28,8 +28,9 @@ from scavenger.domain.document import report_document
 from scavenger.domain.report import Actual
 from scavenger.errors import ConfigurationError
 from scavenger.pictures.still import INK, figure_of, svg_of
+from scavenger.presentation.axes import time_unit
 from scavenger.presentation.figure import picture_figure
-from scavenger.presentation.picture import SHAPES, Picture, describe, draw, time_unit
+from scavenger.presentation.picture import SHAPES, Picture, describe, draw
 
 HOSTILE = "<script>alert(1)</script>&\x1b[2J$x$"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,7 +10,8 @@ import numpy as np
 from rich.text import Text
 
 from scavenger.domain.curve import FloatArray
-from scavenger.presentation.picture import Axis, Label, Picture
+from scavenger.presentation.axes import Axis
+from scavenger.presentation.picture import Label, Picture
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
