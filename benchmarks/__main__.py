@@ -64,6 +64,7 @@ _MODULES = (
     "pruners",
     "spot_replay",
     "scheduling",
+    "allotment",
 )
 _OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
 """Further benchmarks of a module, beside its `BENCHMARK`."""

@@ -45,7 +45,8 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
         shares = place(now, plan, rules.placement)
         promoted |= plan.promoted
         slots = shares.by_job(seen.jobs)
-        as_planned = np.array_equal(slots, plan.slots) and not np.any((now.held > 0) & (slots == 0))
+        runs = slots > 0
+        as_planned = np.array_equal(runs, plan.slots > 0) and not np.any((now.held > 0) & ~runs)
         if as_planned or same(shares, now.shares):
             break
         now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, plan.again_s, seen.number))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
@@ -90,11 +92,18 @@ class Gains:
         # one sorted list for all curves: that of row c lies between c * stride - stride / 4 and c * stride + stride / 2
         self._keys = (np.minimum(self._fall, _STRIDE / 2) + starts[:, None]).ravel()
 
-    def reaching(self, log_line: FloatArray, curve: IntArray) -> IntArray:
-        """How many slots of each curve bring at least `exp(log_line)`."""
-        keys = np.clip(-log_line, -_STRIDE / 4, _STRIDE / 2 - 1.0) + curve * _STRIDE
-        found: IntArray = np.searchsorted(self._keys, keys, side="right") - curve * self.table.shape[1]
-        return found
+    def reach(self, curve: IntArray, log_weight: FloatArray) -> Callable[[float], IntArray]:
+        """For a line: how many slots of each row bring at least `exp(log_line)`, weight and all."""
+        keys, starts = self._keys, curve * _STRIDE
+        above, first = starts + log_weight, curve * self.table.shape[1]
+        low, high = starts - _STRIDE / 4, starts + (_STRIDE / 2 - 1.0)
+
+        def reached(log_line: float) -> IntArray:
+            slots: IntArray = keys.searchsorted(np.minimum(np.maximum(above - log_line, low), high), "right")
+            slots -= first
+            return slots
+
+        return reached
 
     def log_gain(self, curve: IntArray, slot: IntArray) -> FloatArray:
         """Logarithm of the gain from slot `slot + 1`."""
@@ -136,12 +145,14 @@ def waterline(
         return least.copy()
     log_weight = np.log(weight)
 
+    gained = gains.reach(curve, log_weight)
+    stays = None if held is None or log_bonus is None else gains.reach(curve, log_weight + log_bonus)
+
     def at(log_line: float) -> IntArray:
-        reaching: IntArray = gains.reaching(log_line - log_weight, curve)
-        if held is not None and log_bonus is not None:
-            stays = gains.reaching(log_line - log_weight - log_bonus, curve)
-            reaching = np.maximum(reaching, np.minimum(stays, held))
-        return np.asarray(np.clip(reaching, least, top))
+        reached = gained(log_line)
+        if stays is not None and held is not None:
+            reached = np.maximum(reached, np.minimum(stays(log_line), held))
+        return np.asarray(np.minimum(np.maximum(reached, least), top))
 
     more = top > least
     last = np.maximum(top - 1, 0)
