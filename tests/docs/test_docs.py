@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import transcript_picture
+import transcripts
 import typer
 import yaml
 from pages import PAGES, ROOT, TUTORIALS, commands_of, console_commands, python_blocks
@@ -51,6 +52,17 @@ def parse(words: list[str]) -> None:
 def test_the_picture_of_the_transcript_is_drawn_as_curves_are_now() -> None:
     """`python -m tests.docs.transcript_picture` draws it anew."""
     assert transcript_picture.PICTURE.read_text("utf-8") == transcript_picture.drawn()
+
+
+def test_what_a_job_shows_on_a_page_is_what_it_shows_today() -> None:
+    """`python -m tests.docs.transcripts` writes it anew."""
+    page = transcripts.PAGE.read_text("utf-8")
+
+    assert transcripts.written(page) == page
+    for name, rows in (("display", 24), ("summary", 20)):
+        made = transcripts.TRANSCRIPTS[name]().splitlines()
+        assert len(made) <= rows
+        assert max(map(len, made)) <= 80 or name == "summary"  # the path of a model is on one line
 
 
 def test_every_command_on_any_page_is_there_with_its_options() -> None:

@@ -27,6 +27,23 @@ FIRST_WORDS = re.compile(
 ESCAPES = re.compile(r"\x1b\[[0-?]*[@-~]")
 
 
+def transcripts() -> str:
+    """The summary that the page about reports shows."""
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text("utf-8")
+    return (
+        page.partition("transcripts writes this: summary -->")[2]
+        .partition("```text\n")[2]
+        .partition("```")[0]
+    )
+
+
+def heads(report: str) -> list[str]:
+    """The names of the rows of a summary, in order."""
+    return re.findall(
+        r"^ {0,2}(Job|Chosen|time|cost|step time|epochs|Search|model|next)\b", report, re.MULTILINE
+    )
+
+
 def seen_of(job: Job, *arguments: str, terminal: bool) -> tuple[str, str]:
     """Standard output and error of a command that is begun as a user begins it; of a terminal, all is one."""
     words = [sys.executable, "-m", "scavenger_cli", *arguments, "--store", job.store]
@@ -62,7 +79,7 @@ def test_lines_of_libraries_are_in_the_logs_and_what_the_users_code_prints_is_ke
         assert words not in stdout + stderr
     if not terminal:
         assert [line for line in stderr.splitlines() if not FIRST_WORDS.match(line)] == []
-        assert stdout.startswith("Job tiny (")
+        assert heads(stdout) == heads(transcripts())
     logs = {one.name: one.read_text() for one in job.folder.rglob("*.log")}
     worker = logs["w0.log"]
     for words in ("lib-line of C++", "lib-line of logging", "lib-line of warnings"):
