@@ -401,7 +401,7 @@ def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_r
     workflow, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
     assert workflow.state.search is not None
 
-    assert workflow._why_enough(workflow.state.search, KNOWN) == ""
+    assert workflow._judged(workflow.state.search, KNOWN) == workflow.state.search
     assert workflow._end_of_training(KNOWN) == "target_missed"
     assert "no model of this run is stored" in trainer.warnings[-2]
     assert "the target is missed" in trainer.warnings[-1]
