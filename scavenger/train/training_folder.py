@@ -46,10 +46,10 @@ def programs(folder: Path, endings: Collection[str] = (".py",)) -> Iterator[Path
 
 
 def digest_of(files: Iterable[Path], folder: Path) -> bytes:
-    """Digest of files and of their paths in the folder."""
+    """Digest of files and of their paths in the folder; line ends of Windows count as those of others."""
     digest = hashlib.sha256()
     for path in files:
-        data = path.read_bytes()
+        data = path.read_bytes().replace(b"\r\n", b"\n")
         digest.update(f"{os.path.relpath(path, folder)}:{len(data)}:".encode())
         digest.update(data)
     return digest.digest()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scavenger.control.job_file.load import parse_job
+from scavenger.control.job_file.load import load_job, parse_job
 from scavenger.control.job_file.script_text import (
     WrittenFit,
     job_file_of,
@@ -15,9 +15,13 @@ from scavenger.control.job_file.script_text import (
     read_script,
     written_fit,
 )
+from scavenger.control.jobs.script_job import bring_up_to_date
+from scavenger.domain.fit import FitFound
 from scavenger.domain.forms import Script
 from scavenger.errors import ConfigurationError
+from scavenger.train.training_folder import digest_of
 
+FOUND = FitFound("a.py:3", "Sequential", 10, 100, 0, 10, 7, "Adam", (), (), (), 1.0)
 SCRIPTS = Path(__file__).parents[1] / "field" / "scripts"
 
 
@@ -97,3 +101,22 @@ def test_a_script_takes_no_params_and_no_data() -> None:
             ConfigurationError, match=f"{place} is for a function of a module: a script has its"
         ):
             parse_job(f"version: 1\nname: a\ntrain: train.py\ngoal: {{max_epochs: 1}}\n{more}", path="a.yaml")
+
+
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf"])
+def test_files_with_the_line_ends_of_windows_are_read_as_others_and_keep_theirs(
+    tmp_path: Path, begin: bytes
+) -> None:
+    script, job_file = tmp_path / "a.py", tmp_path / "a.job.yaml"
+    plain = "import keras\nmodel = keras.Sequential([])\nmodel.fit(1, epochs=3, batch_size=8)\n"
+    text = job_text(Script("a.py"), "a.py:3", epochs=3, batch_size=8, processors=2, start_s=1.0)
+    found = []
+    for end in ("\n", "\r\n"):
+        script.write_bytes(begin + plain.replace("\n", end).encode())
+        job_file.write_bytes(begin + text.replace("\n", end).encode())
+        found.append((written_fit(script), load_job(job_file), digest_of([script], tmp_path)))
+    assert found[0] == found[1]
+
+    bring_up_to_date(job_file, Script("a.py"), FOUND)
+    assert load_job(job_file).goal.max_epochs == 7
+    assert job_file.read_bytes().count(b"\n") == job_file.read_bytes().count(b"\r\n") > 3

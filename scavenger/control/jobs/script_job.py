@@ -110,7 +110,8 @@ def bring_up_to_date(job_file: Path, script: Script, found: FitFound) -> str:
     changes = {key: value for key, value in ours.items() if theirs[key] != value}
     if not changes:
         return f"job file: {job_file}"
-    job_file.write_text(changed_text(job_file.read_text("utf-8"), changes), "utf-8")
+    newline = "\r\n" if b"\r\n" in job_file.read_bytes() else "\n"  # the file keeps its own
+    job_file.write_text(changed_text(job_file.read_text("utf-8"), changes), "utf-8", newline=newline)
     said = ", ".join(f"{key} is {value} instead of {theirs[key]}" for key, value in changes.items())
     return f"job file: {job_file}; {said}, as in the script"
 
