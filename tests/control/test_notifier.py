@@ -283,7 +283,7 @@ class TestSettings:
             ("[notify.team]\nprivate = true", "must have either url or url_from"),
             (
                 '[notify.team]\nurl = "https://x"\nurll = "y"',
-                "unknown key 'urll' in notify; did you mean 'url'",
+                "unknown key 'urll' in notify.team; did you mean 'url'",
             ),
             ('[notify.team]\nurl = "https://x"\nevents = ["job.fail"]', "notify.team.events"),
         ],
