@@ -287,7 +287,9 @@ def doctor(
                 "checks": console.plain(checks),
             }
         )
-    elif not failed:
+    elif failed:
+        console.emit("next: mend what has failed above, and run scavenger doctor again")
+    else:
         console.emit("next: scavenger optimize train.py (a script that calls fit), or scavenger demo")
     return 1 if failed else 0
 
