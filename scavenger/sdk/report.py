@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -134,14 +135,16 @@ class Report:
             samples: Samples of all processes in it; by default the global batch size.
             step: Its number, if the program counts steps itself; otherwise they are counted from the last reported
                 checkpoint.
-            gradients: The gradient over the whole batch as arrays (NumPy, or tensors that NumPy reads), from which
-                rank 0 measures the gradient noise: two successive ones are compared.
+            gradients: The gradient over the whole batch as arrays or tensors, on any device and of any precision,
+                from which rank 0 measures the gradient noise: two successive ones are compared. None stands for a
+                parameter without a gradient; a gradient that is not finite is left out.
             gradient_norms: Instead, if the program has them: the mean squared norm of the gradients of parts of the
                 batch, the squared norm of their mean, and the number of parts.
             compute_s: Time that the slowest process computed, communication excluded, if it is known.
 
         Raises:
             SystemExit: With status 0, if the job has asked the program to end here; the checkpoint is saved.
+            TrainingCodeError: If a gradient is no array of numbers.
         """
         self.steps = self.steps + 1 if step is None else step
         if self._folder is None:
@@ -233,8 +236,12 @@ class Report:
             return None
         import numpy as np
 
-        arrays = [np.array(one, dtype=np.float32).reshape(-1) for one in gradients]
-        compared = [float(sum(np.dot(array, array) for array in arrays))]
+        arrays = [_flat(one) for one in gradients if one is not None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            compared = [float(sum(np.dot(array, array) for array in arrays))]
+        if not arrays or not math.isfinite(compared[0]):  # as where a scaler's factor is too large
+            self._gradient = []
+            return None
         if [array.size for array in arrays] == [array.size for array in self._gradient]:
             compared.append(float(sum(np.dot(a, b) for a, b in zip(arrays, self._gradient, strict=True))))
         self._gradient = arrays
@@ -259,6 +266,22 @@ class Report:
 
 def _name(number: int) -> str:
     return f"report-{number}.jsonl" if number else "report.jsonl"
+
+
+def _flat(gradient: Any) -> Any:
+    """A copy of a gradient as a flat array in single precision; tensors of PyTorch may be of any kind."""
+    import numpy as np
+
+    try:
+        if hasattr(gradient, "to_dense"):
+            gradient = gradient.detach().to_dense().float().cpu().numpy()
+        return np.array(gradient, dtype=np.float32).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        from scavenger.errors import TrainingCodeError
+
+        raise TrainingCodeError(
+            f"report.step(gradients=) takes arrays and tensors, not {type(gradient).__name__}: {error}"
+        ) from error
 
 
 def _nothing() -> None:

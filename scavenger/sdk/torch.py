@@ -21,6 +21,7 @@ import gc
 import importlib
 import inspect
 import json
+import math
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -86,20 +87,26 @@ class Elastic:
         self.module, self.optimizer, self.scheduler = module, optimizer, scheduler
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._parameters: list[Any] = []
-        self._trained = 0.0
+        self._which: list[bool] = []
+        """For each parameter of the module, whether it is trained."""
+        self._trained: list[Any] = []
+        self._frozen: list[Any] = []
+        self._names = 0.0
         """Tells which parameters are trained, by their names."""
         if self.scaler is not None:
             _scalers.add(self.scaler)
         self._flat: dict[Any, Any] = {}
         """The gradients of all parameters of a data type."""
-        self._own: dict[Any, Any] = {}
+        self._own: list[Any] = []
         """For each parameter that is trained, its part of the flat array."""
+        self._places: dict[int, int] = {}
+        """By the `id` of a parameter, which is quicker than its hash, its place among those that are trained."""
         self._seen: dict[Any, int] = {}
         """Versions of the flat arrays after the last backward pass: whatever else writes to them makes another."""
-        self._computed: set[Any] = set()
-        """Parameters whose gradients a backward pass has computed since the last step."""
+        self._computed: set[int] = set()
+        """Places of parameters whose gradients a backward pass has computed since the last step."""
         self._changed = self._averaged = False
-        self._hooked: set[Any] = set()
+        self._hooked: set[int] = set()
         self._mean: tuple[tuple[int, ...], list[Any]] = ((), [])
         """For each parameter, its part of the mean in the shared memory, and where that is."""
         self._arrays: dict[str, Array] = {}
@@ -120,7 +127,8 @@ class Elastic:
         Raises:
             TrainingCodeError: If the gradients were changed before, or the workers differ; see also `Job.push_pull`.
         """
-        for parameter, mean in zip(self._own, self._exchange(job, private=True), strict=True):
+        means = self._exchange(job, private=True)
+        for parameter, mean in zip(self._trained, means, strict=True):
             parameter.grad = mean
         self._averaged = True
 
@@ -139,10 +147,10 @@ class Elastic:
             return
         private = self.scaler is not None or not _only_reads(self.optimizer)
         means = self._exchange(job, private=private)
-        for parameter, mean in zip(self._own, means, strict=True):
+        for parameter, mean in zip(self._trained, means, strict=True):
             parameter.grad = mean
         self._apply(job)
-        for (parameter, own), mean in zip(self._own.items(), means, strict=True):
+        for parameter, own, mean in zip(self._trained, self._own, means, strict=True):
             parameter.grad = None if mean is None else own
         self._forget()
 
@@ -154,17 +162,20 @@ class Elastic:
 
     def _receive(self, parameter: Any) -> None:
         """Put a gradient into the flat array; what a second `backward` adds is added there."""
-        own, dtype, gradient = self._own.get(parameter), parameter.dtype, parameter.grad
+        place, dtype, gradient = self._places.get(id(parameter)), parameter.dtype, parameter.grad
         if self._averaged:
             self._forget()
-        if own is None:  # it joins the flat array with the next step
+        if place is None:  # it joins the flat array with the next step
             return
-        flat, adds = self._flat[dtype], gradient is own
-        self._changed |= flat._version != self._seen[dtype] + adds
+        own, adds = self._own[place], gradient is self._own[place]
+        version = own._version  # that of the whole flat array, as of every part
+        if version != self._seen[dtype] + adds:
+            self._changed = True
         if not adds:
             parameter.grad = own.copy_(_dense(gradient))
-        self._seen[dtype] = flat._version
-        self._computed.add(parameter)
+            version += 1
+        self._seen[dtype] = version
+        self._computed.add(place)
 
     def _exchange(self, job: Job, *, private: bool) -> list[Any]:
         """For each parameter that is trained, its part of the mean; None if no worker has a gradient of it.
@@ -175,13 +186,14 @@ class Elastic:
         settings = self._settings()
         self._arrange(job, len(settings))
         arrays = self._arrays
-        for index, (parameter, own) in enumerate(self._own.items()):
-            arrays[_USED][index] = parameter.grad is not None
-            if parameter.grad is None:  # the loss does not depend on it
+        gradients = [parameter.grad for parameter in self._trained]
+        for own, gradient in zip(self._own, gradients, strict=True):
+            if gradient is None:  # the loss does not depend on it
                 own.zero_()
-            elif parameter.grad is not own:
-                own.copy_(_dense(parameter.grad))
-        arrays[_SETTINGS][:] = [self._trained, *(value for _, value in settings)]
+            elif gradient is not own:
+                own.copy_(_dense(gradient))
+        arrays[_USED][:] = [gradient is not None for gradient in gradients]
+        arrays[_SETTINGS][:] = [self._names, *(value for _, value in settings)]
         if self.scaler is not None:
             overflow = not all(bool(torch.isfinite(flat).all()) for flat in self._flat.values())
             arrays[_OVERFLOW][:] = overflow
@@ -200,7 +212,7 @@ class Elastic:
             buffer.copy_(torch.from_numpy(np.array(value)))
             # the next forward pass changes it, before the step that it belongs to is applied
             self._statistics[f"model/{name.removeprefix(STATISTICS)}"] = _array(buffer).copy()
-        used = found[_USED] > 0.0
+        used = (found[_USED] > 0.0).tolist()
         means = self._means(found, private=private)
         if self.scaler is not None and found[_OVERFLOW][0] > 0.0:
             for part in means:  # so that every worker's scaler leaves the step out
@@ -208,9 +220,8 @@ class Elastic:
         return [part if given else None for part, given in zip(means, used, strict=True)]
 
     def _apply(self, job: Job) -> None:
-        for parameter in self._parameters:
-            if parameter not in self._own:  # it was frozen with a gradient of this worker alone
-                parameter.grad = None
+        for parameter in self._frozen:  # they may have a gradient of this worker alone
+            parameter.grad = None
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
@@ -226,7 +237,8 @@ class Elastic:
     def _refuse_changed(self) -> None:
         """Raise if somebody has changed a gradient since the backward pass."""
         written = any(flat._version != self._seen[dtype] for dtype, flat in self._flat.items())
-        replaced = any(p.grad is not None and p.grad is not self._own.get(p) for p in self._computed)
+        now = ((self._trained[place].grad, self._own[place]) for place in self._computed)
+        replaced = any(gradient is not None and gradient is not own for gradient, own in now)
         if self._changed or written or replaced:
             raise TrainingCodeError(
                 "gradients were changed after backward(), when they were this worker's alone: call "
@@ -267,14 +279,16 @@ class Elastic:
         With a job, they are where `push_pull` sends them without a copy, together with so many settings.
         """
         made = self._arrays[_SETTINGS].size == 1 + settings if self._arrays else job is None
-        if made and all(p.requires_grad == (p in self._own) for p in self._parameters) and self._parameters:
+        if made and self._which and [p.requires_grad for p in self._parameters] == self._which:
             return
         named = list(self.module.named_parameters())
         self._parameters = [parameter for _, parameter in named]
+        self._which = [parameter.requires_grad for parameter in self._parameters]
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        self._frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
         _refuse_parameters(trained)
         _refuse_foreign(self._parameters, self.optimizer)
-        self._trained = float(zlib.crc32(" ".join(name for name, p in named if p.requires_grad).encode()))
+        self._names = float(zlib.crc32(" ".join(name for name, p in named if p.requires_grad).encode()))
         gradients = [None if p.grad is None else _dense(p.grad).clone() for p in trained]
         flats = _flat_gradients(trained)
         if job is not None:
@@ -286,14 +300,15 @@ class Elastic:
             like |= {} if self.scaler is None else {_OVERFLOW: np.zeros(1)}
             self._arrays = job.allocate(like)
             flats = {dtype: torch.from_numpy(self._arrays[str(dtype)]) for dtype in flats}
-        self._flat, self._mean = flats, ((), [])
-        self._own = dict(zip(trained, _parts(trained, flats), strict=True))
-        for parameter, gradient in zip(trained, gradients, strict=True):
+        self._flat, self._mean, self._trained = flats, ((), []), trained
+        self._own = _parts(trained, flats)
+        self._places = {id(parameter): place for place, parameter in enumerate(trained)}
+        for parameter, own, gradient in zip(trained, self._own, gradients, strict=True):
             if gradient is not None:
-                parameter.grad = self._own[parameter].copy_(gradient)
-            if parameter not in self._hooked:
+                parameter.grad = own.copy_(gradient)
+            if id(parameter) not in self._hooked:
                 parameter.register_post_accumulate_grad_hook(self._receive)
-                self._hooked.add(parameter)
+                self._hooked.add(id(parameter))
         self._forget()
 
     def _means(self, found: Mapping[str, Array], *, private: bool) -> list[Any]:
@@ -302,11 +317,11 @@ class Elastic:
         if private or not all(array.flags.writeable for array in flat.values()):
             for dtype, array in flat.items():
                 np.copyto(self._arrays[str(dtype)], array)
-            return list(self._own.values())
+            return self._own
         where = tuple(array.ctypes.data for array in flat.values())
         if self._mean[0] != where:
             tensors = {dtype: torch.from_numpy(array) for dtype, array in flat.items()}
-            self._mean = (where, _parts(self._own, tensors))
+            self._mean = (where, _parts(self._trained, tensors))
         return self._mean[1]
 
     def state(self) -> dict[str, Array]:
@@ -487,7 +502,9 @@ def _parts(parameters: Iterable[Any], flat: Mapping[Any, Any]) -> list[Any]:
 
 
 def _dense(gradient: Any) -> Any:
-    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return gradient.detach() if gradient.requires_grad else gradient
 
 
 def _array(value: Any) -> Array:
@@ -499,11 +516,13 @@ def _array(value: Any) -> Array:
 
 def _numbers(value: Any) -> list[float]:
     """The finite numbers of a setting of the optimizer."""
+    if type(value) is float:  # most of them
+        return [value] if math.isfinite(value) else []
     if isinstance(value, list | tuple):
         return [number for one in value for number in _numbers(one)]
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
-    return [float(value)] if isinstance(value, int | float) and np.isfinite(value) else []
+    return [float(value)] if isinstance(value, int | float) and math.isfinite(value) else []
 
 
 def _encoded(value: Any) -> Any:

@@ -251,6 +251,26 @@ def test_what_a_program_tells_is_timed_by_a_clock_that_never_jumps(tmp_path: Pat
     assert before <= at_s[0] <= at_s[-1] <= time.monotonic()
 
 
+def test_gradients_may_be_missing_of_any_precision_sparse_and_not_finite(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    report = sdk.Report({sdk.FOLDER: str(tmp_path)})
+    sparse = torch.sparse_coo_tensor([[1]], [2.0], (3,), check_invariants=True)
+    kinds = [np.array([2.0]), torch.tensor([2.0]).bfloat16(), torch.tensor([2.0], requires_grad=True), sparse]
+    for one in kinds:
+        for _ in range(2):
+            report.step(gradients=[None, one])
+    report.step(gradients=[torch.tensor([2.0, math.inf])])
+    report.step(gradients=[np.full(1, 1e30)])
+    report.step(gradients=[None])
+    told = [record.successive for record in Reports(tmp_path).read() if record.kind == "step"]
+
+    assert told == [(4.0,), *[(4.0, 4.0)] * 5, (4.0,), (4.0, 4.0), (), (), ()]
+    with pytest.raises(
+        TrainingCodeError, match=r"report\.step\(gradients=\) takes arrays and tensors, not str"
+    ):
+        report.step(gradients=["weights"])
+
+
 def test_a_program_without_a_job_reports_nothing_and_runs_on(tmp_path: Path) -> None:
     with sdk.scavenger_report(save=lambda: tmp_path / "never") as report:
         for _ in range(3):

@@ -162,6 +162,18 @@ def test_places_of_the_shared_memory_are_apart_and_seen_by_all(block: int) -> No
         np.testing.assert_allclose(array, tensors[name] * 1.75)
 
 
+def test_a_worker_that_has_other_arrays_than_before_writes_to_no_place_of_others(block: int) -> None:
+    before, after = (lm.headers_of({"g": np.zeros(size)}) for size in (5000, 100))
+    ahead, behind = GradientMemory(block), GradientMemory(block)
+    read = [behind.arrays(place, before)["g"] for place in (MEAN, 2)]
+    for array in read:
+        array[:] = 3.0
+
+    ahead.arrays(1, after)["g"][:] = 7.0
+
+    assert all((array == 3.0).all() for array in read)
+
+
 def test_other_arrays_are_told_apart_in_the_shared_memory(block: int) -> None:
     memory = GradientMemory(block)
     one = memory.arrays(1, lm.headers_of({"g": np.ones(3)}))

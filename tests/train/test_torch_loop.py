@@ -227,6 +227,44 @@ def test_a_loop_on_two_workers_reaches_the_weights_of_ddp_on_the_same_order_of_d
         np.testing.assert_allclose(report.state[f"model/{name}"], expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_loop_with_clipping_a_schedule_and_a_frozen_layer_is_exact_though_a_worker_joins(
+    tmp_path: Path,
+) -> None:
+    steps: list[list[Any]] = []
+    members: list[int] = []
+
+    def on_event(run: LoopRun, event: Event) -> None:
+        if isinstance(event, StepReport):
+            steps.append(list(event.pieces))
+            members.append(len(event.pieces))
+            if len(steps) == 3:
+                run.scale_out(1)
+
+    report = run_loop(
+        "torch_small:train_wide", workers=2, work_dir=tmp_path / "work", job_dir=JOBS, on_event=on_event
+    )
+    assert report.replicas_equal
+    assert max(members) == 3, "the worker has joined"
+    sys.path.insert(0, str(JOBS))
+    try:
+        from torch_small import SHARD, SHARDS, build_wide, compute_wide
+    finally:
+        sys.path.remove(str(JOBS))
+    model, optimizer, scheduler = build_wide()
+    seen = 0
+    for pieces in steps:
+        rows = [row for _, start, stop in pieces for row in range(start, stop)]
+        optimizer.zero_grad()
+        compute_wide(model, seen // (SHARD * SHARDS), rows)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        scheduler.step()
+        seen += len(rows)
+
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(report.state[f"model/{name}"], tensor, rtol=0, atol=1e-10, err_msg=name)
+
+
 def _with_ddp(steps: list[list[tuple[int, int]]], folder: Path) -> dict[str, Any]:
     order, weights = folder / "order.json", folder / "weights.npz"
     order.write_text(json.dumps(steps))

@@ -1,7 +1,8 @@
 """Shared memory through which the workers of a custom training loop and their supervisor exchange gradients.
 
-Place 0 holds the mean, each other place what one worker pushes. All places have the size of one set of arrays, so a
-process finds a place by its number and the headers of the arrays alone. Nobody writes to a place that another reads:
+Place 0 holds the mean, each other place what one worker pushes. A place begins where its number says, whatever the
+arrays are: they may change from step to step, and some workers are a step ahead of others. The memory between places is
+never touched, so there is none. Nobody writes to a place that another reads:
 a worker writes once it has the mean of the step before, and the mean is written once every member has pushed.
 """
 
@@ -19,6 +20,8 @@ from scavenger.train.custom_loop.messages import Array, TensorHeader
 MEAN = 0
 """The place of the mean."""
 _ALIGNED = 64
+_PLACE_BYTES = 1 << 36
+"""From the begin of a place to that of the next, more than any arrays take."""
 
 
 class GradientMemory:
@@ -51,9 +54,11 @@ class GradientMemory:
         for header in headers:
             offsets.append(at)
             at += -(-header.bytes // _ALIGNED) * _ALIGNED
-        size = max(1, -(-at // mmap.ALLOCATIONGRANULARITY)) * mmap.ALLOCATIONGRANULARITY
-        os.posix_fallocate(self._fd, place * size, size)  # a write beyond what there is would end the process
-        block = mmap.mmap(self._fd, size, offset=place * size)
+        size, begin = max(1, at), place * _PLACE_BYTES
+        if size > _PLACE_BYTES:
+            raise OSError(f"gradients of {size} bytes are more than a worker may have in shared memory")
+        os.posix_fallocate(self._fd, begin, size)  # a write beyond what there is would end the process
+        block = mmap.mmap(self._fd, size, offset=begin)
         return {
             header.name: np.frombuffer(
                 block, header.dtype, count=math.prod(header.shape), offset=offset

@@ -42,6 +42,39 @@ def train() -> None:
             job.notify_batch_end(loss=loss.item())
 
 
+def build_wide() -> tuple[Any, Any, Any]:
+    """In double precision, with a schedule of the learning rate."""
+    model, _ = build(0)
+    model.double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
+
+
+def compute_wide(model: Any, epoch: int, rows: Any) -> None:
+    """The backward pass of a step; the first layer is frozen in every other epoch."""
+    model[0].requires_grad_(epoch % 2 > 0)
+    nn.functional.cross_entropy(model(X[rows].double()), Y[rows]).backward()
+
+
+def train_wide() -> None:
+    """Train until a third worker has joined, and to the end of that epoch."""
+    model, optimizer, scheduler = build_wide()
+    elastic = Elastic(model, optimizer, scheduler=scheduler)
+    job = loop.init([SHARD] * SHARDS, state=elastic.state, load=elastic.load)
+    for epoch in job.epochs():
+        for batch in job.batches(LOCAL_BATCH):
+            elastic.zero_grad()
+            begin = batch.shard * SHARD
+            compute_wide(model, epoch, slice(begin + batch.start, begin + batch.stop))
+            elastic.average(job)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            elastic.step(job)
+            scheduler.step()
+            job.notify_batch_end()
+        if job.workers == 3:
+            return
+
+
 job = LoopJob(train)
 
 
