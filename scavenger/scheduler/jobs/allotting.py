@@ -45,8 +45,7 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
         shares = place(now, plan, rules.placement)
         promoted |= plan.promoted
         slots = shares.by_job(seen.jobs)
-        runs = slots > 0
-        as_planned = np.array_equal(runs, plan.slots > 0) and not np.any((now.held > 0) & ~runs)
+        as_planned = np.array_equal(slots, plan.slots) and not np.any((now.held > 0) & (slots == 0))
         if as_planned or same(shares, now.shares):
             break
         now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, plan.again_s, seen.number))

@@ -174,8 +174,8 @@ class Even:
         """See `Policy.plan`."""
         order = ranked(seen, patience, ~seen.runs)
         least, most = beginning(seen, order)
-        slots = np.zeros_like(least)
-        slots[order] = level_up(least[order], most[order], seen.slots)
+        rows, slots = seen.arrival, np.zeros_like(least)
+        slots[rows] = level_up(least[rows], most[rows], seen.slots)
         return elastic(seen, patience, order, slots)
 
 
@@ -211,7 +211,7 @@ class Fair:
         cap = level_up(of_user, most_of_user, seen.slots, part[:users])
         slots = np.zeros_like(least)
         for one in np.flatnonzero(most_of_user):
-            rows = order[claims.user[order] == one]
+            rows = seen.arrival[claims.user[seen.arrival] == one]
             slots[rows] = level_up(least[rows], most[rows], int(cap[one]))
         return elastic(seen, patience, order, slots)
 
@@ -234,13 +234,13 @@ def positive(rates: FloatArray) -> FloatArray:
 def by_gain(seen: PoolSeen, patience: Patience, order: IntArray, weight: FloatArray) -> Plan:
     """The least of each job in this order, then each slot to the largest gain in rate times weight."""
     least, most = beginning(seen, order)
-    slots = np.zeros_like(least)
-    slots[order] = waterline(
-        least[order],
-        most[order],
+    rows, slots = seen.arrival, np.zeros_like(least)
+    slots[rows] = waterline(
+        least[rows],
+        most[rows],
         seen.slots,
         gains=seen.curves.gains,
-        curve=seen.claims.curve[order],
-        weight=weight[order],
+        curve=seen.claims.curve[rows],
+        weight=weight[rows],
     )
     return elastic(seen, patience, order, slots)

@@ -120,19 +120,17 @@ class ElasticTiresias:
             return plan.slots
         least = np.where(begins, plan.gang, least)
         most = np.where(begins, plan.gang, plan.slots)
-        return self._filled(seen, order, least, most, relative=False)
+        return self._filled(seen, least, most, relative=False)
 
     def _expanded(self, seen: PoolSeen, plan: Plan) -> IntArray:
         most = np.where(
             seen.standing.fixed | (plan.slots == 0), plan.slots, np.maximum(seen.useful, plan.slots)
         )
-        return self._filled(seen, plan.order, plan.slots, most, relative=True)
+        return self._filled(seen, plan.slots, most, relative=True)
 
     @staticmethod
-    def _filled(
-        seen: PoolSeen, order: IntArray, least: IntArray, most: IntArray, *, relative: bool
-    ) -> IntArray:
-        rows = order[most[order] > 0]
+    def _filled(seen: PoolSeen, least: IntArray, most: IntArray, *, relative: bool) -> IntArray:
+        rows = seen.arrival[most[seen.arrival] > 0]
         curve = seen.claims.curve[rows]
         curves = seen.curves
         slots = np.zeros_like(least)

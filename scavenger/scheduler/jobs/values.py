@@ -216,6 +216,11 @@ class PoolSeen:
         lost = np.bincount(shares.job[~self.nodes.open[shares.node]], minlength=self.jobs) > 0
         return (self.held > 0) & ~lost
 
+    @cached_property
+    def arrival(self) -> IntArray:
+        """Rows in the order of submission: who has more of what cannot be parted evenly, whoever has slots now."""
+        return np.argsort(self.claims.submitted_s, kind="stable")
+
     @property
     def jobs(self) -> int:
         """How many there are."""

@@ -64,7 +64,7 @@ class Worth:
         need = needed(seen, claims.least)
         density = weight * seen.rate(need) / np.maximum(need, 1)
         order = ranked(seen, patience, -density * np.where(runs > 0, np.exp(bonus), 1.0))
-        fill = _Filling(seen, order, weight, bonus, runs)
+        fill = _Filling(seen, weight, bonus, runs)
 
         nothing = np.zeros_like(need)
         most = np.where(standing.fixed, need, np.where(need > 0, np.maximum(seen.useful, need), 0))
@@ -93,14 +93,13 @@ class Worth:
 @dataclass(frozen=True, slots=True)
 class _Filling:
     seen: PoolSeen
-    order: IntArray
     weight: FloatArray
     bonus: FloatArray
     runs: IntArray
 
     def slots(self, least: IntArray, most: IntArray) -> IntArray:
-        """`waterline` for the jobs in their order."""
-        rows = self.order
+        """`waterline` for all jobs."""
+        rows = self.seen.arrival
         given = np.zeros_like(least)
         given[rows] = waterline(
             least[rows],
