@@ -12,7 +12,8 @@ from properties import examples
 
 from scavenger.scheduler.jobs.allotting import Rules, allot, same, with_allotment
 from scavenger.scheduler.jobs.placing import Placement
-from scavenger.scheduler.jobs.values import PoolSeen, Shares
+from scavenger.scheduler.jobs.values import Claims, Curves, Nodes, PoolSeen, Shares, Standing
+from scavenger.scheduler.jobs.worth import Worth
 
 Ruled = tuple[str, Rules]
 
@@ -115,3 +116,32 @@ def test_the_order_in_which_jobs_are_listed_does_not_matter(
 
     assert same(here.shares, mapped)
     assert np.isclose(here.again_s, there.again_s) or here.again_s == there.again_s
+
+
+def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_costs() -> None:
+    """Of two like jobs one has a slot more; with costs it keeps it, and a job with a hundredth of the work takes it."""
+    curve = np.array([[0.0, 1.0, 1.9, 2.7, 3.4]])
+    ones, zeros = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+
+    def slots(left: tuple[float, float], change_s: float) -> list[int]:
+        seen = PoolSeen(
+            Nodes.of(5),
+            Claims(zeros, zeros, np.array([0.0, 1.0]), ones, ones, 4 * ones, zeros),
+            Standing(
+                level=zeros,
+                attained_slot_s=np.zeros(2),
+                waited_s=np.zeros(2),
+                ran_s=np.full(2, 100.0),
+                left=np.array(left),
+                left_log_sd=np.zeros(2),
+                change_s=np.full(2, change_s),
+                fixed=np.zeros(2, dtype=bool),
+            ),
+            Shares(np.array([0, 1]), zeros, np.array([2, 3])),
+            Curves(curve),
+        )
+        return allot(seen, Rules(Worth())).shares.by_job(2).tolist()
+
+    assert slots((900.0, 1000.0), 0.0) == [3, 2]
+    assert slots((900.0, 1000.0), 60.0) == [2, 3]
+    assert slots((9.0, 1000.0), 60.0) == [4, 1]

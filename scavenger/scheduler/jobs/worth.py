@@ -51,7 +51,7 @@ class Worth:
             the shortest job, and more than that with many slots; below 1, jobs that scale well count for more.
     """
 
-    exponent: float = 0.5
+    exponent: float = 0.25
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
