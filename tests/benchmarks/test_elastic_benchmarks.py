@@ -16,6 +16,8 @@ from benchmarks.peers import shapes
 from benchmarks.peers.running import installed, run_peers
 from scavenger.train.transport.messages import StepReport
 
+pytestmark = pytest.mark.slow
+
 
 def report(step_time_s: float, compute_s: dict[str, float]) -> StepReport:
     return StepReport(

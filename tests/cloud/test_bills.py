@@ -36,6 +36,8 @@ from scavenger.domain.vm import LaunchTemplate
 from scavenger.domain.vm_settings import AwsSettings, GcpSettings
 from scavenger.store import Store
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["aws", "server", "session", "started"]  # fixtures
 
 USD_PER_HOUR, EXTRAS = 3.0, VmExtras(0.36, 0.24)

@@ -28,6 +28,8 @@ from scavenger.errors import (
     ThrottledError,
 )
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = NOW.date()
 

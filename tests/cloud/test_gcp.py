@@ -23,6 +23,8 @@ from scavenger.domain.vm import VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.testing.provider_conformance import OWNER, ProviderConformance, make_request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ComputeServer]:

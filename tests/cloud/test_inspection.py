@@ -22,6 +22,8 @@ from scavenger.domain.vm import VmRequest
 from scavenger.errors import ConfigurationError, CredentialsError
 from scavenger.testing.provider_conformance import token_of
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["server", "session", "started"]
 
 AWS, GCP = Infra("aws", "us-east-1"), Infra("gcp", "us-central1")

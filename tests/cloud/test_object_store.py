@@ -26,6 +26,8 @@ from werkzeug.serving import make_server
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.files import check_location, open_files
 
+pytestmark = pytest.mark.slow
+
 
 class Role(MetadataServer):
     """EC2's metadata service of a VM with an instance profile."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 OUTSIDE = Path(__file__).parent / "outside"
 JOB = """\
 version: 1

@@ -27,6 +27,8 @@ from scavenger.models.job_model import JobModel
 from scavenger.store import Store
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
+pytestmark = pytest.mark.slow
+
 VM, PLACE = "c5.xlarge", "aws/us-east-1"
 EVEN = tuple(1.0 / vms for vms in range(1, 17))
 SMALL = ModelSize(1e6, 2, EVEN)

@@ -28,6 +28,8 @@ from scavenger.store import Store
 from scavenger.store.owner import this_process
 from tests.control import soak_runner
 
+pytestmark = pytest.mark.slow
+
 STEPS, ROUNDS_MAX = 2, 30
 GONE = 4_194_303
 

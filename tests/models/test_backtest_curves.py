@@ -12,6 +12,8 @@ from scavenger.control.search.tables import read_curves
 from scavenger.models.backtest import Skipped
 from scavenger.models.backtest_curves import OWN, CurveErrors, CurveResult, CurveRun, backtest_curves, pooled
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "curves" / "curves.csv"
 STEPS = np.arange(1.0, 101.0)
 

@@ -27,6 +27,8 @@ from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.files import Files, open_files
 from scavenger.train.engines.vm import messages as m
 
+pytestmark = pytest.mark.slow
+
 SIZES = st.sampled_from([0, 1, f.CHUNK_BYTES - 1, f.CHUNK_BYTES, f.CHUNK_BYTES + 1, 3 * f.CHUNK_BYTES + 7])
 
 
