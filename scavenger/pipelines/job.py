@@ -115,14 +115,7 @@ class Job:
             **dict(settings or {}),
         }
         if (script := _script_in(train)) is not None:
-            refused = {"run": run, "data": data, "params": params}
-            for key in (key for key, value in refused.items() if value is not None):
-                fix = (
-                    "it stands behind the script, as 'train.py --rate 0.1'"
-                    if key == "params"
-                    else "leave it out"
-                )
-                raise ConfigurationError(f"{key} does not go with a script, {script.path}; {fix}", key=key)
+            _refuse_beside_script(script, run=run, data=data, params=params)
             aims = {"max_epochs": goal} if isinstance(goal, int) else dict(goal or {})
             changes |= {"name": name, **{f"goal.{key}": value for key, value in aims.items()}}
             found = _job_of_script(script, named).with_settings(changes)
@@ -220,6 +213,17 @@ def _script_in(code: object) -> Script | None:
         path = str(code)
         return Script(path) if path.endswith(".py") else None
     return Script.find(code) if isinstance(code, str) else None
+
+
+def _refuse_beside_script(script: Script, **given: object) -> None:
+    """Refuse arguments that do not go with a script, with what to do instead.
+
+    Raises:
+        ConfigurationError: If one is given.
+    """
+    for key in (key for key, value in given.items() if value is not None):
+        fix = "it stands behind the script, as 'train.py --rate 0.1'" if key == "params" else "leave it out"
+        raise ConfigurationError(f"{key} does not go with a script, {script.path}; {fix}", key=key)
 
 
 def _job_of_script(script: Script, folder: Path) -> Job:
