@@ -21,6 +21,9 @@ from scavenger.scheduler.jobs.values import Claims, Curves
 TRACE_MAX_BYTES = 256 * 2**20
 """Size limit of a trace, some million jobs."""
 
+_TIME_MAX_S = 1e10
+"""Three centuries, or a time of day since 1970: with more, sums of times are no longer exact to a microsecond."""
+
 _COLUMNS = {
     "submitted": ("submitted_s", "submit_s", "submit_time", "time"),
     "lasts": ("duration_s", "duration"),
@@ -43,7 +46,7 @@ class Trace:
         lasts_s: With the slots that each asked for.
         user: Their names, or "" where the trace has none.
         model: Likewise.
-        dropped: Rows that were left out: without slots, or without a time.
+        dropped: Rows that were left out: without slots, or without a time that can be.
     """
 
     submitted_s: FloatArray
@@ -92,7 +95,7 @@ def read_trace(path: Path) -> Trace:
     submitted = np.array([number(cell) for cell in column("submitted")])
     lasts = np.array([number(cell) for cell in column("lasts")])
     slots = np.array([whole(cell) for cell in column("slots")], dtype=np.int64)
-    good = np.isfinite(submitted) & np.isfinite(lasts) & (lasts > 0.0) & (slots > 0)
+    good = (np.abs(submitted) < _TIME_MAX_S) & (lasts > 0.0) & (lasts < _TIME_MAX_S) & (slots > 0)
     if not good.any():
         raise ConfigurationError(f"{path}: no row has a time of submission, a duration and slots")
     order = np.flatnonzero(good)[np.argsort(submitted[good], kind="stable")]
