@@ -50,6 +50,8 @@ _USED, _SETTINGS, _OVERFLOW = (
 )
 _scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 """Those that were given to `Elastic`."""
+_PROBES, _PROBED = 16, 64
+"""Gradients that are watched by some of their elements, and about how many of each."""
 _ALIKE = 1e-9
 """Relative difference up to which a number counts as that of all workers: their mean is rounded."""
 
@@ -105,6 +107,10 @@ class Elastic:
         """Versions of the flat arrays after the last backward pass: whatever else writes to them makes another."""
         self._computed: set[int] = set()
         """Places of parameters whose gradients a backward pass has computed since the last step."""
+        self._probes: dict[int, Array] = {}
+        """By place, some elements of the largest gradients: a change by `.grad.data` makes no version."""
+        self._probed: dict[int, bytes] = {}
+        """What they were after the last backward pass."""
         self._changed = self._averaged = False
         self._hooked: set[int] = set()
         self._mean: tuple[tuple[int, ...], list[Any]] = ((), [])
@@ -158,6 +164,7 @@ class Elastic:
         """Begin to watch for changes of the gradients anew."""
         self._changed = self._averaged = False
         self._computed.clear()
+        self._probed.clear()
         self._seen = {dtype: flat._version for dtype, flat in self._flat.items()}
 
     def _receive(self, parameter: Any) -> None:
@@ -176,6 +183,8 @@ class Elastic:
             version += 1
         self._seen[dtype] = version
         self._computed.add(place)
+        if place in self._probes:
+            self._probed[place] = self._probes[place].tobytes()
 
     def _exchange(self, job: Job, *, private: bool) -> list[Any]:
         """For each parameter that is trained, its part of the mean; None if no worker has a gradient of it.
@@ -239,7 +248,8 @@ class Elastic:
         written = any(flat._version != self._seen[dtype] for dtype, flat in self._flat.items())
         now = ((self._trained[place].grad, self._own[place]) for place in self._computed)
         replaced = any(gradient is not None and gradient is not own for gradient, own in now)
-        if self._changed or written or replaced:
+        hidden = any(self._probes[place].tobytes() != before for place, before in self._probed.items())
+        if self._changed or written or replaced or hidden:
             raise TrainingCodeError(
                 "gradients were changed after backward(), when they were this worker's alone: call "
                 "elastic.average(job) first, then clip or change them, then elastic.step(job) (and "
@@ -302,6 +312,12 @@ class Elastic:
             flats = {dtype: torch.from_numpy(self._arrays[str(dtype)]) for dtype in flats}
         self._flat, self._mean, self._trained = flats, ((), []), trained
         self._own = _parts(trained, flats)
+        largest = sorted(range(len(trained)), key=lambda place: trained[place].numel())[-_PROBES:]
+        self._probes = {
+            place: own.numpy().reshape(-1)[:: max(1, own.numel() // _PROBED)]
+            for place, own in enumerate(self._own)
+            if place in largest
+        }
         self._places = {id(parameter): place for place, parameter in enumerate(trained)}
         for parameter, own, gradient in zip(trained, self._own, gradients, strict=True):
             if gradient is not None:

@@ -310,7 +310,12 @@ def _replace(model: Any) -> None:
     model[2].weight.grad = model[2].weight.grad * 0.5
 
 
-@pytest.mark.parametrize("change", [_clip, _replace])
+def _multiply_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_clip, _replace, _multiply_data])
 def test_gradients_that_are_changed_before_they_are_averaged_are_refused(
     change: Callable[[Any], None],
 ) -> None:
