@@ -57,11 +57,10 @@ def compute_wide(model: Any, epoch: int, rows: Any) -> None:
 
 
 def train_wide() -> None:
-    """Train until a third worker has joined, and to the end of that epoch."""
     model, optimizer, scheduler = build_wide()
     elastic = Elastic(model, optimizer, scheduler=scheduler)
     job = loop.init([SHARD] * SHARDS, state=elastic.state, load=elastic.load)
-    for epoch in job.epochs():
+    for epoch in job.epochs(2 * EPOCHS):
         for batch in job.batches(LOCAL_BATCH):
             elastic.zero_grad()
             begin = batch.shard * SHARD
@@ -71,8 +70,6 @@ def train_wide() -> None:
             elastic.step(job)
             scheduler.step()
             job.notify_batch_end()
-        if job.workers == 3:
-            return
 
 
 job = LoopJob(train)
