@@ -23,7 +23,9 @@ from scavenger.domain.vm_settings import SshHost, SshSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, GoneError, StockOutError
 
 UNREACHED_S = 60.0
-"""How long a host with a VM may be unreachable until the VM counts as gone."""
+"""How long a host with a VM may be unreachable until the VM counts as gone, while other hosts are reached."""
+NONE_REACHED_S = 300.0
+"""The same while no host is: this machine's network is probably cut, and agents wait for a leader as long."""
 _sizes: dict[tuple[str, str, SshHost], Mapping[str, Any]] = {}
 """What hosts have told of themselves, by the client's configuration, their names and settings; asked once a process."""
 
@@ -126,7 +128,8 @@ class SshProvider:
         name, token = self._parsed(instance_id)
         looked = self._look([name], needed=[name])
         if name not in looked:
-            reason = f"its host has not been reached for {UNREACHED_S:g} s"
+            silent_s = self._clock() - self._silent_since[name]
+            reason = f"its host has not been reached for {silent_s:.0f} s"
             return VmSeen(instance_id, "", zone, False, "gone", VmTags(token=token), reason=reason)
         for vm in looked[name]["vms"]:
             if vm["token"] == token:
@@ -211,15 +214,18 @@ class SshProvider:
         found, now, errors = connection.each(names, lambda name: self._ask(name, "look")), self._clock(), []
         for name, one in found.items():
             if isinstance(one, CloudUnavailableError):
-                silent_s = now - self._silent_since.setdefault(name, now)
-                if silent_s < UNREACHED_S and (name in needed or len(found) == 1):
-                    raise one
-                errors.append(one)
+                self._silent_since.setdefault(name, now)
                 continue
             self._silent_since.pop(name, None)
             (self._lived.add if any(vm["state"] != "gone" for vm in one["vms"]) else self._lived.discard)(
                 name
             )
+        limit_s = UNREACHED_S if self.hosts.keys() - self._silent_since else NONE_REACHED_S
+        for name, one in found.items():
+            if isinstance(one, CloudUnavailableError):
+                if now - self._silent_since[name] < limit_s and (name in needed or len(found) == 1):
+                    raise one
+                errors.append(one)
         if len(errors) == len(found) > 1:
             raise errors[0]
         return {name: one for name, one in found.items() if isinstance(one, dict)}
