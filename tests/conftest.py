@@ -23,9 +23,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).with_name("lean")), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# A shell's background job ignores Ctrl-C, and so would each command that a test starts and interrupts.
+# A shell's background job ignores Ctrl-C, and one by `nohup` a closed terminal; so would each command of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What is collected is compiled once, whatever the environment says of what tests write and import.
 _writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, False

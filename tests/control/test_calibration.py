@@ -41,7 +41,7 @@ def test_a_stored_model_knows_the_steps_of_a_run_on_a_configuration_that_was_not
     alike = {"beside": 1.5, "sync_s": 0.1, "kept": 1e6, "machine_log_sd": 0.0, "drift_log_sd": 0.0}
     truth = replace(Truth.drawn(random, long=True), **alike)
     few = {
-        "profile": {"steps": 10, "points": 2},
+        "profile": {"steps": 10, "points": 1},
         "elastic": {"policy": "fixed", "lr_scaling": "linear"},
     }
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:

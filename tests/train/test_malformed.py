@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
 from collections.abc import Iterator
@@ -63,6 +64,9 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(_values(inner[0]), _values(inner[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _fields(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return st.fixed_dictionaries({name: _values(hint) for name, hint in hints.items()})
     plain: dict[Any, st.SearchStrategy[Any]] = {
         int: st.sampled_from([-(1 << 63), -1, 0, 1, 2, 64, 1 << 40, (1 << 63) - 1]),
         float: st.floats(),

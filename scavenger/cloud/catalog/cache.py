@@ -91,6 +91,8 @@ def read_cache(path: Path) -> Stock:
 
 def _stock_of(file: _File) -> Stock:
     def price(told: _Price | None) -> Price | None:
+        if told is not None and told.usd <= 0:
+            raise ValueError(f"no cloud rents for {told.usd} dollars")
         return None if told is None else Price(told.usd, *file.sources[told.source])
 
     listings: dict[Place, dict[str, CatalogEntry]] = {}

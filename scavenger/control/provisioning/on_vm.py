@@ -22,7 +22,7 @@ from scavenger import logs
 from scavenger.cloud.boot.package import is_own
 from scavenger.cloud.identity import read_proof
 from scavenger.cloud.notices import watch
-from scavenger.domain.providers import capabilities_of
+from scavenger.domain.providers import capabilities_of, find_kind
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
@@ -55,6 +55,9 @@ def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
 
     Run in a thread of its own. Pods are told of their end by a signal with a grace period.
     """
+    if find_kind(provider) is None:  # of a package that is installed where the job is led
+        agent.warn(f"it will receive no preemption notices: there is no provider {provider!r} on this VM")
+        return
     if not capabilities_of(provider).metadata:
         return
     try:
