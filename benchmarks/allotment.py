@@ -14,7 +14,7 @@ from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.simulation import Workload, simulate
 from scavenger.scheduler.jobs.values import Claims, Curves, Nodes
 
-_CASES, _JOBS, _SLOTS = 100, (2, 3, 4), 8
+_CASES, _JOBS, _SLOTS = 1000, (2, 3, 4), 8
 _AIM, _WORST = 1.05, 1.15
 
 

@@ -21,6 +21,8 @@ from scavenger_cli.ui import console, render
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from scavenger.control.pools.traces import Trace
+
 SLOTS_MAX = 1_000_000
 _NODES = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 
@@ -105,13 +107,8 @@ def simulate_trace(
                 "policies": rows,
             }
         )
-        return 0
-    console.note(
-        f"{plural(len(found), 'job')} on {plural(len(pool.slots), 'node')} with {plural(slots, 'slot')}"
-    )
-    if found.dropped:
-        console.note(f"{plural(found.dropped, 'row')} left out: without a duration or slots")
-    _show(rows)
+    else:
+        _show(found, pool, rows)
     return 0
 
 
@@ -156,7 +153,11 @@ def figures(name: str, run: Run, slots: int) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _show(found: Trace, pool: Nodes, rows: list[dict[str, Any]]) -> None:
+    jobs, nodes = plural(len(found), "job"), plural(len(pool.slots), "node")
+    console.note(f"{jobs} on {nodes} with {plural(int(pool.slots.sum()), 'slot')}")
+    if found.dropped:
+        console.note(f"{plural(found.dropped, 'row')} left out: without a duration or slots")
     shown = render.table(
         ("policy", "left"),
         *((title, "right") for title in ("mean", "median", "95 %", "all", "slot hours", "changes")),
