@@ -135,15 +135,10 @@ class Job:
             "name": name or _name_of(entry if run is None else named.name),
             **({"train": entry} if run is None else {"run": run if isinstance(run, str) else dict(run)}),
             "goal": {"max_epochs": goal} if isinstance(goal, int) else dict(goal),
+            **({"params": _plain(dict(params))} if params else {}),
         }
         if data is not None:
-            data_place, document["data"] = _place_of(data, "data", named)
-            if data_place != place:
-                raise ConfigurationError(
-                    f"data is of {data_place}, and train of {place}; put both into one folder"
-                )
-        if params:
-            document["params"] = _plain(dict(params))
+            document["data"] = _entry_beside(data, place, named)
         spec = override_job(job_of(document), changes)
         self._set(spec, place / f"{spec.name}.yaml", is_file=False)
 
@@ -213,6 +208,18 @@ def _script_in(code: object) -> Script | None:
         path = str(code)
         return Script(path) if path.endswith(".py") else None
     return Script.find(code) if isinstance(code, str) else None
+
+
+def _entry_beside(data: Code, place: Path, folder: Path) -> str:
+    """The `module:function` of the function that reads the data, which stands where the one of the model does.
+
+    Raises:
+        ConfigurationError: If it stands elsewhere, or no other process can import it.
+    """
+    data_place, entry = _place_of(data, "data", folder)
+    if data_place != place:
+        raise ConfigurationError(f"data is of {data_place}, and train of {place}; put both into one folder")
+    return entry
 
 
 def _refuse_beside_script(script: Script, **given: object) -> None:

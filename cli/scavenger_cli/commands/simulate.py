@@ -76,10 +76,7 @@ def simulate_trace(
 
     pool = _nodes(nodes)
     names = list(dict.fromkeys(policies or POLICIES))
-    if unknown := [name for name in names if name not in POLICIES]:
-        raise ConfigurationError(f"there is no policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
-    if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
-        raise ConfigurationError(f"--plot {plot}: name a file that ends in .svg, .png or .pdf")
+    _check(names, plot)
     found = read_trace(trace)
     jobs = workload(
         found,
@@ -110,6 +107,13 @@ def simulate_trace(
     else:
         _show(found, pool, rows)
     return 0
+
+
+def _check(names: list[str], plot: Path | None) -> None:
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise ConfigurationError(f"there is no policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
+    if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigurationError(f"--plot {plot}: name a file that ends in .svg, .png or .pdf")
 
 
 def _run(name: str, jobs: Workload, pool: Nodes) -> Run:
