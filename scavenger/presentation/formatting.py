@@ -23,6 +23,8 @@ _PAIRS = (
     (_DAY, "d", _HOUR, "h", math.inf),
 )
 """Units of long durations: a large one, a small one, and below how many of the large one they are used."""
+_LEAST = 1e-4
+"""Ends of ranges below it, in their unit, are rounded outwards to 0 and to it."""
 PLACES_MAX = 9
 """Most places after the point of a sum of money."""
 _ESCAPES = re.compile(
@@ -113,7 +115,11 @@ def _range_in(of: tuple[float, str], low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
     unit, name = of
-    first, second = quantity(_down(low / unit), 2), quantity(_up(high / unit), 2)
+    low, high = low / unit, high / unit
+    # a column has one unit, in which its least values would be written with exponents
+    if 0.0 < high < _LEAST:
+        high = _LEAST
+    first, second = quantity(_down(low) if low >= _LEAST else 0.0, 2), quantity(_up(high), 2)
     return f"{first if first == second else f'{first}-{second}'} {name}"
 
 
