@@ -149,8 +149,10 @@ def staying(
         return choice
     saved_s, saved_usd = weighed.saved_s + switch.time_s, weighed.saved_usd + switch.cost_usd
     effect = Relocation(choice.configuration, saved_s, saved_usd, "").effect
-    pause = f"pauses training for {rounded(switch.time_s, 2)} s" if switch.time_s else "starts more workers"
-    reason = f"the job is there: a change to {choice.configuration} {pause}, which is not worth that {effect}"
+    takes = f"a pause of {rounded(switch.time_s, 2)} s" if switch.time_s else "the start of more workers"
+    reason = (
+        f"the job is there: a change to {choice.configuration} takes {takes}, more than it brings: {effect}"
+    )
     return replace(choice, point=curve[here], reason=reason)
 
 

@@ -198,7 +198,8 @@ class SshLab:
         for name in self.hosts:
             found += [f"{name}: process {pid}" for vm in self.vms(name) for pid in _processes(vm["token"])]
             found += [f"{name}: held"] if self.host(name).look()["held"] else []
-            found += [str(path) for path in (self.folder / name).glob("scavenger-*/work/*")]
+            homes = (self.folder / name).glob("scavenger-*")
+            found += [str(path) for home in homes for path in (home / "work").glob("*")]
         return found
 
 

@@ -59,7 +59,7 @@ def test_a_program_that_starts_slowly_is_not_started_again_for_less_than_its_sta
 
     assert found.configuration == curve[1].configuration
     assert found.reason.endswith(
-        "pauses training for 28 s, which is not worth that it saves 2.2 s and $0.1 of what is left"
+        "takes a pause of 28 s, more than it brings: it saves 2.2 s and $0.1 of what is left"
     )
     assert stays(curve, "time", 1, SwitchCost(2.0, 0.0)).configuration == curve[0].configuration
 
