@@ -165,11 +165,11 @@ def why_not_together(world: int, workers: int, global_batch_size: int, *, of_loc
             "model; leave the rendezvous to the job: torchrun without --standalone, --nnodes and --rdzv options"
         )
     if world > workers and of_local:
-        trained = world * math.ceil(global_batch_size / workers)
+        trained, on = world * math.ceil(global_batch_size / workers), f"{workers} worker{'s' * (workers > 1)}"
         return (
-            f"run: the program has {world} processes on {workers} workers (WORLD_SIZE={world}), and each trains "
-            f"{{local_batch_size}}: {trained} samples a step instead of {global_batch_size}. Start one on each worker, "
-            "as by torchrun --nproc-per-node 1, or have them divide {global_batch_size} by WORLD_SIZE"
+            f"run: the program has {world} processes on {on} (WORLD_SIZE={world}), and each trains "
+            f"{{local_batch_size}}: {trained} samples a step instead of {global_batch_size}. Start one on a worker, as "
+            "by torchrun --nproc-per-node 1, or have them divide {global_batch_size} by WORLD_SIZE"
         )
     return ""
 
