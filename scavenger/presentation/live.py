@@ -243,7 +243,7 @@ def _facts(now: JobNow) -> list[tuple[str, str, Style]]:
     """Rows as name, words and style, the most important first."""
     found: list[tuple[str, str, Style]] = []
     if now.share is not None and math.isfinite(now.share):
-        found.append(("done", f"{100.0 * min(max(now.share, 0.0), 1.0):.0f} %", ""))
+        found.append(("done", f"{100.0 * min(max(0.0, now.share), 1.0):.0f} %", ""))
     found += [("time", _time(now), ""), ("cost", _cost(now.usd), "")]
     found += [(name, words, "") for name, words in _limit(now.usd)]
     if (at := now.progress) is None:

@@ -75,6 +75,7 @@ JOBS = st.builds(
 
 @given(JOBS, st.integers(1, 300), st.integers(1, 100), st.booleans())
 @example(JobNow(), 1, 1, True)
+@example(JobNow(share=-0.0), 40, 9, False)
 def test_whatever_is_known_it_fits_and_holds_no_negative_time_or_money_and_no_nan(
     now: JobNow, columns: int, most: int, plain: bool
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_host_is_held_while_a_process_of_its_vm_lives_whichever_is_killed(lab:
     os.kill(vm["keeper"], signal.SIGKILL)
     os.kill(parent, signal.SIGKILL)
 
-    assert _processes(token) == [child]
+    assert eventually(lambda: _processes(token) == [child])
     with pytest.raises(StockOutError, match="all 2 hosts 2cpu-4gib are in use"):
         world.provider.launch(make_request(world, 3))
     world.provider.terminate(seen[0].instance_id, seen[0].zone)
