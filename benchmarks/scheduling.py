@@ -25,7 +25,7 @@ from scavenger.scheduler.jobs.placing import Placement
 from scavenger.scheduler.jobs.policies import Fifo, Policy, Srtf
 from scavenger.scheduler.jobs.simulation import Run, simulate
 from scavenger.scheduler.jobs.tiresias import ElasticTiresias, Tiresias
-from scavenger.scheduler.jobs.values import Curves, Nodes, PoolSeen
+from scavenger.scheduler.jobs.values import Curves, Nodes, Plan, PoolSeen
 from scavenger.scheduler.jobs.worth import Worth
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -80,10 +80,10 @@ def a100_curves() -> NamedCurves:
 class _TheirTimes(Tiresias):
     """Looks for used quanta when the published simulator does: it takes GPU-seconds for seconds there."""
 
-    def again_s(self, seen: PoolSeen, slots: IntArray, level: IntArray) -> float:
-        """See `Tiresias.again_s`."""
+    def leaves_s(self, seen: PoolSeen, plan: Plan, slots: IntArray) -> float:
+        """See `Tiresias.leaves_s`."""
         asked = np.maximum(seen.claims.asked, 1)
-        bounds = np.append(self.quanta_slot_s, np.inf)[level]
+        bounds = np.append(self.quanta_slot_s, np.inf)[plan.level]
         looks: FloatArray = np.where(
             slots > 0, np.ceil((bounds - seen.standing.attained_slot_s / asked) / asked), np.inf
         )

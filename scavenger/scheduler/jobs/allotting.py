@@ -9,7 +9,7 @@ import numpy as np
 
 from scavenger.scheduler.jobs.placing import Placement, place
 from scavenger.scheduler.jobs.policies import Patience, Policy
-from scavenger.scheduler.jobs.values import Allotment, PoolSeen, Shares
+from scavenger.scheduler.jobs.values import Allotment, Plan, PoolSeen, Shares
 
 _ROUNDS = 8
 """How often a policy is asked at most, before what it said is taken as it is."""
@@ -44,13 +44,24 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
         plan = rules.policy.plan(now, rules.patience)
         shares = place(now, plan, rules.placement)
         promoted |= plan.promoted
-        slots = shares.by_job(seen.jobs)
-        as_planned = np.array_equal(slots, plan.slots) and not np.any((now.held > 0) & (slots == 0))
-        if as_planned or same(shares, now.shares):
+        if _settled(plan, shares, now):
             break
-        now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, plan.again_s, seen.number))
+        now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, inf, seen.number))
+    slots = shares.by_job(seen.jobs)
     number = seen.number + (not same(shares, seen.shares))
-    return Allotment(shares, plan.level, promoted, plan.again_s, number)
+    return Allotment(
+        shares, plan.level, promoted, rules.policy.again_s(now, rules.patience, plan, slots), number
+    )
+
+
+def _settled(plan: Plan, shares: Shares, seen: PoolSeen) -> bool:
+    """Whether the policy would say the same of a pool in which everybody has these shares."""
+    slots = shares.by_job(seen.jobs)
+    if np.array_equal(slots, plan.slots):
+        return True
+    if not plan.by_number and np.array_equal(slots > 0, plan.slots > 0):
+        return True
+    return same(shares, seen.shares)
 
 
 def with_allotment(seen: PoolSeen, allotment: Allotment) -> PoolSeen:
@@ -78,8 +89,12 @@ def same(one: Shares, other: Shares) -> bool:
         return True
     if len(one.job) != len(other.job):
         return False
-    first, second = (np.lexsort((shares.node, shares.job)) for shares in (one, other))
-    return all(
-        bool(np.array_equal(getattr(one, name)[first], getattr(other, name)[second]))
-        for name in ("job", "node", "slots")
+    if len(one.job) == 0:
+        return True
+    # a number for each job and node
+    nodes = 1 + int(max(one.node.max(), other.node.max()))
+    first, second = one.job * nodes + one.node, other.job * nodes + other.node
+    here, there = np.argsort(first), np.argsort(second)
+    return bool(
+        np.array_equal(first[here], second[there]) and np.array_equal(one.slots[here], other.slots[there])
     )

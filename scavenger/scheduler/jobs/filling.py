@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 
-_HALVINGS = 12
-"""Of the interval in which the gain of the last slot lies, before the slots left are sorted."""
+_SORTED = 512
+"""So few slots are sorted to find those that bring most; of more, the line is guessed first."""
+
+_GUESSES = 24
+"""Of the line, before all slots left are sorted."""
+
+_ROUNDING = 1e-7
+"""Logarithms that differ by less are on the same side of a line."""
 
 _STRIDE = 4000.0
 """Between the lists of two curves; logarithms of gains and weights stay below a quarter of it."""
@@ -53,11 +60,12 @@ def level_up(least: IntArray, most: IntArray, slots: int, weight: FloatArray | N
     """
     if most.sum() <= slots:
         return most.copy()
-    weights = np.ones(len(least)) if weight is None else weight
-    low, high = 0.0, float((most / weights).max()) + 1.0
+    if weight is None:
+        return level_groups(least, most, np.array([slots]), np.zeros(len(least), dtype=np.int64))
+    low, high = 0.0, float((most / weight).max()) + 1.0
 
     def at(level: float) -> IntArray:
-        return np.clip(np.floor(weights * level + 1e-9).astype(np.int64), least, most)
+        return np.clip(np.floor(weight * level + 1e-9).astype(np.int64), least, most)
 
     while high - low > 1e-6:
         middle = 0.5 * (low + high)
@@ -68,9 +76,33 @@ def level_up(least: IntArray, most: IntArray, slots: int, weight: FloatArray | N
     given = at(low)
     idle = slots - int(given.sum())
     if idle > 0:
-        behind = np.where(given < most, (given + 1) / weights, np.inf)
+        behind = np.where(given < most, (given + 1) / weight, np.inf)
         for row in np.argsort(behind, kind="stable")[:idle]:
             given[row] += int(given[row] < most[row])
+    return given
+
+
+def level_groups(least: IntArray, most: IntArray, slots: IntArray, group: IntArray) -> IntArray:
+    """Even parts within groups: of each group the level is the highest that its slots allow.
+
+    Args:
+        least: Of each row; of a group together no more than its slots.
+        slots: Of each group.
+        group: Of each row.
+    """
+    groups = len(slots)
+    low, high = np.zeros(groups, dtype=np.int64), np.full(groups, int(most.max(initial=0)) + 1)
+    # integers: a level between two of them gives nobody more than the lower one
+    while np.any(high - low > 1):
+        middle = (low + high) // 2
+        fits = np.bincount(group, np.clip(middle[group], least, most), groups) <= slots
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    given: IntArray = np.clip(low[group], least, most)
+    idle = slots - np.bincount(group, given, groups).astype(np.int64)
+    next_up = np.flatnonzero((given == low[group]) & (given < most))
+    next_up = next_up[np.argsort(group[next_up], kind="stable")]
+    of = group[next_up]
+    given[next_up[np.arange(len(of)) - np.searchsorted(of, of) < idle[of]]] += 1
     return given
 
 
@@ -141,43 +173,75 @@ def waterline(
     idle = slots - begin
     if int(top.sum()) - begin <= idle:
         return top
-    if idle <= 0:
-        return least.copy()
-    log_weight = np.log(weight)
-
-    gained = gains.reach(curve, log_weight)
-    stays = None if held is None or log_bonus is None else gains.reach(curve, log_weight + log_bonus)
-
-    def at(log_line: float) -> IntArray:
-        reached = gained(log_line)
-        if stays is not None and held is not None:
-            reached = np.maximum(reached, np.minimum(stays(log_line), held))
-        return np.asarray(np.minimum(np.maximum(reached, least), top))
-
-    more = top > least
-    last = np.maximum(top - 1, 0)
-    low = float((log_weight + gains.log_gain(curve, last))[more].min()) - 1e-9  # all of them lie above
-    first = np.minimum(least, gains.table.shape[1] - 1)
-    high = float((log_weight + gains.log_gain(curve, first))[more].max()) + 1e-9  # none does
-    if log_bonus is not None:
-        high += float(log_bonus[more].max())
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        if int(at(middle).sum()) - begin <= idle:
-            high = middle
-        else:
-            low = middle
-    given = at(high)
-    between = at(low) - given
-    idle -= int(given.sum()) - begin
+    given = least.copy()
     if idle <= 0:
         return given
-    # what lies between both lines, slot by slot: the greatest gains first
-    owner = np.repeat(np.arange(len(given)), between)
-    step = np.arange(len(owner)) - np.repeat(np.cumsum(between) - between, between) + given[owner]
-    value = log_weight[owner] + gains.log_gain(curve[owner], step)
-    if held is not None and log_bonus is not None:
-        value += np.where(step < held[owner], log_bonus[owner], 0.0)
-    taken = np.argsort(-value, kind="stable")[:idle]
-    more_still: IntArray = np.bincount(owner[taken], minlength=len(given))
-    return given + more_still
+    rows = np.flatnonzero(top > least)
+    steps = _Steps(gains, curve[rows], np.log(weight[rows]))
+    if held is not None and log_bonus is not None and log_bonus[rows].any():
+        steps = replace(steps, held=held[rows], log_bonus=log_bonus[rows])
+    given[rows] = steps.best(least[rows], top[rows], idle)
+    return given
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The slots of rows one after the other, and what each brings."""
+
+    gains: Gains
+    curve: IntArray
+    log_weight: FloatArray
+    held: IntArray | None = None
+    log_bonus: FloatArray | None = None
+
+    def best(self, given: IntArray, top: IntArray, idle: int) -> IntArray:
+        """Of all steps from `given` to `top` the `idle` best; there are more.
+
+        The line lies between the greatest and the least value of all rows at the same part of their ways from `given`
+        to `top`. A guess between these leaves few steps on one side.
+        """
+        between = top - given
+        count = int(between.sum())
+        at = self._reach(given, top)
+        for _ in range(_GUESSES):
+            if count <= _SORTED:
+                break
+            middle = given + (between * (idle / count)).astype(np.int64)
+            inside = between > 0
+            values = self._value(slice(None), middle)[inside]
+            half = len(values) // 2
+            reached = at(float(np.partition(values, half)[half]) - _ROUNDING)
+            more = int(reached.sum() - given.sum())
+            if more in (0, count):
+                break
+            if more <= idle:
+                given, idle = reached, idle - more
+            else:
+                top = reached
+            between = top - given
+            count = int(between.sum())
+            if idle == 0:
+                return given
+        owner = np.repeat(np.arange(len(given)), between)
+        step = np.arange(len(owner)) - np.repeat(np.cumsum(between) - between, between) + given[owner]
+        taken = np.argsort(-self._value(owner, step), kind="stable")[:idle]
+        more_still: IntArray = np.bincount(owner[taken], minlength=len(given))
+        return given + more_still
+
+    def _value(self, row: IntArray | slice, step: IntArray) -> FloatArray:
+        """Logarithm of what a slot brings; of a step at the end of its row, that of the last."""
+        gains, curve = self.gains, self.curve[row]
+        value = self.log_weight[row] + gains.log_gain(curve, np.minimum(step, gains.table.shape[1] - 1))
+        if self.held is not None and self.log_bonus is not None:
+            value += np.where(step < self.held[row], self.log_bonus[row], 0.0)
+        return value
+
+    def _reach(self, least: IntArray, top: IntArray) -> Callable[[float], IntArray]:
+        """For a line: how many slots of each row are above it, from `least` to `top`."""
+        gained = self.gains.reach(self.curve, self.log_weight)
+        if self.held is None or self.log_bonus is None:
+            return lambda line: np.minimum(np.maximum(gained(line), least), top)
+        held, stays = self.held, self.gains.reach(self.curve, self.log_weight + self.log_bonus)
+        return lambda line: np.minimum(
+            np.maximum(np.maximum(gained(line), np.minimum(stays(line), held)), least), top
+        )

@@ -1,13 +1,14 @@
 """Which nodes the slots of a plan are on.
 
 A job of `K` slots lies on at most `ceil(K / m)` nodes, where `m` is the slots of the largest node. Whose number of
-slots stays the same stays where it is. The others are placed in the order of the plan: where they have slots already,
-else on the node where they fit best. One that fits nowhere takes the place of jobs that come later in that order, which
-are placed anew; and if that does not help, the slots go to others.
+slots stays the same stays where it is; whoever shall have fewer gives them up. The others take their turn in the order
+of the plan: where they are, else on the node where they fit best. One without slots that fits nowhere takes the place
+of jobs that come later in that order, which are placed anew; and if that does not help, the slots go to others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Literal
@@ -20,6 +21,9 @@ from scavenger.scheduler.jobs.values import Plan, PoolSeen, Shares
 Fit = Literal["best", "roomiest"]
 Part = dict[int, int]
 """Slots of one job by node."""
+
+_PASSES = 4
+"""So often at most those who fell short try again, because others have moved since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,134 +41,219 @@ class Placement:
 
 def place(seen: PoolSeen, plan: Plan, how: Placement) -> Shares:
     """The shares of a plan; a job that fits no nodes has fewer slots than planned, or none."""
-    shares = seen.shares
-    stays = (plan.slots == seen.held) & seen.runs
-    changes = plan.order[(plan.slots > 0)[plan.order] & ~stays[plan.order]]
+    shares, held = seen.shares, seen.held
+    stays = (plan.slots == held) & seen.runs
+    changes = (plan.slots > 0) & ~stays
+    nodes = np.flatnonzero(seen.nodes.room)
+    if len(nodes) == 1:
+        if not changes.any() and np.array_equal(plan.slots, held):
+            return shares
+        jobs = np.flatnonzero(plan.slots)
+        return Shares(jobs, np.full(len(jobs), nodes[0]), plan.slots[jobs])
     kept = stays[shares.job]
-    if not len(changes):
+    if not changes.any():
         return shares if kept.all() else Shares(shares.job[kept], shares.node[kept], shares.slots[kept])
-    return _Placing(seen, plan, how, stays, kept).shares(changes)
+    return _Placing(seen, plan, how, kept).shares(np.flatnonzero(changes))
+
+
+class _Room:
+    """Slots that are free, by node, and the nodes of each room as the bits of a number."""
+
+    def __init__(self, free: list[int], fit: Fit) -> None:
+        self.free = free
+        self.largest = max(free, default=0)
+        self._best = fit == "best"
+        self._nodes = [0] * (self.largest + 1)
+        for node, slots in enumerate(free):
+            self._nodes[slots] |= 1 << node
+
+    def add(self, node: int, slots: int) -> None:
+        """So many more are free; fewer if below 0."""
+        before = self.free[node]
+        after = self.free[node] = before + slots
+        if after >= len(self._nodes):
+            self._nodes += [0] * (after + 1 - len(self._nodes))
+        self._nodes[before] ^= 1 << node
+        self._nodes[after] |= 1 << node
+
+    def one(self, slots: int, without: Part | None = None) -> int | None:
+        """A node with so much room."""
+        others = -1
+        for node in without or ():
+            others ^= 1 << node
+        nodes, end = self._nodes, len(self._nodes)
+        for room in range(slots, end) if self._best else range(end - 1, slots - 1, -1):
+            if fits := nodes[room] & others:
+                return (fits & -fits).bit_length() - 1
+        return None
+
+    def roomiest(self) -> Iterator[int]:
+        """Nodes with any room, those with most of it first."""
+        for room in range(len(self._nodes) - 1, 0, -1):
+            fits = self._nodes[room]
+            while fits:
+                low = fits & -fits
+                yield low.bit_length() - 1
+                fits ^= low
+
+    def most(self, count: int) -> int:
+        """Slots on that many nodes."""
+        nodes = self.roomiest()
+        return sum(self.free[node] for node, _ in zip(nodes, range(count), strict=False))
 
 
 class _Placing:
     """One `place`: what is free changes with each job."""
 
-    def __init__(self, seen: PoolSeen, plan: Plan, how: Placement, stays: BoolArray, kept: BoolArray) -> None:
-        self._seen, self._plan, self._how, self._stays = seen, plan, how, stays
-        room = seen.nodes.room
-        shares = seen.shares
-        self._kept = Shares(shares.job[kept], shares.node[kept], shares.slots[kept])
-        self._free = room - np.bincount(self._kept.node, self._kept.slots, len(room)).astype(np.int64)
+    def __init__(self, seen: PoolSeen, plan: Plan, how: Placement, kept: BoolArray) -> None:
+        self._seen, self._plan, self._how = seen, plan, how
+        room, shares = seen.nodes.room, seen.shares
+        self._kept = kept
         self._largest = max(1, int(room.max(initial=1)))
+        self._position = np.empty(seen.jobs, dtype=np.int64)
+        self._position[plan.order] = np.arange(seen.jobs)
         self._placed: dict[int, Part] = {}
-        self._position: IntArray | None = None
+        moved = np.flatnonzero(~kept & ((plan.slots > 0) & seen.runs)[shares.job])
+        for job, node, slots in zip(
+            shares.job[moved].tolist(), shares.node[moved].tolist(), shares.slots[moved].tolist(), strict=True
+        ):
+            self._placed.setdefault(job, {})[node] = slots
+        free = room - np.bincount(shares.node[kept], shares.slots[kept], len(room)).astype(np.int64)
+        left = free.tolist()
+        for job, part in list(self._placed.items()):
+            self._placed[job] = part = _reduced(part, int(plan.slots[job]), self._largest)
+            if sum(part.values()) < plan.gang[job]:
+                del self._placed[job]
+                continue
+            for node, slots in part.items():
+                left[node] -= slots
+        self._room = _Room(left, how.fit)
 
     def shares(self, changes: IntArray) -> Shares:
         plan = self._plan
-        queue = [(at, int(job)) for at, job in enumerate(changes.tolist())]
-        if self._how.displace:
-            self._position = np.empty(self._seen.jobs, dtype=np.int64)
-            self._position[plan.order] = np.arange(self._seen.jobs)
-            queue = [(int(self._position[job]), job) for _, job in queue]
-        heapify(queue)
-        failed = closed = False
-        while queue:
-            at, job = heappop(queue)
-            if closed and self._seen.held[job] == 0:
-                continue
-            part = self._part(job, int(plan.slots[job]))
-            if part is None and self._position is not None:
-                part = self._displacing(job, at, queue)
-            if part is None:
-                failed = True
-                closed = closed or bool(plan.keeps[job])
-            else:
-                self._take(job, part)
-        if failed and not closed:
+        wanted, positions = plan.slots[changes].tolist(), self._position[changes].tolist()
+        queue = [
+            (at, job)
+            for at, job, slots in zip(positions, changes.tolist(), wanted, strict=True)
+            if job not in self._placed or sum(self._placed[job].values()) < slots
+        ]
+        closed = False
+        for _ in range(_PASSES):
+            heapify(queue)
+            short, moved = list[tuple[int, int]](), False
+            while queue:
+                at, job = heappop(queue)
+                had = job in self._placed
+                if closed and not had and self._seen.held[job] == 0:
+                    continue
+                if self._turn(job, at, queue):
+                    moved = True
+                if job not in self._placed:
+                    closed = closed or bool(plan.keeps[job])
+                    short.append((at, job))
+                elif sum(self._placed[job].values()) < plan.slots[job]:
+                    short.append((at, job))
+            queue = short
+            if not (queue and moved):
+                break
+        if queue and not closed:
             self._others()
-        if (plan.most > plan.slots).any():
-            self._grow()
+        self._grow()
         return self._all()
 
-    def _take(self, job: int, part: Part) -> None:
-        self._placed[job] = part
-        for node, slots in part.items():
-            self._free[node] -= slots
+    def _turn(self, job: int, at: int, queue: list[tuple[int, int]]) -> bool:
+        """The slots planned for a job, or as many as there are; whether it has more now."""
+        slots, part = int(self._plan.slots[job]), self._placed.get(job)
+        if part is None:
+            part = self._part(slots, int(self._plan.gang[job]), self._held(job))
+            if part is None and self._how.displace:
+                part = self._displacing(job, at, queue)
+            if part is None:
+                return False
+            self._take(job, part)
+            return True
+        had = sum(part.values())
+        if slots <= self._largest and len(part) == 1:
+            ((node, _),) = part.items()
+            room = had + self._room.free[node]
+            if room >= slots or self._room.one(room + 1) is None:
+                if room > had:
+                    self._take(job, {node: min(slots, room) - had})
+                return room > had
+        self._leave(job)
+        found = self._part(slots, had + 1, part)
+        self._take(job, found or part)
+        return found is not None
 
-    def _part(self, job: int, slots: int) -> Part | None:
-        """Nodes for so many slots, or for as many as there are if the job can do with fewer."""
-        held = {
-            node: count
-            for node, count in (self._seen.shares.of(job) if self._seen.held[job] else {}).items()
-            if self._seen.nodes.open[node]
+    def _take(self, job: int, part: Part) -> None:
+        mine = self._placed.setdefault(job, {})
+        for node, slots in part.items():
+            mine[node] = mine.get(node, 0) + slots
+            self._room.add(node, -slots)
+
+    def _leave(self, job: int) -> None:
+        for node, slots in self._placed.pop(job).items():
+            self._room.add(node, slots)
+
+    def _held(self, job: int) -> Part:
+        """What a job held that is placed anew."""
+        if not self._seen.held[job]:
+            return {}
+        return {
+            node: slots for node, slots in self._seen.shares.of(job).items() if self._seen.nodes.open[node]
         }
-        least = int(self._plan.gang[job])
+
+    def _part(self, slots: int, least: int, held: Part) -> Part | None:
+        """Nodes for so many slots, or for as many as there are, down to `least`."""
         for count in range(-(-slots // self._largest), 0, -1):
             part = self._on(count, slots, held)
             if part is not None:
                 return part
-            if slots > least:
-                # fewer slots: as many as that number of nodes has
-                most = int(np.sort(self._free)[::-1][:count].sum())
-                fewer = min(slots, most)
-                if fewer >= least and -(-fewer // self._largest) == count:
-                    return self._on(count, fewer, held)
-                slots = max(least, min(slots, (count - 1) * self._largest))
-            else:
+            if slots <= least:
                 return None
+            # fewer slots: as many as that number of nodes has
+            fewer = min(slots, self._room.most(count))
+            if fewer >= least and -(-fewer // self._largest) == count:
+                return self._on(count, fewer, held)
+            slots = max(least, min(slots, (count - 1) * self._largest))
         return None
 
     def _on(self, count: int, slots: int, held: Part) -> Part | None:
-        """So many slots on at most so many nodes."""
-        free = self._free
+        """So many slots on at most so many nodes, those that it has first."""
+        free = self._room.free
         if count == 1:
             for node in held:
                 if free[node] >= slots:
                     return {node: slots}
-            return self._one(slots)
+            one = self._room.one(slots)
+            return None if one is None else {one: slots}
         if held:
-            own = sorted(held, key=lambda node: (-min(held[node], int(free[node])), node))
-            for keep in (own[:count], []):
-                part = self._several(count, slots, keep)
-                if part is not None:
-                    return part
-            return None
+            own = sorted(held, key=lambda node: (-min(held[node], free[node]), node))
+            part = self._several(count, slots, own[:count])
+            if part is not None:
+                return part
         return self._several(count, slots, [])
-
-    def _one(self, slots: int, without: Part | None = None) -> Part | None:
-        free = self._free
-        fits = np.flatnonzero(free >= slots)
-        if without:
-            fits = np.array([node for node in fits.tolist() if node not in without], dtype=np.int64)
-        if not len(fits):
-            return None
-        room = free[fits]
-        best = int(fits[int(room.argmin() if self._how.fit == "best" else room.argmax())])
-        return {best: slots}
 
     def _several(self, count: int, slots: int, first: list[int]) -> Part | None:
         """These nodes first, then the roomiest; the last part of it goes where it fits best."""
-        free, part, rest = self._free, dict[int, int](), slots
-        roomiest = np.argsort(-free, kind="stable")[: count + len(first)].tolist()
-        for node in [*first, *(node for node in roomiest if node not in first)]:
-            if rest == 0 or len(part) == count:
-                break
-            if len(part) == count - 1 and (last := self._one(rest, part)) is not None:
-                return {**part, **last}
-            taken = min(rest, int(free[node]))
+        free, part, rest = self._room.free, dict[int, int](), slots
+        for node in _chained(first, self._room.roomiest()):
+            if len(part) == count - 1 and (last := self._room.one(rest, part)) is not None:
+                return {**part, last: rest}
+            taken = min(rest, free[node])
             if taken > 0:
                 part[node] = taken
                 rest -= taken
+            if rest == 0 or len(part) == count:
+                break
         return part if rest == 0 else None
 
     def _displacing(self, job: int, at: int, queue: list[tuple[int, int]]) -> Part | None:
         """Nodes for the least of a job in place of jobs that come later: where fewest slots have to move."""
-        assert self._position is not None
-        slots = int(self._plan.gang[job])
-        later = self._position[self._kept.job] > at
-        movable = self._free + np.bincount(
-            self._kept.node[later], self._kept.slots[later], len(self._free)
-        ).astype(np.int64)
+        slots, shares = int(self._plan.gang[job]), self._seen.shares
+        later = self._kept & (self._position > at)[shares.job]
+        free = np.array(self._room.free)
+        movable = free + np.bincount(shares.node[later], shares.slots[later], len(free)).astype(np.int64)
         for other, part in self._placed.items():
             if self._position[other] > at:
                 for node, count in part.items():
@@ -173,7 +262,7 @@ class _Placing:
         if int(np.sort(movable)[::-1][:count].sum()) < slots:
             return None
         chosen, rest = list[int](), slots
-        while rest > 0:
+        while rest > 0 and len(chosen) < count:
             want = min(rest, self._largest)
             fits = movable >= want
             fits[chosen] = False
@@ -181,91 +270,100 @@ class _Placing:
                 want = int(np.delete(movable, chosen).max())
                 fits = movable >= want
                 fits[chosen] = False
-            node = int(np.argmax(np.where(fits, self._free, -1)))
+            node = int(np.argmax(np.where(fits, self._room.free, -1)))
             chosen.append(node)
             rest -= want
             self._empty(node, want, at, queue)
-            if len(chosen) == count and rest > 0:
-                return self._part(job, slots)  # unequal nodes: whatever has become free
-        return self._part(job, slots)
+        return self._part(slots, slots, {})
 
     def _empty(self, node: int, slots: int, at: int, queue: list[tuple[int, int]]) -> None:
         """Take jobs that come later off a node, the last first, until so many slots are free."""
-        assert self._position is not None
-        there = [
-            (int(self._position[job]), int(job)) for job in self._kept.job[self._kept.node == node].tolist()
-        ]
-        there += [(int(self._position[job]), job) for job, part in self._placed.items() if node in part]
-        for position, job in sorted(there, reverse=True):
-            if position <= at or self._free[node] >= slots:
+        shares = self._seen.shares
+        there = shares.job[self._kept & (shares.node == node)].tolist()
+        there += [job for job, part in self._placed.items() if node in part]
+        for position, job in sorted(((int(self._position[job]), job) for job in there), reverse=True):
+            if position <= at or self._room.free[node] >= slots:
                 return
-            part = self._placed.pop(job, None)
-            if part is None:
-                mine = self._kept.job == job
-                part = dict(zip(self._kept.node[mine].tolist(), self._kept.slots[mine].tolist(), strict=True))
-                self._kept = Shares(self._kept.job[~mine], self._kept.node[~mine], self._kept.slots[~mine])
-            for where, count in part.items():
-                self._free[where] += count
+            self._give_up(job)
+            self._leave(job)
             heappush(queue, (position, job))
+
+    def _give_up(self, job: int) -> None:
+        """A job that stays where it is does so no longer."""
+        if job not in self._placed:
+            shares = self._seen.shares
+            mine = np.flatnonzero(shares.job == job)
+            self._kept[mine] = False
+            self._placed[job] = dict(
+                zip(shares.node[mine].tolist(), shares.slots[mine].tolist(), strict=True)
+            )
 
     def _others(self) -> None:
         """Slots that are idle because others fit nowhere go to jobs that have none, in their order."""
-        plan = self._plan
-        has = np.zeros(self._seen.jobs, dtype=bool)
-        has[self._kept.job] = True
-        has[list(self._placed)] = True
-        order = plan.order[~has[plan.order] & (plan.gang[plan.order] > 0)]
-        need = plan.gang[order]
-        too_many = np.iinfo(np.int64).max
-        while len(order):
-            fits = (need <= int(self._free.sum())) & (need < too_many)
-            order, need = order[fits], need[fits]
-            if not len(order):
-                return
-            job, slots = int(order[0]), int(need[0])
-            part = self._part(job, slots)
+        plan, room = self._plan, self._room
+        idle = sum(room.free)
+        wants = (plan.gang > 0) & (plan.gang <= idle)
+        wants[self._seen.shares.job[self._kept]] = False
+        wants[list(self._placed)] = False
+        order = plan.order[wants[plan.order]]
+        too_many = idle + 1
+        for job, slots in zip(order.tolist(), plan.gang[order].tolist(), strict=True):
+            if slots >= too_many:
+                continue
+            part = self._part(slots, slots, self._held(job))
             if part is None:
                 too_many = slots
             else:
                 self._take(job, part)
-            order, need = order[1:], need[1:]
+                idle -= slots
+                too_many = min(too_many, idle + 1)
+            if too_many <= 1:
+                return
 
     def _grow(self) -> None:
-        """Slots that are still idle go to jobs that lie on the same node and can take more, in their order."""
-        plan = self._plan
-        total = self._kept.by_job(self._seen.jobs)
-        for job, part in self._placed.items():
-            total[job] = sum(part.values())
-        for node in np.flatnonzero(self._free > 0).tolist():
-            there = set(self._kept.job[self._kept.node == node].tolist())
-            there |= {job for job, part in self._placed.items() if node in part}
-            wants = [job for job in there if 0 < total[job] < plan.most[job]]
-            for job in sorted(wants, key=lambda job: int(np.flatnonzero(plan.order == job)[0])):
-                more = min(int(self._free[node]), int(plan.most[job] - total[job]))
-                if more <= 0:
-                    continue
-                if job not in self._placed:
-                    mine = self._kept.job == job
-                    self._placed[job] = dict(
-                        zip(self._kept.node[mine].tolist(), self._kept.slots[mine].tolist(), strict=True)
-                    )
-                    self._kept = Shares(
-                        self._kept.job[~mine], self._kept.node[~mine], self._kept.slots[~mine]
-                    )
-                self._placed[job][node] += more
-                total[job] += more
-                self._free[node] -= more
+        """Slots that are still idle go to jobs that lie on the same node and can take more, first come first served."""
+        plan, shares, room = self._plan, self._seen.shares, self._room
+        if not sum(room.free) or not (plan.most > plan.slots).any():
+            return
+        idle = np.array(room.free) > 0
+        wants = (plan.most > plan.slots)[shares.job] & idle[shares.node] & self._kept
+        there = list(zip(shares.job[wants].tolist(), shares.node[wants].tolist(), strict=True))
+        there += [(job, node) for job, part in self._placed.items() for node in part if room.free[node]]
+        submitted, most = self._seen.claims.submitted_s, plan.most
+        for _, job, node in sorted((float(submitted[job]), job, node) for job, node in there):
+            total = sum(self._placed[job].values()) if job in self._placed else int(plan.slots[job])
+            more = min(room.free[node], int(most[job]) - total)
+            if more > 0:
+                self._give_up(job)
+                self._take(job, {node: more})
 
     def _all(self) -> Shares:
-        if not self._placed:
-            return self._kept
-        rows = [
-            (job, node, slots) for job, part in self._placed.items() for node, slots in sorted(part.items())
-        ]
-        job, node, slots = np.array(rows, dtype=np.int64).T
-        kept = self._kept
+        shares, kept = self._seen.shares, self._kept
+        rows = [(job, node, slots) for job, part in self._placed.items() for node, slots in part.items()]
+        placed = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return Shares(
-            np.concatenate([kept.job, job]),
-            np.concatenate([kept.node, node]),
-            np.concatenate([kept.slots, slots]),
+            np.concatenate([shares.job[kept], placed[:, 0]]),
+            np.concatenate([shares.node[kept], placed[:, 1]]),
+            np.concatenate([shares.slots[kept], placed[:, 2]]),
         )
+
+
+def _reduced(part: Part, slots: int, largest: int) -> Part:
+    """At most so many of these slots, on no more nodes than so many may lie on: small parts are given up first."""
+    rest, kept = slots, dict[int, int]()
+    if len(part) == 1:
+        return {node: min(slots, count) for node, count in part.items()}
+    count = -(-slots // largest)
+    for node, there in sorted(part.items(), key=lambda item: (-item[1], item[0])):
+        if rest == 0 or len(kept) == count:
+            break
+        kept[node] = min(rest, there)
+        rest -= kept[node]
+    # with what is left it may lie on fewer
+    have = slots - rest
+    return kept if -(-have // largest) >= len(kept) else _reduced(kept, have, largest)
+
+
+def _chained(first: list[int], rest: Iterator[int]) -> Iterator[int]:
+    yield from first
+    yield from (node for node in rest if node not in first)

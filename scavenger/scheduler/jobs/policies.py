@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
-from scavenger.scheduler.jobs.filling import admit, level_up, waterline
+from scavenger.scheduler.jobs.filling import admit, level_groups, level_up, waterline
 from scavenger.scheduler.jobs.values import Plan, PoolSeen
 
 
@@ -45,6 +45,24 @@ class Policy(Protocol):
         what they hold. The same comes out whoever holds what the plan says already.
         """
 
+    def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
+        """Seconds after which it would say something else if nothing happened, and each job had so many slots.
+
+        Args:
+            seen: What the plan was made of.
+            plan: The last one.
+        """
+
+
+class Patient:
+    """A policy that says something else only if an event happens, or a job has waited for too long."""
+
+    __slots__ = ()
+
+    def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
+        """See `Policy.again_s`."""
+        return patience_ends(seen, patience, slots)
+
 
 def raised(seen: PoolSeen, patience: Patience) -> BoolArray:
     """Who has waited for too long, and has not yet had his turn."""
@@ -62,7 +80,7 @@ def ranked(seen: PoolSeen, patience: Patience, *keys: NDArray[np.generic]) -> In
     """
     claims, standing = seen.claims, seen.standing
     columns: list[NDArray[np.generic]] = [claims.submitted_s, *reversed(keys)]
-    if np.ptp(claims.priority):
+    if (claims.priority != claims.priority[:1]).any():
         columns.append(-claims.priority)
     if patience.starved_s < inf:
         starved = raised(seen, patience)
@@ -77,7 +95,8 @@ def patience_ends(seen: PoolSeen, patience: Patience, slots: IntArray) -> float:
     if patience.starved_s == inf:
         return inf
     standing = seen.standing
-    waits = np.where(slots > 0, inf, patience.starved_s - standing.waited_s)
+    waited_s = np.where(seen.held > 0, 0.0, standing.waited_s)
+    waits = np.where(slots > 0, inf, patience.starved_s - waited_s)
     turns = np.where(raised(seen, patience) & (slots > 0), patience.turn_s - standing.ran_s, inf)
     return soonest(waits, turns)
 
@@ -93,7 +112,7 @@ def needed(seen: PoolSeen, need: IntArray) -> IntArray:
     return np.where(fixed, seen.held, need) if fixed.any() else need
 
 
-def rigid(seen: PoolSeen, patience: Patience, order: IntArray, keeps: BoolArray | None = None) -> Plan:
+def rigid(seen: PoolSeen, order: IntArray, keeps: BoolArray | None = None) -> Plan:
     """Each job has what it asked for, or nothing."""
     need = needed(seen, seen.claims.asked)
     slots = np.where(admit(order, need, seen.slots, keeps), need, 0)
@@ -106,11 +125,10 @@ def rigid(seen: PoolSeen, patience: Patience, order: IntArray, keeps: BoolArray 
         keeps=nobody if keeps is None else keeps,
         level=seen.standing.level,
         promoted=nobody,
-        again_s=patience_ends(seen, patience, slots),
     )
 
 
-def elastic(seen: PoolSeen, patience: Patience, order: IntArray, slots: IntArray) -> Plan:
+def elastic(seen: PoolSeen, order: IntArray, slots: IntArray) -> Plan:
     """A plan in which jobs may have from their least to what is of use to them."""
     fixed = seen.standing.fixed
     return Plan(
@@ -121,7 +139,6 @@ def elastic(seen: PoolSeen, patience: Patience, order: IntArray, slots: IntArray
         keeps=np.zeros(seen.jobs, dtype=bool),
         level=seen.standing.level,
         promoted=np.zeros(seen.jobs, dtype=bool),
-        again_s=patience_ends(seen, patience, slots),
     )
 
 
@@ -139,23 +156,21 @@ def beginning(seen: PoolSeen, order: IntArray) -> tuple[IntArray, IntArray]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fifo:
+class Fifo(Patient):
     """In the order of arrival; nobody overtakes a job that waits, and none that runs is stopped."""
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
-        return rigid(
-            seen, patience, ranked(seen, patience, ~seen.runs), seen.standing.waited_s < patience.kept_s
-        )
+        return rigid(seen, ranked(seen, patience, ~seen.runs), seen.standing.waited_s < patience.kept_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Srtf:
+class Srtf(Patient):
     """What a job still needs, in slot-seconds with what it asked for: the least goes first."""
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
-        return rigid(seen, patience, ranked(seen, patience, slot_seconds_left(seen)))
+        return rigid(seen, ranked(seen, patience, slot_seconds_left(seen)))
 
 
 def slot_seconds_left(seen: PoolSeen) -> FloatArray:
@@ -167,7 +182,7 @@ def slot_seconds_left(seen: PoolSeen) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Even:
+class Even(Patient):
     """Even parts of the pool, within least and most; whoever was there first, where they do not suffice for all."""
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
@@ -176,11 +191,11 @@ class Even:
         least, most = beginning(seen, order)
         rows, slots = seen.arrival, np.zeros_like(least)
         slots[rows] = level_up(least[rows], most[rows], seen.slots)
-        return elastic(seen, patience, order, slots)
+        return elastic(seen, order, slots)
 
 
 @dataclass(frozen=True, slots=True)
-class Fair:
+class Fair(Patient):
     """The next slot to the user who has least for his share, and there to the job that was there first.
 
     Attributes:
@@ -208,22 +223,20 @@ class Fair:
         least, most = beginning(seen, order)
         of_user = np.bincount(claims.user, least, users).astype(np.int64)
         most_of_user = np.bincount(claims.user, most, users).astype(np.int64)
-        cap = level_up(of_user, most_of_user, seen.slots, part[:users])
-        slots = np.zeros_like(least)
-        for one in np.flatnonzero(most_of_user):
-            rows = seen.arrival[claims.user[seen.arrival] == one]
-            slots[rows] = level_up(least[rows], most[rows], int(cap[one]))
-        return elastic(seen, patience, order, slots)
+        cap = level_up(of_user, most_of_user, seen.slots, part[:users] if self.parts else None)
+        rows, slots = seen.arrival, np.zeros_like(least)
+        slots[rows] = level_groups(least[rows], most[rows], cap, claims.user[rows])
+        return elastic(seen, order, slots)
 
 
 @dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(Patient):
     """Each slot to where it adds most to the sum of speeds; the speed of a job is 1 with its least."""
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
         order = ranked(seen, patience, ~seen.runs)
-        return by_gain(seen, patience, order, 1.0 / positive(seen.rate(np.maximum(seen.claims.least, 1))))
+        return by_gain(seen, order, 1.0 / positive(seen.rate(np.maximum(seen.claims.least, 1))))
 
 
 def positive(rates: FloatArray) -> FloatArray:
@@ -231,7 +244,7 @@ def positive(rates: FloatArray) -> FloatArray:
     return np.where(rates > 0.0, rates, 1.0)
 
 
-def by_gain(seen: PoolSeen, patience: Patience, order: IntArray, weight: FloatArray) -> Plan:
+def by_gain(seen: PoolSeen, order: IntArray, weight: FloatArray) -> Plan:
     """The least of each job in this order, then each slot to the largest gain in rate times weight."""
     least, most = beginning(seen, order)
     rows, slots = seen.arrival, np.zeros_like(least)
@@ -243,4 +256,4 @@ def by_gain(seen: PoolSeen, patience: Patience, order: IntArray, weight: FloatAr
         curve=seen.claims.curve[rows],
         weight=weight[rows],
     )
-    return elastic(seen, patience, order, slots)
+    return elastic(seen, order, slots)

@@ -14,7 +14,7 @@ import numpy as np
 
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.filling import admit, waterline
-from scavenger.scheduler.jobs.policies import Patience, positive, ranked, rigid, soonest
+from scavenger.scheduler.jobs.policies import Patience, patience_ends, positive, ranked, rigid, soonest
 from scavenger.scheduler.jobs.values import Plan, PoolSeen
 
 _ROUNDING = 1e-9
@@ -42,9 +42,12 @@ class Tiresias:
         held, standing = seen.held, seen.standing
         stays = seen.runs & (level <= standing.level)
         since = np.where(held > 0, 0.0, -standing.waited_s)
-        plan = rigid(seen, patience, ranked(seen, patience, level * 2 + ~stays, since))
-        again_s = min(plan.again_s, self.again_s(seen, plan.slots, level))
-        return replace(plan, level=level, promoted=promoted, again_s=again_s)
+        plan = rigid(seen, ranked(seen, patience, level * 2 + ~stays, since))
+        return replace(plan, level=level, promoted=promoted)
+
+    def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
+        """See `Policy.again_s`."""
+        return min(patience_ends(seen, patience, slots), self.leaves_s(seen, plan, slots))
 
     def levels(self, seen: PoolSeen) -> tuple[IntArray, np.ndarray]:
         """The queue of each job, and who goes back to the first one."""
@@ -53,26 +56,24 @@ class Tiresias:
         level = np.searchsorted(quanta * (1.0 - _ROUNDING), standing.attained_slot_s, side="right")
         if self.promote == inf:
             return level, np.zeros(seen.jobs, dtype=bool)
-        promoted = (level > 0) & (self._promoted_in_s(seen) <= 0.0)
+        promoted = (level > 0) & (seen.held == 0) & (self._promoted_in_s(seen) <= 0.0)
         return np.where(promoted, 0, level), promoted
 
     def _promoted_in_s(self, seen: PoolSeen) -> FloatArray:
-        """Seconds until each job has waited for long enough; infinite for those with slots."""
+        """Seconds until each job has waited for long enough, if it waits from now on."""
         standing = seen.standing
         served_s = standing.attained_slot_s / np.maximum(seen.claims.asked, 1)
-        due_s = self.promote * served_s * (1.0 - _ROUNDING) - standing.waited_s
-        return np.where(seen.held > 0, inf, due_s)
+        return self.promote * served_s * (1.0 - _ROUNDING) - np.where(seen.held > 0, 0.0, standing.waited_s)
 
-    def again_s(self, seen: PoolSeen, slots: IntArray, level: IntArray) -> float:
+    def leaves_s(self, seen: PoolSeen, plan: Plan, slots: IntArray) -> float:
         """Seconds until a job leaves its queue, if each has so many slots from now on."""
-        bounds = np.append(self.quanta_slot_s, inf)[level]
+        has = np.flatnonzero(slots)
+        attained = np.where(plan.promoted, 0.0, seen.standing.attained_slot_s)[has]
         # one that stops being progress of a queue at once has been counted: a look too early changes nothing
-        leaves = np.divide(
-            bounds - seen.standing.attained_slot_s, slots, out=np.full(seen.jobs, inf), where=slots > 0
-        )
+        leaves = (np.append(self.quanta_slot_s, inf)[plan.level[has]] - attained) / slots[has]
         if self.promote == inf:
             return soonest(leaves)
-        goes_back = np.where((level > 0) & (slots == 0), self._promoted_in_s(seen), inf)
+        goes_back = np.where((plan.level > 0) & (slots == 0), self._promoted_in_s(seen), inf)
         return soonest(leaves, goes_back)
 
 
@@ -105,9 +106,12 @@ class ElasticTiresias:
             slots = self._expanded(seen, plan)
         if slots is plan.slots:
             return plan
-        again_s = min(plan.again_s, self.ladder.again_s(seen, slots, plan.level))
         most = np.maximum(slots, np.where(claims.most > claims.asked, plan.most, 0))
-        return replace(plan, slots=slots, most=most, again_s=again_s)
+        return replace(plan, slots=slots, most=most)
+
+    def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
+        """See `Policy.again_s`."""
+        return self.ladder.again_s(seen, patience, plan, slots)
 
     def _compacted(self, seen: PoolSeen, plan: Plan) -> IntArray:
         claims, order = seen.claims, plan.order

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 
 import numpy as np
 
@@ -128,7 +127,7 @@ class Claims:
     curve: IntArray
 
     def __post_init__(self) -> None:
-        if np.any(self.least > self.asked) or np.any(self.asked > self.most) or np.any(self.least < 0):
+        if ((self.least > self.asked) | (self.asked > self.most) | (self.least < 0)).any():
             raise ValueError("0 <= least <= asked <= most")
 
 
@@ -256,7 +255,8 @@ class Plan:
         keeps: Whether no job behind this one begins while no nodes fit it.
         level: The queue of each job.
         promoted: Whose `attained_slot_s` begins at 0 again.
-        again_s: Seconds after which the policy would say something else if nothing happened.
+        by_number: Whether the policy would say something else if a job had another number of slots, and not only if
+            other jobs had any.
     """
 
     slots: IntArray
@@ -266,7 +266,7 @@ class Plan:
     keeps: BoolArray
     level: IntArray
     promoted: BoolArray
-    again_s: float = inf
+    by_number: bool = False
 
 
 @dataclass(frozen=True, slots=True)

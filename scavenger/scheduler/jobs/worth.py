@@ -7,7 +7,7 @@ References:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.filling import admit, waterline
 from scavenger.scheduler.jobs.policies import (
     Patience,
+    Patient,
     by_gain,
     elastic,
     needed,
@@ -29,18 +30,18 @@ _SHORTEST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Goodput:
+class Goodput(Patient):
     """Each slot to the largest gain in speed, relative to the speed with an even part of the pool [1]_."""
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
         part = np.clip(seen.slots // max(seen.jobs, 1), np.maximum(seen.claims.least, 1), None)
         weight = 1.0 / positive(seen.rate(np.minimum(part, seen.useful)))
-        return by_gain(seen, patience, ranked(seen, patience, ~seen.runs), weight)
+        return by_gain(seen, ranked(seen, patience, ~seen.runs), weight)
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class Worth(Patient):
     """Each slot to where it shortens what is left most, as all jobs' hours are worth the same.
 
     A job's first slots compete, too: one with much to do may wait for those that are soon done. A slot that a job
@@ -80,7 +81,7 @@ class Worth:
             if others.any():
                 begins |= others
                 slots = fill.slots(np.where(others, need, slots), np.where(begins, most, 0))
-        return elastic(seen, patience, order, slots)
+        return replace(elastic(seen, order, slots), by_number=bool(bonus.any()))
 
     @staticmethod
     def _stays(seen: PoolSeen, runs: IntArray, left: FloatArray) -> FloatArray:
