@@ -18,6 +18,17 @@ DOCUMENT = sa.JSON(none_as_null=True)
 
 def upgrade() -> None:
     op.create_table(
+        "allotments",
+        sa.Column("installation", sa.Text(), nullable=False),
+        sa.Column("uid", WHOLE, nullable=False),
+        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("number", WHOLE, nullable=False),
+        sa.Column("at", MOMENT, nullable=False),
+        sa.Column("document", DOCUMENT, nullable=False),
+        sa.CheckConstraint("number > 0", name=op.f("ck_allotments_number")),
+        sa.PrimaryKeyConstraint("installation", "uid", "pool", "number", name=op.f("pk_allotments")),
+    )
+    op.create_table(
         "answers",
         sa.Column("user", sa.Text(), nullable=False),
         sa.Column("key", sa.Text(), nullable=False),
@@ -217,6 +228,7 @@ def upgrade() -> None:
         sa.Column("submitted_at", MOMENT, nullable=False),
         sa.Column("started_at", MOMENT, nullable=True),
         sa.Column("ended_at", MOMENT, nullable=True),
+        sa.Column("standing", DOCUMENT, nullable=True),
         sa.CheckConstraint(
             "(ended_at IS NULL) = (state IN ('queued', 'running'))", name=op.f("ck_submissions_ended")
         ),

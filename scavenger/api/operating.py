@@ -26,6 +26,7 @@ from scavenger.domain.operation import (
     ScaleOut,
     ScaleTo,
     StopJob,
+    TakeShare,
 )
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.errors import ConfigurationError, NotSupportedError
@@ -139,7 +140,7 @@ def request(source: Source, job_id: str, operation: Operation) -> OperationAnswe
             if isinstance(answer, OperationAnswer):
                 return answer
             raise ConfigurationError(f"job {job_id[:8]} had not begun: it was withdrawn from the queue")
-        case ProfileRange():
+        case ProfileRange() | TakeShare():
             if isinstance(source, Remote):
                 raise NotSupportedError("the server takes no such operation; ask on its own machine")
             return _asked(source, job_id, operation)

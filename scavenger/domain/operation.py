@@ -108,12 +108,31 @@ class StopJob:
     def __post_init__(self) -> None:
         if not isinstance(self.save, bool):
             raise ValueError(f"save must be true or false, not {self.save!r}")
-        text = self.reason
-        if not isinstance(text, str) or len(text) > REASON_MAX or not re.fullmatch(REASON_PATTERN, text):
-            raise ValueError(f"a reason is one line of at most {REASON_MAX} characters")
+        _check_reason(self.reason)
 
 
-Operation = ScaleTo | ScaleOut | ScaleIn | ScaleAggregators | Migrate | ProfileRange | StopJob
+@dataclass(frozen=True, slots=True)
+class TakeShare:
+    """Train with as many workers as the job has slots in its pool; its server asks for this, and no user.
+
+    Without any, the job saves, ends all its processes, and waits in the queue at its old place.
+
+    Attributes:
+        allotment: Number of the allotment that says so; a job refuses an older one than it has had.
+        reason: As of `StopJob`.
+    """
+
+    slots: int
+    allotment: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _at_least(0, self.slots, "slots")
+        _at_least(1, self.allotment, "allotment")
+        _check_reason(self.reason)
+
+
+Operation = ScaleTo | ScaleOut | ScaleIn | ScaleAggregators | Migrate | ProfileRange | StopJob | TakeShare
 
 _KINDS: dict[str, type[Operation]] = {
     "scale_to": ScaleTo,
@@ -123,6 +142,7 @@ _KINDS: dict[str, type[Operation]] = {
     "migrate": Migrate,
     "profile_range": ProfileRange,
     "stop": StopJob,
+    "take_share": TakeShare,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -144,13 +164,17 @@ def describe(operation: Operation) -> str:
             return f"profile {least} to {_count(most)}, {steps} steps each"
         case StopJob(save=save):
             return "stop" if save else "stop without saving"
+        case TakeShare(0):
+            return "pause"
+        case TakeShare(slots):
+            return f"take its share of {_count(slots)}"
 
 
 def operation_document(operation: Operation) -> dict[str, Any]:
     """Convert an operation to JSON types; `operation_from_document` reads it back."""
     values = {field.name: getattr(operation, field.name) for field in fields(operation)}
-    if isinstance(operation, StopJob) and not operation.reason:
-        del values["reason"]  # as it was before there were any
+    if isinstance(operation, StopJob | TakeShare) and not operation.reason:
+        del values["reason"]
     return {
         "kind": _NAMES[type(operation)],
         **{name: list(value) if isinstance(value, tuple) else value for name, value in values.items()},
@@ -187,6 +211,11 @@ def _count(workers: int) -> str:
 def _at_least(least: int, value: object, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{what} must be a whole number of at least {least}, not {value!r}")
+
+
+def _check_reason(text: object) -> None:
+    if not isinstance(text, str) or len(text) > REASON_MAX or not re.fullmatch(REASON_PATTERN, text):
+        raise ValueError(f"a reason is one line of at most {REASON_MAX} characters")
 
 
 def _check_workers(names: object, what: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from scavenger.domain.capabilities import Capabilities
+from scavenger.domain.pool import POOL
 from scavenger.domain.vm_settings import (
     AwsSettings,
     CloudSettings,
@@ -94,7 +95,8 @@ class ProviderKind:
     @property
     def short(self) -> str:
         """How `infra` is written in short, such as `aws/REGION`."""
-        return self.name if self.here or not self.region else f"{self.name}/REGION"
+        location = "REGION" if self.capabilities.rents else "NAME"
+        return self.name if self.here or not self.region else f"{self.name}/{location}"
 
     @property
     def words(self) -> str:
@@ -117,6 +119,9 @@ class ProviderKind:
 
 BUILT_IN = (
     ProviderKind(LOCAL, capabilities=Capabilities(rents=False)),
+    ProviderKind(
+        POOL, capabilities=Capabilities(rents=False), region=r"[a-z][a-z0-9-]{0,30}", examples=("gpu",)
+    ),
     ProviderKind(
         "aws",
         "scavenger.cloud.aws.adapter:ADAPTER",

@@ -24,6 +24,7 @@ from scavenger.domain.forms import (
     text_form,
 )
 from scavenger.domain.notify_settings import Webhook
+from scavenger.domain.pool_settings import PoolName, PoolSettings
 from scavenger.domain.service_settings import ServiceSettings
 from scavenger.domain.vm import VmSettings
 
@@ -452,6 +453,7 @@ class Settings(FrozenModel):
 
     service: ServiceSettings = Field(default=ServiceSettings(), description="Limits of `scavenger serve`.")
     notify: dict[_Name, Webhook] = Field(default={}, description="Receivers of notifications, by name.")
+    pool: dict[PoolName, PoolSettings] = Field(default={}, description="Pools of this machine, by name.")
 
 
 def overridden(settings: CloudSettings, by: CloudSettings | None) -> CloudSettings:

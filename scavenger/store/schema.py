@@ -314,6 +314,7 @@ class SubmissionRow(Base):
     submitted_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
+    standing: Mapped[dict[str, Any] | None]
 
 
 class LedgerRow(Base):

@@ -43,6 +43,20 @@ class ServerRow(Base):
     heartbeat_at: Mapped[datetime]
 
 
+class AllotmentRow(Base):
+    """See `scavenger.domain.pool.PoolAllotment`; a pool is one installation's and account's."""
+
+    __tablename__ = "allotments"
+    __table_args__ = (*positive("number"),)
+
+    installation: Mapped[str] = mapped_column(primary_key=True)
+    uid: Mapped[int] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    document: Mapped[dict[str, Any]]
+
+
 class UserRow(Base):
     """See `scavenger.domain.access.User`."""
 

@@ -22,6 +22,7 @@ from scavenger.store.migrate import revision_of, upgrade
 from scavenger.store.models import ModelsPart
 from scavenger.store.notifications import NotificationsPart
 from scavenger.store.operations import OperationsPart
+from scavenger.store.pools import PoolsPart
 from scavenger.store.progress import ProgressPart
 from scavenger.store.quarantine import QuarantinePart
 from scavenger.store.schema import REVISION
@@ -50,6 +51,7 @@ class Store(
     NotificationsPart,
     CountsPart,
     QuarantinePart,
+    PoolsPart,
 ):
     """Jobs, their operations and measurements, submissions, models, finished runs and VMs, in one SQL database.
 

@@ -338,6 +338,16 @@ class SubmissionsPart(Part):
         """
         return self._leave(fence, job_id, "queued", reason)
 
+    def pause_submission(self, fence: Fence, job_id: str, reason: str) -> bool:
+        """Put a submission that has given its slots back into the queue, at its old place; its lease is released.
+
+        Its last start counts neither as fruitless nor as a fault.
+
+        Returns:
+            False if the lease is another's, or the submission is not open.
+        """
+        return self._leave(fence, job_id, "queued", reason, paused=True)
+
     def end_submission(self, fence: Fence | None, job_id: str, reason: str) -> bool:
         """Record that a submission needs no runner any more, and release its lease.
 
@@ -352,7 +362,15 @@ class SubmissionsPart(Part):
         """
         return self._leave(fence, job_id, "ended", reason)
 
-    def _leave(self, fence: Fence | None, job_id: str, state: SubmissionState, reason: str) -> bool:
+    def _leave(
+        self,
+        fence: Fence | None,
+        job_id: str,
+        state: SubmissionState,
+        reason: str,
+        *,
+        paused: bool = False,
+    ) -> bool:
         with self._database.writing() as session:
             lease = None if fence is None else held_lease(session, fence)
             row = session.scalar(select(SubmissionRow).where(SubmissionRow.id == job_id))
@@ -364,7 +382,7 @@ class SubmissionsPart(Part):
                 lease.holder = ""
             if state == "queued":
                 row.state, row.reason = state, reason
-                row.fruitless, row.faults = max(0, row.fruitless - 1), (row.faults or 0) + 1
+                row.fruitless, row.faults = max(0, row.fruitless - 1), (row.faults or 0) + (not paused)
             else:
                 _end(row, state, reason, self._clock())
             return True

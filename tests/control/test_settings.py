@@ -78,7 +78,7 @@ def test_every_setting_reaches_the_launch() -> None:
             "[kubernetes.pools.big]\nlabels = {pool = 'big'}\nusd = 1.0\nusd_per_hour = 1.0\n",
             "config.toml:3:1: unknown key 'usd' in kubernetes.pools.big",
         ),
-        ("[azure]\n", "config.toml:1:2: unknown key 'azure'; known are service, notify, aws, gcp"),
+        ("[azure]\n", "config.toml:1:2: unknown key 'azure'; known are service, notify, pool, aws, gcp"),
         (
             "[aws]\nsubnets = [\n 'subnet-0a1b2c3d',\n 'x']",
             "config.toml:2:1: aws.subnets[1] must be the id of a subnet such as 'subnet-0a1b2c3d', not 'x'",

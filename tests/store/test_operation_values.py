@@ -17,6 +17,7 @@ from scavenger.domain.operation import (
     ScaleOut,
     ScaleTo,
     StopJob,
+    TakeShare,
     describe,
     operation_document,
     operation_from_document,
@@ -37,6 +38,7 @@ operations = st.one_of(
         st.integers(3, 99),
     ),
     st.builds(StopJob, st.booleans()),
+    st.builds(TakeShare, st.integers(0, 99), counts, st.sampled_from(("", "urgent goes first"))),
 )
 
 

@@ -19,6 +19,7 @@ from scavenger.domain.operation import (
     ScaleOut,
     ScaleTo,
     StopJob,
+    TakeShare,
     describe,
 )
 from scavenger.errors import ScavengerError
@@ -47,9 +48,12 @@ class OperationHandler:
         measured: Receives each measurement of a profile.
         policy: `elastic.policy`, which may change the size after an operation has.
         folder: Of the job, for `knock`; None if nobody knocks.
+        pool: The pool that alone decides on the job's size; empty if the job is in none.
+        pause: Ends the job so that it waits in the queue, given the reason.
 
     Attributes:
         refusing: Why operations on the job's size are refused now; empty if they are accepted.
+        obeyed: Number of the newest allotment of its pool that the job has answered.
     """
 
     def __init__(
@@ -64,11 +68,14 @@ class OperationHandler:
         measured: Callable[[Measurement], None],
         policy: str = "fixed",
         folder: Path | None = None,
+        pool: str = "",
+        pause: Callable[[str], None] = lambda reason: None,
+        obeyed: int = 0,
     ) -> None:
         self._store, self._job_id, self._keep = store, job_id, keep
         self._min, self._max = workers
         self._batch, self._stop, self._measured = batch, stop, measured
-        self._policy = policy
+        self._policy, self._pool, self._pause, self.obeyed = policy, pool, pause, obeyed
         self._taken: OperationRecord | None = None
         self._looking = False
         self._asked = None if folder is None else folder / ASKED
@@ -78,7 +85,9 @@ class OperationHandler:
     @property
     def waiting(self) -> bool:
         """Whether an operation is waiting to be carried out."""
-        return self._taken is not None and not isinstance(self._taken.operation, StopJob)
+        return (
+            self._taken is not None and not isinstance(self._taken.operation, StopJob) and not self._pausing
+        )
 
     def heard(self) -> bool:
         """Look for an operation if somebody has knocked; returns whether one is waiting."""
@@ -103,8 +112,30 @@ class OperationHandler:
             # answered with the job's end: until then it saves, and is paid for
             asked = self._taken.operation
             self._stop(asked.reason or f"stopped by {self._taken.requested_by}", asked.save)
-        elif self.refusing:
-            self._answer(self._taken, "refused", self.refusing)
+        elif refusal := self._not_for_this_job(self._taken.operation) or self.refusing:
+            self._answer(self._taken, "refused", refusal)
+        elif self._pausing:
+            # answered with the job's end, too
+            self._pause(f"paused by pool {self._pool}")
+
+    @property
+    def _pausing(self) -> bool:
+        return (
+            self._taken is not None
+            and isinstance(self._taken.operation, TakeShare)
+            and not self._taken.operation.slots
+        )
+
+    def _not_for_this_job(self, operation: Operation) -> str:
+        """Why an operation is not carried out by whoever asks for it; empty if it is."""
+        if isinstance(operation, TakeShare):
+            number = operation.allotment
+            if number < self.obeyed:
+                return f"allotment {number} of pool {self._pool} is older than {self.obeyed}, which the job has had"
+            return "" if self._pool else "the job is in no pool"
+        if self._pool and not isinstance(operation, StopJob | ScaleAggregators):
+            return f"pool {self._pool} alone decides how many workers its jobs have"
+        return ""
 
     def _take(self) -> None:
         self._taken = self._store.next_operation(self._job_id)
@@ -128,6 +159,8 @@ class OperationHandler:
 
     def _answer(self, record: OperationRecord, verdict: Verdict, message: str) -> None:
         self._taken = None
+        if isinstance(record.operation, TakeShare):
+            self.obeyed = max(self.obeyed, record.operation.allotment)
         self._keep(lambda: self._store.end_operation(record.id, verdict, message))
 
     # ---- one method per operation --------------------------------------------------------------------------
@@ -147,6 +180,8 @@ class OperationHandler:
                 return self._migrate(workers, reason, trainer)
             case ProfileRange():
                 return self._profile(operation, trainer)
+            case TakeShare(slots):
+                return self._scale(slots, reason, trainer)
             case StopJob():
                 raise AssertionError("a stop does not wait")
 

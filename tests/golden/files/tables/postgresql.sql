@@ -1,3 +1,13 @@
+CREATE TABLE allotments (
+	installation TEXT NOT NULL,
+	uid BIGINT NOT NULL,
+	pool TEXT NOT NULL,
+	number BIGINT NOT NULL,
+	at TIMESTAMP WITH TIME ZONE NOT NULL,
+	document JSON NOT NULL,
+	CONSTRAINT pk_allotments PRIMARY KEY (installation, uid, pool, number),
+	CONSTRAINT ck_allotments_number CHECK (number > 0)
+)
 CREATE TABLE answers (
 	"user" TEXT NOT NULL,
 	key TEXT NOT NULL,
@@ -405,6 +415,7 @@ CREATE TABLE submissions (
 	submitted_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	started_at TIMESTAMP WITH TIME ZONE,
 	ended_at TIMESTAMP WITH TIME ZONE,
+	standing JSON,
 	CONSTRAINT pk_submissions PRIMARY KEY (number),
 	CONSTRAINT uq_submissions_id UNIQUE (id),
 	CONSTRAINT uq_submissions_user_idempotency_key UNIQUE ("user", idempotency_key),

@@ -1,3 +1,13 @@
+CREATE TABLE allotments (
+	installation TEXT NOT NULL,
+	uid INTEGER NOT NULL,
+	pool TEXT NOT NULL,
+	number INTEGER NOT NULL,
+	at DATETIME NOT NULL,
+	document JSON NOT NULL,
+	CONSTRAINT pk_allotments PRIMARY KEY (installation, uid, pool, number),
+	CONSTRAINT ck_allotments_number CHECK (number > 0)
+)
 CREATE TABLE answers (
 	user TEXT NOT NULL,
 	"key" TEXT NOT NULL,
@@ -405,6 +415,7 @@ CREATE TABLE submissions (
 	submitted_at DATETIME NOT NULL,
 	started_at DATETIME,
 	ended_at DATETIME,
+	standing JSON,
 	CONSTRAINT pk_submissions PRIMARY KEY (number),
 	CONSTRAINT uq_submissions_id UNIQUE (id),
 	CONSTRAINT uq_submissions_user_idempotency_key UNIQUE (user, idempotency_key),

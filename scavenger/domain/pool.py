@@ -1,0 +1,193 @@
+"""A pool as it is on record: what it is, who has how many of its slots, and how its jobs stand.
+
+A job of a pool is a submission. Three numbers of slots are on record of each, since a change of them takes time:
+
+| number | meaning |
+|---|---|
+| slots | what it shall have: 0 while it waits, or is to be paused |
+| told | what it may have by the last that it was told, or was begun with |
+| counts | what nobody else may have: it is above `told` until the job has answered and its processes are gone |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+import msgspec
+
+POOL = "pool"
+"""Provider of `infra: pool/NAME`."""
+MACHINE = "local"
+"""The pool of jobs with `infra: local`, which is there without any settings."""
+
+PolicyName = Literal[
+    "fifo", "even", "srtf", "fair", "throughput", "tiresias", "elastic-tiresias", "goodput", "worth"
+]
+POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
+
+StandingState = Literal["waiting", "starting", "searching", "training", "changing", "pausing", "ending"]
+"""`waiting` for slots; `starting` its first workers; `searching` for its best size; `training`; `changing` its number
+of workers; `pausing`: it saves, and gives all slots back; `ending`: its training is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserPart:
+    """What a user has of a pool.
+
+    Attributes:
+        share: His part in relation to those of others, above 0, for the policy `fair`.
+        most: Most slots of all his jobs together; None for no limit.
+    """
+
+    share: float = 1.0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What a pool is.
+
+    Attributes:
+        slots: Workers that all its jobs may have together.
+        policy: See `scavenger.scheduler.jobs.policy_table`.
+        users: Parts of those who have others than `UserPart()`.
+        starved_s: A wait after which a job goes before all others; None for never.
+        whole: Whether each job has all of it, with as many workers as it chooses, and none is stopped for another.
+    """
+
+    name: str
+    slots: int
+    policy: str = "worth"
+    users: Mapping[str, UserPart] = field(default_factory=dict)
+    starved_s: float | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RatePoint:
+    """A point of a job's curve.
+
+    Attributes:
+        rate: Samples a second with so many slots, at the batch size that the job has then.
+        measured: Whether it was measured with this number; else a model predicts it.
+    """
+
+    slots: int
+    rate: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLeft:
+    """What a job has still to do.
+
+    Attributes:
+        samples: Expected samples until its goal.
+        log_sd: Standard deviation of their natural logarithm; 0 if the number is certain.
+    """
+
+    samples: float
+    log_sd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStanding:
+    """How a job stands, as its runner writes it with each renewal of its lease.
+
+    Attributes:
+        token: Of the runner's lease: what an earlier runner wrote says nothing of the processes of this one.
+        held: Worker processes that are there: they train, start or end.
+        obeyed: Number of the last allotment that it has answered, whether it could do as told or not.
+        refusing: Why its share cannot change now; empty if it can.
+        attained_slot_s: Slot-seconds that it has had, by all its runners.
+        ran_s: Since it has slots, seconds; 0 while it has none.
+        rate: Samples a second now; None before they are known.
+        left: None if it is not known.
+        change_s: Seconds of training that its last change of size cost it; None before the first.
+        curve: By growing slots; empty before there is a model or a measurement.
+    """
+
+    token: int
+    state: StandingState
+    held: int = 0
+    obeyed: int = 0
+    refusing: str = ""
+    attained_slot_s: float = 0.0
+    ran_s: float = 0.0
+    rate: float | None = None
+    left: WorkLeft | None = None
+    change_s: float | None = None
+    curve: tuple[RatePoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShare:
+    """The slots of one job, as decided; see the module.
+
+    Attributes:
+        since: Number of the allotment by which `told` was set.
+        reason: Why it has so many, in words and numbers.
+        level: Its queue, as its policy last said.
+        promoted_slot_s: What it had attained when it was promoted last; 0 if it never was.
+        at: When `told` became, or ceased to be, 0: since then it waits, or has slots. None if it never had any.
+    """
+
+    slots: int
+    told: int
+    counts: int
+    since: int
+    reason: str = ""
+    level: int = 0
+    promoted_slot_s: float = 0.0
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAllotment:
+    """Who has how many slots of a pool, as it was decided.
+
+    Attributes:
+        pool: The pool as it was then.
+        number: Grows by one with each on record.
+        shares: Of all its jobs that waited or ran, by their ids.
+        moves: What was done, one line each.
+    """
+
+    pool: Pool
+    number: int
+    shares: Mapping[str, PoolShare]
+    moves: tuple[str, ...]
+    at: datetime
+
+
+def document_of(value: JobStanding | PoolAllotment) -> dict[str, Any]:
+    """A value as JSON types; `standing_of` and `allotment_of` read it."""
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return document
+
+
+def standing_of(document: Mapping[str, Any]) -> JobStanding:
+    """Read a standing."""
+    return msgspec.convert(document, JobStanding)
+
+
+def allotment_of(document: Mapping[str, Any]) -> PoolAllotment:
+    """Read an allotment."""
+    return msgspec.convert(document, PoolAllotment)
+
+
+def pool_of(spec: Mapping[str, Any], *, rents: bool) -> str:
+    """Name of the pool of a submitted job; empty if it runs on machines of its own.
+
+    Args:
+        spec: The validated job file as JSON.
+        rents: Whether running it rents VMs.
+    """
+    infra = spec.get("infra") or MACHINE
+    if rents or not isinstance(infra, str):
+        return ""
+    provider, _, name = infra.partition("/")
+    return name if provider == POOL else MACHINE

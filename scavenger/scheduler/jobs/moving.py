@@ -1,0 +1,126 @@
+"""From what is to what shall be: which jobs shrink, pause, grow and begin now.
+
+A slot is given on only when it is free: `PoolShare.counts` of all jobs are at most the slots of the pool, whatever jobs
+answer, and whenever they die. So jobs shrink and pause first; others grow and begin when those have answered and
+their processes are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from scavenger.domain.pool import Pool, PoolAllotment, PoolShare
+from scavenger.presentation.formatting import plural
+from scavenger.scheduler.jobs.seeing import PoolJob, counted
+
+MoveKind = Literal["begin", "shrink", "grow", "pause"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step.
+
+    Attributes:
+        slots: What the job is to have then; 0 for a pause.
+    """
+
+    job: str
+    kind: MoveKind
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was decided of a job.
+
+    Attributes:
+        slots: What it shall have.
+        reason: Why, for its user.
+        level, promoted_slot_s: As of `PoolShare`.
+    """
+
+    slots: int
+    reason: str = ""
+    level: int = 0
+    promoted_slot_s: float = 0.0
+
+
+def moves(
+    pool: Pool, jobs: Sequence[PoolJob], wanted: Mapping[str, Wanted], number: int, now: datetime
+) -> tuple[dict[str, PoolShare], tuple[Move, ...]]:
+    """What is done now, and the shares that are on record then.
+
+    Args:
+        jobs: All that wait or run, also those that are being paused.
+        wanted: By the ids of jobs; those that it does not name keep what they have.
+        number: Of the allotment that is being decided.
+        now: When it is.
+    """
+    shares = {job.id: share for job in jobs if (share := counted(pool, job)) is not None}
+    done: list[Move] = []
+
+    def tell(job: PoolJob, kind: MoveKind, slots: int, counts: int) -> None:
+        before = shares.get(job.id)
+        began = before is None or (before.told == 0) != (slots == 0)
+        at = now if began or before is None else before.at
+        base = before or PoolShare(0, 0, 0, number)
+        shares[job.id] = replace(base, told=slots, counts=counts, since=number, at=at)
+        done.append(Move(job.id, kind, slots))
+
+    for job in jobs:
+        aim = wanted.get(job.id)
+        if aim is None:
+            continue
+        before = shares.get(job.id, PoolShare(0, 0, 0, number))
+        shares[job.id] = replace(
+            before, slots=aim.slots, reason=aim.reason, level=aim.level, promoted_slot_s=aim.promoted_slot_s
+        )
+        told = shares[job.id].told
+        if not job.queued and aim.slots < told and job.answered and not job.held_back:
+            tell(job, "shrink" if aim.slots else "pause", aim.slots, shares[job.id].counts)
+    free = pool.slots - sum(share.counts for share in shares.values())
+    for job in sorted(jobs, key=lambda one: (not one.queued, -one.priority, one.number)):
+        aim = wanted.get(job.id)
+        share = shares.get(job.id)
+        if aim is None or share is None or aim.slots <= share.told or share.counts > share.told:
+            continue
+        if not job.queued and (not job.answered or job.held_back):
+            continue
+        if aim.slots - share.counts <= free:
+            free -= aim.slots - share.counts
+            tell(job, "begin" if job.queued else "grow", aim.slots, aim.slots)
+    return shares, tuple(done)
+
+
+def next_allotment(
+    last: PoolAllotment | None,
+    pool: Pool,
+    shares: Mapping[str, PoolShare],
+    done: Sequence[Move],
+    names: Mapping[str, str],
+    now: datetime,
+) -> PoolAllotment | None:
+    """The allotment to be recorded; None if nothing has changed since the last.
+
+    Args:
+        names: Of jobs, by their ids.
+    """
+    if last is not None and last.pool == pool and dict(last.shares) == dict(shares):
+        return None
+    told = tuple(_told(move, names.get(move.job, move.job[:8])) for move in done)
+    return PoolAllotment(pool, 1 if last is None else last.number + 1, dict(shares), told, now)
+
+
+def _told(move: Move, name: str) -> str:
+    match move.kind:
+        case "begin":
+            return f"{name} begins with {plural(move.slots, 'slot')}"
+        case "pause":
+            return f"{name} is paused"
+        case "shrink":
+            return f"{name} shrinks to {plural(move.slots, 'slot')}"
+        case "grow":
+            return f"{name} grows to {plural(move.slots, 'slot')}"

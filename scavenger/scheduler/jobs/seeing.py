@@ -1,0 +1,266 @@
+"""Makes what `allot` sees of a pool from what is on record of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, nan
+
+import numpy as np
+
+from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.domain.job import JobSpec
+from scavenger.domain.pool import JobStanding, Pool, PoolShare, RatePoint, UserPart
+from scavenger.scheduler.jobs.allotting import Rules, allot
+from scavenger.scheduler.jobs.filling import level_up
+from scavenger.scheduler.jobs.policies import Fair, Patience
+from scavenger.scheduler.jobs.policy_table import POLICIES
+from scavenger.scheduler.jobs.values import Allotment, Claims, Curves, Nodes, PoolSeen, Shares, Standing
+
+_EXPONENT = 0.8
+"""Of the number of slots, by which the rate of a job grows where nothing tells it."""
+_CHANGE_S = 5.0
+"""What a change of size costs a job where nothing tells it, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers of slots that a job may have besides 0; see `Claims`."""
+
+    least: int
+    asked: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolJob:
+    """What is known of a submitted job of a pool.
+
+    Attributes:
+        number: In the order of submission.
+        waited_s: Its present wait, or its last one if it has slots.
+        standing: None before its present runner has said anything.
+        share: By the last allotment; None if there is none for it.
+        queued: Whether it has no runner.
+        held_back: Whether it is not to be asked to change at this time.
+    """
+
+    id: str
+    user: str
+    priority: int
+    number: int
+    sizes: Sizes
+    waited_s: float
+    standing: JobStanding | None
+    share: PoolShare | None
+    queued: bool
+    held_back: bool = False
+
+    @property
+    def told(self) -> int:
+        """Slots that it may have, by what it was told."""
+        return 0 if self.queued or self.share is None else self.share.told
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has answered what it was told last, and can change."""
+        one = self.standing
+        return (
+            one is not None
+            and self.share is not None
+            and one.state == "training"
+            and not one.refusing
+            and one.obeyed >= self.share.since
+        )
+
+
+def sizes_of(job: JobSpec) -> Sizes:
+    """The sizes of a job by its file: those of `elastic`; it asks for the largest that it would search."""
+    least, most = job.elastic_range
+    return Sizes(least, min(most, max(least, job.worker_counts[-1])), most)
+
+
+def sizes_in(pool: Pool, sizes: Sizes) -> Sizes:
+    """The sizes that a pool has; all 0 if it is too small for the job."""
+    if pool.whole:
+        return Sizes(pool.slots, pool.slots, pool.slots)
+    if sizes.least > pool.slots:
+        return Sizes(0, 0, 0)
+    return Sizes(sizes.least, min(sizes.asked, pool.slots), min(sizes.most, pool.slots))
+
+
+def users_of(jobs: Iterable[PoolJob]) -> tuple[str, ...]:
+    """The users of jobs, in the order of their numbers."""
+    return tuple(sorted({job.user for job in jobs}))
+
+
+def rules_of(pool: Pool, users: Sequence[str]) -> Rules:
+    """The rules by which a pool is shared out among these users."""
+    policy = POLICIES[pool.policy]
+    if isinstance(policy, Fair):
+        policy = Fair(tuple(pool.users.get(user, UserPart()).share for user in users))
+    return Rules(policy, Patience(inf if pool.starved_s is None else pool.starved_s))
+
+
+def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0) -> PoolSeen:
+    """A pool as `allot` sees it; rows are jobs in the given order.
+
+    A job is seen with the slots that it was told: those that it still has to give back count as free, since what is
+    decided is where all that goes. When slots are given on is decided by `moves`.
+
+    Args:
+        jobs: All that wait or run, but for those that are being paused.
+        number: Of the last allotment.
+    """
+    sizes = [sizes_in(pool, job.sizes) for job in jobs]
+    claims = Claims(
+        user=_whole(users_of(jobs).index(job.user) for job in jobs),
+        priority=_whole(job.priority for job in jobs),
+        submitted_s=_real(job.number for job in jobs),
+        least=_whole(one.least for one in sizes),
+        asked=_whole(one.asked for one in sizes),
+        most=_whole(one.most for one in sizes),
+        curve=np.arange(len(jobs), dtype=np.int64),
+    )
+    told = _whole(job.told for job in jobs)
+    rows = np.flatnonzero(told)
+    return PoolSeen(
+        nodes=Nodes.of(pool.slots),
+        claims=_within_users(pool, jobs, claims),
+        standing=_standing(pool, jobs),
+        shares=Shares(rows, np.zeros_like(rows), told[rows]),
+        curves=Curves(_rates(jobs, pool.slots)),
+        number=number,
+    )
+
+
+def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
+    """The share of a job by what it has answered; None if it has none.
+
+    When it has answered, it has what it holds: fewer than it may, if it has chosen so or could not keep more workers
+    alive; more, if it has refused to give them back.
+    """
+    share, one = job.share, job.standing
+    if share is None:
+        return None
+    if job.queued:
+        return replace(share, told=0, counts=0)
+    if one is None or pool.whole:
+        return replace(share, counts=max(share.counts, share.told))
+    if job.answered and one.held > 0:
+        return replace(share, told=one.held, counts=one.held)
+    return replace(share, counts=max(share.counts, share.told, one.held))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDecision:
+    """What was seen of a pool, and what follows.
+
+    Attributes:
+        jobs: The rows of the other two: all jobs but those that are being paused, with what they have answered.
+    """
+
+    jobs: tuple[PoolJob, ...]
+    seen: PoolSeen
+    allotment: Allotment
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """What each job shall have, by its id."""
+        slots = self.allotment.shares.by_job(len(self.jobs)).tolist()
+        return {job.id: count for job, count in zip(self.jobs, slots, strict=True)}
+
+
+def decided(pool: Pool, jobs: Iterable[PoolJob], number: int = 0) -> PoolDecision:
+    """See a pool, and share it out.
+
+    Args:
+        jobs: All that wait or run.
+        number: Of the last allotment.
+    """
+    settled = (replace(job, share=counted(pool, job)) for job in jobs)
+    rows = tuple(job for job in settled if job.queued or job.told)
+    seen = seen_of(pool, rows, number)
+    return PoolDecision(rows, seen, allot(seen, rules_of(pool, users_of(rows))))
+
+
+def rates_of(points: Sequence[RatePoint], most: int) -> FloatArray:
+    """Rates with 0 to `most` slots, from the points of a curve.
+
+    Between two points it is a line. Below the first, each slot does as much; beyond the last, as without any point,
+    the rate grows with a power of the slots.
+    """
+    slots = np.arange(most + 1, dtype=np.float64)
+    known = [(point.slots, point.rate) for point in points if point.rate > 0.0]
+    if not known:
+        return slots**_EXPONENT
+    at, rate = np.array(known, dtype=np.float64).T
+    rates: FloatArray = np.interp(slots, np.r_[0.0, at], np.r_[0.0, rate])
+    beyond = slots > at[-1]
+    rates[beyond] = rate[-1] * (slots[beyond] / at[-1]) ** _EXPONENT
+    return rates
+
+
+def _rates(jobs: Sequence[PoolJob], slots: int) -> FloatArray:
+    curves = [() if job.standing is None else job.standing.curve for job in jobs]
+    return np.stack([rates_of(curve, slots) for curve in curves]) if curves else np.zeros((1, slots + 1))
+
+
+def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
+    standings = [job.standing for job in jobs]
+    shares = [job.share for job in jobs]
+    attained = [
+        max(
+            0.0,
+            (0.0 if one is None else one.attained_slot_s) - (0.0 if share is None else share.promoted_slot_s),
+        )
+        for one, share in zip(standings, shares, strict=True)
+    ]
+    lefts = [None if one is None else one.left for one in standings]
+    return Standing(
+        level=_whole(0 if share is None else share.level for share in shares),
+        attained_slot_s=_real(attained),
+        waited_s=_real(job.waited_s for job in jobs),
+        ran_s=_real(
+            0.0 if job.queued or one is None else one.ran_s for job, one in zip(jobs, standings, strict=True)
+        ),
+        left=_real(nan if left is None else left.samples for left in lefts),
+        left_log_sd=_real(0.0 if left is None else left.log_sd for left in lefts),
+        change_s=_real(
+            _CHANGE_S if one is None or one.change_s is None else one.change_s for one in standings
+        ),
+        fixed=np.array(
+            [not job.queued and (pool.whole or job.held_back or not job.answered) for job in jobs], dtype=bool
+        ),
+    )
+
+
+def _within_users(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:
+    """Claims of which no user's are more than his `most`: as even as can be, the earlier and more urgent ones first.
+
+    Who has slots now does not matter, but for jobs that cannot give any back.
+    """
+    limits: Mapping[str, int] = {
+        user: part.most for user, part in pool.users.items() if part.most is not None
+    }
+    least, most = claims.least.copy(), claims.most.copy()
+    for user, limit in limits.items():
+        rows = [row for row, job in enumerate(jobs) if job.user == user]
+        rows.sort(key=lambda row: (-jobs[row].priority, jobs[row].number))
+        left = limit
+        for row in rows:
+            if least[row] > left:
+                least[row] = most[row] = 0
+            left -= int(least[row])
+        if rows:
+            most[rows] = level_up(least[rows], most[rows], limit)
+    asked = np.minimum(claims.asked, most)
+    return replace(claims, least=np.minimum(least, asked), asked=asked, most=most)
+
+
+def _whole(values: Iterable[int]) -> IntArray:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _real(values: Iterable[float]) -> FloatArray:
+    return np.array(list(values), dtype=np.float64)

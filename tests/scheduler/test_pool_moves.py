@@ -1,0 +1,256 @@
+"""Moves of a pool: no slot has two owners whatever jobs answer and whenever they die, and all comes to rest."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from properties import examples
+
+from scavenger.domain.pool import (
+    POLICY_NAMES,
+    JobStanding,
+    Pool,
+    PoolAllotment,
+    RatePoint,
+    UserPart,
+    WorkLeft,
+)
+from scavenger.scheduler.jobs.moving import Wanted, moves, next_allotment
+from scavenger.scheduler.jobs.policy_table import POLICIES
+from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided, rates_of, sizes_in
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Job:
+    """A job with processes, which obeys what it is told at any later moment, or does not."""
+
+    id: str
+    user: str
+    priority: int
+    number: int
+    sizes: Sizes
+    workers: int = 0
+    queued: bool = True
+    standing: JobStanding | None = None
+    asked: tuple[int, int] | None = None
+    """The number of an allotment, and the slots that it says."""
+
+
+@dataclass
+class World:
+    """A pool's server and its jobs, one event at a time."""
+
+    pool: Pool
+    chance: random.Random
+    last: PoolAllotment | None = None
+    jobs: list[Job] = field(default_factory=list)
+    arrived: int = 0
+
+    def arrive(self) -> None:
+        least = self.chance.randint(1, 3)
+        most = least + self.chance.choice((0, 0, 1, 2, 6))
+        self.arrived += 1
+        self.jobs.append(
+            Job(
+                f"job-{self.arrived}",
+                self.chance.choice(("ann", "bob")),
+                self.chance.choice((0, 0, 0, 5)),
+                self.arrived,
+                Sizes(least, self.chance.randint(least, most), most),
+            )
+        )
+
+    def seen(self) -> list[PoolJob]:
+        shares = {} if self.last is None else self.last.shares
+        return [
+            PoolJob(
+                one.id,
+                one.user,
+                one.priority,
+                one.number,
+                one.sizes,
+                1.0,
+                one.standing,
+                shares.get(one.id),
+                one.queued,
+            )
+            for one in self.jobs
+        ]
+
+    def decide(self) -> int:
+        """One decision, recorded and acted on; returns the number of moves."""
+        jobs = self.seen()
+        number = 1 if self.last is None else self.last.number + 1
+        wanted = {job_id: Wanted(count) for job_id, count in decided(self.pool, jobs).slots.items()}
+        shares, done = moves(self.pool, jobs, wanted, number, NOW)
+        following = next_allotment(self.last, self.pool, shares, done, {}, NOW)
+        if following is not None:
+            self.last = following
+        by_id = {one.id: one for one in self.jobs}
+        for move in done:
+            job = by_id[move.job]
+            if move.kind == "begin":
+                job.queued, job.workers, job.standing = False, move.slots, None
+            else:
+                job.asked = (number, move.slots)
+        return len(done)
+
+    # ---- what jobs do --------------------------------------------------------------------------------------
+
+    def stand(self, job: Job, *, obeyed: int) -> None:
+        curve = tuple(RatePoint(k, k**0.7, k == job.workers) for k in range(1, job.sizes.most + 1))
+        job.standing = JobStanding(
+            1, "training", job.workers, obeyed, curve=curve, left=WorkLeft(100.0 * job.number), change_s=0.1
+        )
+
+    def grow_early(self, job: Job) -> None:
+        """Start what it was told to start, without having said so."""
+        if job.asked is not None and job.asked[1] > job.workers:
+            job.workers = job.asked[1]
+
+    def answer(self, job: Job, *, obeys: bool) -> None:
+        if job.asked is None:
+            self.stand(job, obeyed=0 if job.standing is None else job.standing.obeyed)
+            if self.last is not None and job.standing is not None:
+                since = self.last.shares[job.id].since
+                job.standing = replace(job.standing, obeyed=max(since, job.standing.obeyed))
+            return
+        number, slots = job.asked
+        job.asked = None
+        if obeys:
+            job.workers = slots
+        if job.workers:
+            self.stand(job, obeyed=number)
+        else:
+            job.queued = True
+
+    def die(self, job: Job) -> None:
+        """Its runner dies, and another one begins with what the job was told, or queues it."""
+        assert self.last is not None
+        told = self.last.shares[job.id].told
+        job.asked, job.standing, job.workers, job.queued = None, None, told, told == 0
+
+    def event(self) -> None:
+        running = [one for one in self.jobs if not one.queued]
+        kind = self.chance.choice(("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "end"))
+        if kind == "arrive" or not running:
+            if len(self.jobs) < 8:
+                self.arrive()
+            return
+        job = self.chance.choice(running)
+        if kind == "end":
+            self.jobs.remove(job)
+        elif kind == "die":
+            self.die(job)
+        elif kind == "grow":
+            self.grow_early(job)
+        else:
+            self.answer(job, obeys=kind == "answer")
+
+    def check(self) -> None:
+        assert sum(one.workers for one in self.jobs if not one.queued) <= self.pool.slots
+        assert (
+            self.last is None or sum(share.counts for share in self.last.shares.values()) <= self.pool.slots
+        )
+
+
+@examples(60)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 9),
+    st.sampled_from(POLICY_NAMES),
+    st.sampled_from(({}, {"ann": UserPart(2.0, 3)})),
+)
+def test_no_slot_has_two_owners_and_all_comes_to_rest(
+    seed: int, slots: int, policy: str, users: dict[str, UserPart]
+) -> None:
+    world = World(Pool("gpu", slots, policy, users), random.Random(seed))
+    for _ in range(60):
+        world.event()
+        world.check()
+        world.decide()
+        world.check()
+    for _ in range(60):
+        for job in [one for one in world.jobs if not one.queued]:
+            world.answer(job, obeys=True)
+            world.check()
+        done = world.decide()
+        world.check()
+        if not done and all(one.asked is None for one in world.jobs):
+            break
+    else:
+        raise AssertionError("moves without an end")
+    assert world.last is not None
+    for job in world.jobs:
+        share = world.last.shares[job.id]
+        assert share.slots == share.told == share.counts == (0 if job.queued else job.workers)
+        ann = users.get(job.user)
+        assert ann is None or sum(
+            one.workers for one in world.jobs if one.user == job.user and not one.queued
+        ) <= (ann.most or slots)
+
+
+def test_a_job_that_says_no_keeps_its_slots_and_nobody_is_promised_them() -> None:
+    world = World(Pool("gpu", 4, "even"), random.Random(0))
+    first = Job("first", "ann", 0, 1, Sizes(1, 4, 4))
+    world.jobs = [first]
+    world.decide()
+    world.answer(first, obeys=True)
+    second = Job("second", "bob", 0, 2, Sizes(1, 4, 4))
+    world.jobs.append(second)
+
+    world.decide()
+    assert world.last is not None
+    assert (world.last.shares["first"].told, world.last.shares["first"].counts) == (2, 4)
+    assert second.queued
+    world.answer(first, obeys=False)
+    world.decide()  # it is asked again
+    assert second.queued
+    assert first.asked == (world.last.number, 2)
+    world.answer(first, obeys=True)
+    world.decide()
+    assert (first.workers, second.workers) == (2, 2)
+
+
+def test_the_pool_of_the_machine_is_one_jobs_at_a_time_and_none_is_stopped() -> None:
+    world = World(Pool("local", 4, "fifo", whole=True), random.Random(0))
+    first, urgent = Job("first", "ann", 0, 1, Sizes(2, 2, 2)), Job("urgent", "bob", 9, 2, Sizes(1, 1, 1))
+    world.jobs = [first]
+    world.decide()
+    world.stand(first, obeyed=99)
+    world.jobs.append(urgent)
+
+    assert world.decide() == 0
+    assert urgent.queued
+    world.jobs.remove(first)
+    world.decide()
+    assert not urgent.queued
+
+
+def test_a_job_that_does_not_fit_has_no_size_in_the_pool() -> None:
+    assert sizes_in(Pool("gpu", 2), Sizes(3, 4, 8)) == Sizes(0, 0, 0)
+    assert sizes_in(Pool("gpu", 6), Sizes(3, 8, 8)) == Sizes(3, 6, 6)
+
+
+@examples(30)
+@given(st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 1e6)), max_size=6, unique_by=lambda one: one[0]))
+def test_rates_pass_through_the_points_of_the_curve(points: list[tuple[int, float]]) -> None:
+    points.sort()
+    rates = rates_of([RatePoint(slots, rate, True) for slots, rate in points], 20)
+
+    assert rates[0] == 0.0
+    assert np.all(rates[1:] > 0.0)
+    for slots, rate in points:
+        assert rates[slots] == pytest.approx(rate)
+
+
+def test_every_policy_has_a_name_in_settings() -> None:
+    assert set(POLICY_NAMES) == set(POLICIES)
