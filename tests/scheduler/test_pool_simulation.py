@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 import pytest
@@ -180,23 +179,10 @@ def test_whatever_arrives_after_it_every_job_begins_in_time(
         told_log_sd=longer(jobs.told_log_sd, 0.0),
         change_s=longer(jobs.change_s, 0.0),
     )
-    rules = Rules(POLICIES[policy], patience)
-    began = begins(crowd, rules)
+    began = run(crowd, policy, 8, patience=patience).began_s
     turns = patience.turn_s + float(jobs.change_s.max())
     bound = patience.starved_s + before * turns
     if policy == "fifo":
         lasts = jobs.work / jobs.curves.rates[claims.curve, claims.asked] + jobs.change_s
         bound = patience.starved_s + float(lasts.sum()) + lasts_s
     assert began[patient] - claims.submitted_s[patient] <= bound + 1e-6
-
-
-def begins(jobs: Workload, rules: Rules) -> np.ndarray:
-    """When each job first has a slot, seconds."""
-    begun = np.full(len(jobs), inf)
-    simulate(
-        jobs,
-        Nodes.of(8),
-        rules,
-        held=lambda now_s, job, slots: begun.__setitem__(job[(slots > 0) & (begun[job] == inf)], now_s),
-    )
-    return begun

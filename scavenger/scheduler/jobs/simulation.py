@@ -2,12 +2,11 @@
 
 Time goes from event to event: an arrival, the end of a job, and what a policy names as the time at which it would say
 something else. Between two events rates are constant. After each change of its share, its beginning included, a job
-holds its slots for some seconds without progress.
+holds its slots for some seconds without progress. A run begins with an empty pool, or with one that stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -39,7 +38,7 @@ class Workload:
     Attributes:
         claims: One row for each job; `submitted_s` from the beginning of the trace, never less than in the row
             before.
-        work: What each job has to do, in the unit of its curve, above 0.
+        work: What each job has to do, in the unit of its curve, above 0; infinite for one that never ends.
         told: What policies are told of it: the truth, or an estimate, or NaN.
         told_log_sd: Standard deviation of the logarithm of what they are told.
         change_s: Seconds without progress after each change.
@@ -61,9 +60,11 @@ class Run:
     """What came out.
 
     Attributes:
-        completion_s: From the submission of each job to its end.
+        began_s: From the beginning of the run to each job's first slot; 0 for whoever had some, infinite for nobody's.
+        completion_s: From the submission of each job to its end; infinite for one that has not ended.
         waited_s: Of these, without any slot.
         slot_s: Slot-seconds that each job held.
+        usd: What they cost.
         changes: Of each job's share, its beginning included.
         stopped_s: Seconds that each job held slots without progress.
         events: How often it was decided.
@@ -71,9 +72,11 @@ class Run:
         used: Times of the changes of the number of slots in use, and the number from then on.
     """
 
+    began_s: FloatArray
     completion_s: FloatArray
     waited_s: FloatArray
     slot_s: FloatArray
+    usd: FloatArray
     changes: IntArray
     stopped_s: FloatArray
     events: int
@@ -92,33 +95,40 @@ def simulate(
     rules: Rules,
     *,
     every_s: float = 0.0,
-    held: Callable[[float, IntArray, IntArray], None] | None = None,
+    standing: PoolSeen | None = None,
+    until_s: float = inf,
+    decisions_max: int | None = None,
+    usd_per_slot_s: FloatArray | None = None,
 ) -> Run:
     """Run all jobs to their ends.
 
     Args:
         every_s: Decisions are taken at multiples of it only; 0 for at each event.
-        held: Called after each event with the time, the rows of the jobs that are there, and their slots.
+        standing: The pool at the beginning. Its jobs are the first rows of the workload, with `submitted_s` up to 0;
+            those that cannot change can after the time of a change.
+        until_s: Nothing that comes later is of interest.
+        decisions_max: Nor what comes after so many decisions.
+        usd_per_slot_s: Price of each node's slots; None for none.
 
     Raises:
-        ValueError: Jobs are left that never get a slot.
+        ValueError: Jobs are left that never get a slot, and there is no `until_s`.
     """
-    running = _Simulation(workload, nodes, rules)
+    running = _Simulation(workload, nodes, rules, usd_per_slot_s)
+    if standing is not None:
+        running.begin(standing)
     next_s = 0.0
-    while not running.over:
-        running.advance(next_s)
+    while not running.over and running.now_s < until_s and running.decisions != decisions_max:
+        running.advance(min(next_s, until_s))
         if every_s and running.now_s < next_s - _DONE:
             continue
         again_s = running.decide()
         next_s = running.now_s + max(again_s, _STEP_S)
         if every_s:
             next_s = (np.floor(running.now_s / every_s + _DONE) + 1.0) * every_s
-        if held is not None:
-            held(running.now_s, *running.shares_held)
     return running.run()
 
 
-_INTEGERS = ("job", "user", "priority", "least", "asked", "most", "curve", "level", "held")
+_INTEGERS = ("job", "user", "priority", "least", "asked", "most", "curve", "level", "held", "fixed")
 _FLOATS = (
     "submitted",
     "attained",
@@ -130,36 +140,62 @@ _FLOATS = (
     "told",
     "log_sd",
     "change",
+    "usd",
 )
 
 
 class _Simulation:
     """The jobs that are there, in columns of which the first `count` count, and what became of the others."""
 
-    def __init__(self, workload: Workload, nodes: Nodes, rules: Rules) -> None:
+    def __init__(
+        self, workload: Workload, nodes: Nodes, rules: Rules, usd_per_slot_s: FloatArray | None = None
+    ) -> None:
         self._workload, self._nodes, self._rules = workload, nodes, rules
+        self._price = np.zeros(len(nodes.slots)) if usd_per_slot_s is None else usd_per_slot_s
         self._whole = np.zeros((len(_INTEGERS), 256), dtype=np.int64)
         self._real = np.zeros((len(_FLOATS), 256))
-        self._count = self._arrived = self.ended = self._events = self._number = 0
+        self._count = self._arrived = self.ended = self.decisions = self._number = 0
         self._shares = Shares.none()
         self._weights = np.random.default_rng(0).random(len(nodes.slots))
         self.now_s = 0.0
         jobs = len(workload)
-        self._completion_s, self._total_waited_s = np.zeros(jobs), np.zeros(jobs)
+        ends = np.isfinite(workload.work)
+        self._ends = int(ends.sum())
+        self._done = np.where(ends, _DONE * workload.work, -1.0)
+        self._began_s, self._completion_s = np.full(jobs, inf), np.full(jobs, inf)
+        self._total_waited_s, self._usd = np.zeros(jobs), np.zeros(jobs)
         self._slot_s, self._stopped_s = np.zeros(jobs), np.zeros(jobs)
         self._changes = np.zeros(jobs, dtype=np.int64)
         self._used: list[tuple[float, int]] = []
-        self._allowed = np.zeros(0, dtype=bool)
+
+    def begin(self, seen: PoolSeen) -> None:
+        """Begin with a pool that stands."""
+        self._add(seen.jobs)
+        self._shares, self._number = seen.shares, seen.number
+        now, held = seen.standing, seen.held
+        for name, whole in (("level", now.level), ("held", held), ("fixed", now.fixed)):
+            self._int(name)[:] = whole
+        for name, real in (
+            ("attained", now.attained_slot_s),
+            ("waited", now.waited_s),
+            ("ran", now.ran_s),
+            ("rate", seen.rate(held)),
+            ("stop", np.where(now.fixed, now.change_s, 0.0)),
+            ("usd", self._usd_per_s(seen.shares)),
+        ):
+            self._float(name)[:] = real
+        self._int("fixed")[self._float("stop") == 0.0] = 0
+        self._began_s[: seen.jobs][held > 0] = 0.0
+        self._used.append((0.0, int(held.sum())))
+
+    def _usd_per_s(self, shares: Shares) -> FloatArray:
+        """What each job's share costs."""
+        return np.bincount(shares.job, shares.slots * self._price[shares.node], self._count).astype(float)
 
     @property
     def over(self) -> bool:
-        """Whether every job has ended."""
-        return self.ended == len(self._workload)
-
-    @property
-    def shares_held(self) -> tuple[IntArray, IntArray]:
-        """The rows of the jobs that are there, and their slots."""
-        return self._int("job").copy(), self._int("held").copy()
+        """Whether every job has ended that ever will."""
+        return self.ended == self._ends and self._arrived == len(self._workload)
 
     def _int(self, name: str) -> IntArray:
         column: IntArray = self._whole[_INTEGERS.index(name), : self._count]
@@ -182,6 +218,8 @@ class _Simulation:
             rate, left, stop = self._float("rate"), self._float("left"), self._float("stop")
             with np.errstate(divide="ignore"):
                 until_s = min(until_s, self.now_s + float((stop + left / rate).min()))
+            if (fixed := self._int("fixed") > 0).any():
+                until_s = min(until_s, self.now_s + float(stop[fixed].min()))
         if until_s == inf:
             raise ValueError(f"{len(workload) - self.ended} jobs are left that never get a slot")
         self._progress(max(0.0, until_s - self.now_s))
@@ -195,6 +233,8 @@ class _Simulation:
         held, stop = self._int("held"), self._float("stop")
         self._float("left")[:] -= self._float("rate") * np.maximum(for_s - stop, 0.0)
         np.maximum(stop - for_s, 0.0, out=stop)
+        fixed = self._int("fixed")
+        fixed[stop <= _STEP_S] = 0
         self._float("attained")[:] += held * for_s
         has = held > 0
         self._float("ran")[has] += for_s
@@ -203,10 +243,11 @@ class _Simulation:
         jobs = self._int("job")
         self._total_waited_s[jobs[waits]] += for_s
         self._slot_s[jobs] += held * for_s
+        self._usd[jobs] += self._float("usd") * for_s
 
     def _end(self) -> None:
         jobs = self._int("job")
-        done = self._float("left") <= _DONE * self._workload.work[jobs]
+        done = self._float("left") <= self._done[jobs]
         if not done.any():
             return
         gone = jobs[done]
@@ -223,12 +264,16 @@ class _Simulation:
         self._used.append((self.now_s, int(self._int("held").sum())))
 
     def _arrive(self) -> None:
-        workload = self._workload
-        claims = workload.claims
-        last = int(np.searchsorted(claims.submitted_s, self.now_s, side="right"))
-        new = last - self._arrived
-        if new <= 0:
+        last = int(np.searchsorted(self._workload.claims.submitted_s, self.now_s, side="right"))
+        if last > self._arrived:
+            self._add(last - self._arrived)
+
+    def _add(self, new: int) -> None:
+        """The next rows of the workload are there, without slots."""
+        if not new:
             return
+        workload, last = self._workload, self._arrived + new
+        claims = workload.claims
         if self._count + new > self._whole.shape[1]:
             self._whole = np.pad(self._whole, ((0, 0), (0, self._count + new)))
             self._real = np.pad(self._real, ((0, 0), (0, self._count + new)))
@@ -252,10 +297,8 @@ class _Simulation:
     def _seen(self) -> PoolSeen:
         """What a policy is shown: views, which change with the next event."""
         whole, real, count = self._whole, self._real, self._count
-        _, user, priority, least, asked, most, curve, level, _ = whole[:, :count]
-        submitted, attained, waited, ran, left, _, _, told, log_sd, change = real[:, :count]
-        if len(self._allowed) < count:
-            self._allowed = np.zeros(2 * count, dtype=bool)
+        _, user, priority, least, asked, most, curve, level, _, fixed = whole[:, :count]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _ = real[:, :count]
         return PoolSeen(
             nodes=self._nodes,
             claims=Claims(user, priority, submitted, least, asked, most, curve),
@@ -267,7 +310,7 @@ class _Simulation:
                 left=left * told,
                 left_log_sd=log_sd,
                 change_s=change,
-                fixed=self._allowed[:count],
+                fixed=fixed > 0,
             ),
             shares=self._shares,
             curves=self._workload.curves,
@@ -276,7 +319,7 @@ class _Simulation:
 
     def decide(self) -> float:
         """Ask for an allotment and take it; returns the seconds until it is to be asked again."""
-        self._events += 1
+        self.decisions += 1
         if not self._count:
             return inf
         seen = self._seen()
@@ -304,12 +347,14 @@ class _Simulation:
         self._float("ran")[begins | pauses] = 0.0
         goes_on = changed & ~pauses
         jobs = self._int("job")
+        self._began_s[jobs[begins]] = np.minimum(self._began_s[jobs[begins]], self.now_s)
         stop, change = self._float("stop"), self._float("change")
         self._stopped_s[jobs[goes_on]] += change[goes_on] - stop[goes_on] * ~begins[goes_on]
         stop[goes_on] = change[goes_on]
         self._changes[jobs[changed]] += 1
         held[:] = slots
         self._float("rate")[:] = seen.rate(slots)
+        self._float("usd")[:] = self._usd_per_s(shares)
         self._shares, self._number = shares, allotment.number
         self._used.append((self.now_s, int(slots.sum())))
 
@@ -317,12 +362,14 @@ class _Simulation:
         """What came out, once every job has ended."""
         times, used = np.array([*self._used, (self.now_s, 0)]).T
         return Run(
+            began_s=self._began_s,
             completion_s=self._completion_s,
             waited_s=self._total_waited_s,
             slot_s=self._slot_s,
+            usd=self._usd,
             changes=self._changes,
             stopped_s=self._stopped_s,
-            events=self._events,
-            makespan_s=self.now_s - float(self._workload.claims.submitted_s[0]),
+            events=self.decisions,
+            makespan_s=self.now_s - float(self._workload.claims.submitted_s.min(initial=self.now_s)),
             used=(times, used.astype(np.int64)),
         )
