@@ -66,7 +66,11 @@ _MODULES = (
     "scheduling",
     "allotment",
 )
-_OTHERS = {"hard_cases": ("step", "HARD_CASES"), "assignment_speed": ("assignment", "SPEED")}
+_OTHERS = {
+    "hard_cases": ("step", "HARD_CASES"),
+    "assignment_speed": ("assignment", "SPEED"),
+    "job_models": ("scheduling", "MODELS"),
+}
 """Further benchmarks of a module, beside its `BENCHMARK`."""
 BENCHMARKS = (*_MODULES, *_OTHERS)
 

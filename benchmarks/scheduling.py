@@ -1,12 +1,12 @@
 """Many jobs on one pool: published traces in virtual time, by the policies that pools decide by.
 
 `python -m benchmarks scheduling:tiresias,6c71a0` takes some of its parts: `tiresias`, a virtual cluster, `speed` and
-`sizes`. All of them take hours.
+`sizes`. All of them take hours. `python -m benchmarks job_models` are those whose jobs follow models of their speed,
+by name `pollux`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,18 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import pollux_jobs
 from benchmarks.figures import Benchmark, Result
+from benchmarks.pool_rows import HEADERS, Row, Timed
 from benchmarks.public_steps import DATA
 from scavenger.control.pools.traces import NamedCurves, Trace, interpolated, read_trace, workload
 from scavenger.control.search.tables import number, read_table
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.placing import Placement
-from scavenger.scheduler.jobs.policies import Fifo, Policy, Srtf
-from scavenger.scheduler.jobs.simulation import Run, simulate
+from scavenger.scheduler.jobs.policies import Fifo, Patience, Policy, Srtf, ranked, rigid
+from scavenger.scheduler.jobs.simulation import Workload
 from scavenger.scheduler.jobs.tiresias import ElasticTiresias, Tiresias
 from scavenger.scheduler.jobs.values import Curves, Nodes, Plan, PoolSeen
-from scavenger.scheduler.jobs.worth import Worth
+from scavenger.scheduler.jobs.worth import Goodput, Worth
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _CLUSTERS = {"6c71a0": 48, "6214e9": 56, "b436b2": 64}
@@ -37,18 +39,14 @@ _A_NODE = 8
 _OFF = 0.35
 """Standard deviation of the logarithm of the work left that `worth` is told."""
 
-Row = tuple[str, ...]
-
 
 def read_philly(vc: str | None = None) -> Trace:
     """The jobs of Philly, or of one of its virtual clusters.
 
     Raises:
-        SystemExit: The trace is not there.
+        ConfigurationError: The trace is not there.
     """
     path = DATA / "philly" / "philly_compact.csv.gz"
-    if not path.is_file():
-        raise SystemExit(f"the trace is not at {path}: nothing to simulate")
     return _only(read_trace(path), lambda trace, row: vc is None or trace.user[row] == vc)
 
 
@@ -92,12 +90,8 @@ class _TheirTimes(Tiresias):
 
 def _timed(
     trace: Trace, policy: Policy, nodes: Nodes, *, placement: Placement | None = None, **how: Any
-) -> tuple[Run, float]:
-    """A run and its seconds of one processor."""
-    jobs = workload(trace, **how)
-    begin = time.process_time()
-    run = simulate(jobs, nodes, Rules(policy, placement=placement or Placement()))
-    return run, time.process_time() - begin
+) -> Timed:
+    return Timed.of([workload(trace, **how)], nodes, Rules(policy, placement=placement or Placement()))
 
 
 def tiresias() -> Iterable[Row]:
@@ -111,8 +105,8 @@ def tiresias() -> Iterable[Row]:
         ("srtf", Srtf(), 563.4),
     )
     for name, policy, reported in cases:
-        run, took_s = _timed(trace, policy, Nodes.of(8))
-        yield _row(f"60 jobs, 8 GPUs: {name}", run, took_s, f"{reported:,.1f}", digits=1)
+        run = _timed(trace, policy, Nodes.of(8))
+        yield run.row(f"60 jobs, 8 GPUs: {name}", f"{reported:,.1f}", digits=1)
 
 
 def cluster(vc: str) -> Iterable[Row]:
@@ -134,18 +128,18 @@ def cluster(vc: str) -> Iterable[Row]:
     )
     known, elastic_s = a100_curves(), None
     for name, policy, said, off in cases:
-        run, took_s = _timed(trace, policy, Nodes.of(gpus), known=known, error_log_sd=off, seed=1)
+        run = _timed(trace, policy, Nodes.of(gpus), known=known, error_log_sd=off, seed=1)
         elastic_s = run.mean_s if name == "elastic-tiresias" else elastic_s
         told = f": {run.mean_s / elastic_s:.2f}" if elastic_s and name.startswith("worth") else ""
-        yield _row(f"{vc}, {len(trace):,} jobs, {gpus} GPUs: {name}", run, took_s, said + told)
+        yield run.row(f"{vc}, {len(trace):,} jobs, {gpus} GPUs: {name}", said + told)
 
 
 def speed() -> Iterable[Row]:
     """All of Philly on 512 GPUs, counted only: how long a policy takes."""
     trace, known = read_philly(), a100_curves()
     for name, policy in (("fifo", Fifo()), ("srtf", Srtf()), ("tiresias", Tiresias(_QUANTA))):
-        run, took_s = _timed(trace, policy, Nodes.of(512), known=known)
-        yield _row(f"{len(trace):,} jobs, 512 GPUs: {name}", run, took_s, "aim < 60 s")
+        run = _timed(trace, policy, Nodes.of(512), known=known)
+        yield run.row(f"{len(trace):,} jobs, 512 GPUs: {name}", "aim < 60 s")
 
 
 def sizes() -> Iterable[Row]:
@@ -160,73 +154,93 @@ def sizes() -> Iterable[Row]:
             nodes = Nodes.of(*[slots] * (gpus // slots))
             base = None
             for name, policy in (("tiresias", Tiresias(_QUANTA)), ("elastic-tiresias", ElasticTiresias())):
-                run, took_s = _timed(trace, policy, nodes, placement=placement, known=known)
+                run = _timed(trace, policy, nodes, placement=placement, known=known)
                 said = "" if base is None else _reductions(base, run)
                 base = base or run
-                yield _row(f"all of Philly, {gpus:,} GPUs, {way}: {name}", run, took_s, said)
+                yield run.row(f"all of Philly, {gpus:,} GPUs, {way}: {name}", said)
 
 
-def _reductions(base: Run, run: Run) -> str:
+def _reductions(base: Timed, run: Timed) -> str:
     """Of mean, median and 95th percentile, percent."""
     of = [
-        100.0 * (run_s / base_s - 1.0)
-        for run_s, base_s in zip(_statistics(run), _statistics(base), strict=True)
+        100.0 * (run_s / base_s - 1.0) for run_s, base_s in zip(run.statistics, base.statistics, strict=True)
     ]
     return ", ".join(f"{change:+.0f}" for change in of) + " %"
 
 
-def _statistics(run: Run) -> tuple[float, float, float]:
-    done = run.completion_s
-    return run.mean_s, float(np.median(done)), float(np.quantile(done, 0.95))
+POLLUX_QUANTA = (57_600.0,)
+"""GPU-seconds after which its simulator takes a job from the first queue."""
 
 
-def _row(name: str, run: Run, took_s: float, said: str, digits: int = 0) -> Row:
-    mean, median, late = _statistics(run)
-    return (
-        name,
-        f"{mean:,.{digits}f}",
-        f"{median:,.0f}",
-        f"{late:,.0f}",
-        f"{run.slot_s.sum() / 3600.0:,.0f}",
-        f"{run.events:,}",
-        f"{took_s:.1f}",
-        said,
+@dataclass(frozen=True, slots=True)
+class _InOrder(Tiresias):
+    """Tiresias as Pollux's simulator has it: within a queue in the order of arrival, whoever has slots."""
+
+    def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
+        """See `Policy.plan`."""
+        level, promoted = self.levels(seen)
+        return replace(rigid(seen, ranked(seen, patience, level)), level=level, promoted=promoted)
+
+
+def pollux() -> Iterable[Row]:
+    """The eight workloads of Pollux on 16 nodes of four T4s, decisions each 60 s; the last row at events."""
+    nodes = Nodes.of(*[pollux_jobs.A_NODE] * 16)
+    jobs = [workload(pollux_jobs.rigid(number), change_s=30.0) for number in pollux_jobs.WORKLOADS]
+    adaptive = {
+        change_s: [pollux_jobs.adaptive(number, change_s=change_s) for number in pollux_jobs.WORKLOADS]
+        for change_s in (30.0, 1.0)
+    }
+    rng = np.random.default_rng(1)
+    off = [replace(one, told=one.work * rng.lognormal(0.0, _OFF, len(one))) for one in adaptive[30.0]]
+    cases: Sequence[tuple[str, Policy, Sequence[Workload], float, str]] = (
+        ("tiresias", Tiresias(POLLUX_QUANTA), jobs, 60.0, "1.122, 16.0, 24.1"),
+        ("tiresias, a queue in its order", _InOrder(POLLUX_QUANTA), jobs, 60.0, "1.122, 16.0, 24.1"),
+        ("goodput, 30 s", Goodput(), adaptive[30.0], 60.0, "0.764, 13.0, 16.7"),
+        ("worth, 30 s", Worth(), adaptive[30.0], 60.0, "aim 0.76"),
+        ("worth, 30 s, left off by 35 %", Worth(), off, 60.0, "aim 0.76"),
+        ("worth, 1 s, at events", Worth(), adaptive[1.0], 0.0, "aim 0.70"),
     )
+    for name, policy, ours, every_s, said in cases:
+        run = Timed.of(ours, nodes, Rules(policy), every_s=every_s)
+        done = run.completion_s / 3600.0
+        makespan = np.mean([one.makespan_s for one in run.runs]) / 3600.0
+        found = f"{done.mean():.3f}, {np.quantile(done, 0.99):.1f}, {makespan:.1f}"
+        yield run.row(f"pollux, 8 x 160 jobs: {name}", f"{said} h: {found}")
 
 
-_PARTS: dict[str, Callable[[], Iterable[Row]]] = {
-    "tiresias": tiresias,
-    **{vc: partial(cluster, vc) for vc in _CLUSTERS},
-    "speed": speed,
-    "sizes": sizes,
+_PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[str, ...]]] = {
+    "tiresias": (tiresias, ("tiresias",)),
+    **{vc: (partial(cluster, vc), ("philly", "elasticflow")) for vc in _CLUSTERS},
+    "speed": (speed, ("philly", "elasticflow")),
+    "sizes": (sizes, ("philly", "elasticflow")),
+    "pollux": (pollux, ("pollux",)),
 }
+"""What gives the rows of a part, and the sets of data that it needs."""
+_MODELS = ("pollux",)
+
+
+def _rows(parts: Iterable[str]) -> Iterable[Row]:
+    """The rows of these parts; of one whose data are not there, a line says so."""
+    for part in parts:
+        rows, needs = _PARTS[part]
+        if missing := [name for name in needs if not (DATA / name).is_dir()]:
+            print(f"{part}: left out: there is no {DATA / missing[0]}", flush=True)
+            continue
+        for row in rows():
+            print(*row, sep=" | ", flush=True)
+            yield row
 
 
 def of_parts(parts: Sequence[str]) -> Benchmark:
     """The benchmark with some of its parts."""
 
     def run(repetitions: int, work_dir: Path) -> Result:
-        rows = []
-        for part in parts:
-            for row in _PARTS[part]():
-                print(*row, sep=" | ", flush=True)
-                rows.append(row)
+        rows = tuple(_rows(parts))
         return Result(
-            headers=(
-                "jobs and policy",
-                "mean, s",
-                "median",
-                "95 %",
-                "GPU hours",
-                "decisions",
-                "CPU, s",
-                "reported",
-            ),
-            rows=tuple(rows),
+            headers=HEADERS,
+            rows=rows,
             verdict="the function that real pools ask, in virtual time; changes cost nothing",
-            figures={
-                row[0]: dict(zip(("mean_s", "median_s", "p95_s"), row[1:4], strict=True)) for row in rows
-            },
+            figures=_figures(rows),
             remarks=(
                 "seconds from submission to end; CPU: of one processor, without reading",
                 "reported: of the 60 jobs by Tiresias's own simulator, which takes GPU-seconds for seconds where it "
@@ -239,4 +253,24 @@ def of_parts(parts: Sequence[str]) -> Benchmark:
     return Benchmark("scheduling", 1, run)
 
 
-BENCHMARK = replace(of_parts(tuple(_PARTS)), repetitions=1)
+def _figures(rows: Iterable[Row]) -> dict[str, Any]:
+    return {row[0]: dict(zip(("mean_s", "median_s", "p95_s"), row[1:4], strict=True)) for row in rows}
+
+
+def _models(repetitions: int, work_dir: Path) -> Result:
+    rows = tuple(_rows(_MODELS))
+    return Result(
+        headers=HEADERS,
+        rows=rows,
+        verdict="the function that real pools ask, in virtual time; jobs by models of their speed",
+        figures=_figures(rows),
+        remarks=(
+            "pollux: mean, 99th percentile and makespan in hours as its authors report them: ours. A job has ten "
+            "stages, each with its curve of goodput at the best batch size; policies know the curve of the stage. "
+            "`tiresias` lets whoever has slots go first within a queue; their simulator does not",
+        ),
+    )
+
+
+BENCHMARK = replace(of_parts(tuple(part for part in _PARTS if part not in _MODELS)), repetitions=1)
+MODELS = Benchmark("job_models", 1, _models)

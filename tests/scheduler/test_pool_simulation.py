@@ -14,7 +14,7 @@ from properties import examples
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.policies import Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
-from scavenger.scheduler.jobs.simulation import Run, Workload, simulate
+from scavenger.scheduler.jobs.simulation import Run, Stages, Workload, simulate
 from scavenger.scheduler.jobs.tiresias import Tiresias
 from scavenger.scheduler.jobs.values import Claims, Curves, Nodes
 
@@ -108,6 +108,17 @@ def test_jobs_that_never_fit_are_told_of() -> None:
         run(workload((0.0, 3, 1.0)), "fifo", 2)
 
 
+def test_a_job_goes_on_with_the_curve_of_its_next_stage() -> None:
+    """A second slot doubles the speed in the second half only; a job that begins there is at once in its stage."""
+    curves = Curves(np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 2.0]]))
+    stages = Stages(np.array([10.0, 0.0]))
+    whole = replace(workload((0.0, 1, 20.0), elastic=True), curves=curves, stages=stages)
+    half = replace(workload((0.0, 1, 10.0), elastic=True), curves=curves, stages=stages)
+
+    assert run(whole, "throughput", 2).completion_s.tolist() == [15.0]
+    assert run(half, "throughput", 2).completion_s.tolist() == [5.0]
+
+
 @st.composite
 def workloads(draw: st.DrawFn, slots: int) -> Workload:
     """Up to twelve jobs that each fit so many slots."""
@@ -139,6 +150,21 @@ def test_every_job_does_its_work_and_what_it_held_is_what_it_used(jobs: Workload
     assert np.all(found.slot_s >= held_s * claims.least - 1e-6)
     assert np.all(found.slot_s <= held_s * claims.most + 1e-6)
     assert used.max() <= 16
+
+
+@examples(15)
+@given(workloads(8), st.sampled_from(sorted(POLICIES)), st.floats(0.05, 0.95))
+def test_stages_that_have_the_same_curve_change_nothing(jobs: Workload, policy: str, part: float) -> None:
+    curves = len(jobs.curves.rates)
+    longest = np.array([jobs.work[jobs.claims.curve == row].max(initial=0.0) for row in range(curves)])
+    parted = replace(
+        jobs,
+        curves=Curves(np.repeat(jobs.curves.rates, 2, axis=0)),
+        claims=replace(jobs.claims, curve=2 * jobs.claims.curve),
+        stages=Stages(np.column_stack([part * longest, np.zeros(curves)]).ravel()),
+    )
+
+    assert run(parted, policy, 8).completion_s == pytest.approx(run(jobs, policy, 8).completion_s, rel=1e-6)
 
 
 @examples(15)

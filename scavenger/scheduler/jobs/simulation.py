@@ -32,6 +32,18 @@ _STEP_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """Curves of jobs that change as they train: the best batch size grows with the noise of the gradient.
+
+    Attributes:
+        ends: For each row of the curves: with so much work left, a job of this curve goes on with that of the next row.
+            0 for a curve that stays to the end.
+    """
+
+    ends: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """The jobs of a trace, in the order in which they are submitted.
 
@@ -42,6 +54,7 @@ class Workload:
         told: What policies are told of it: the truth, or an estimate, or NaN.
         told_log_sd: Standard deviation of the logarithm of what they are told.
         change_s: Seconds without progress after each change.
+        stages: None if each job has one curve.
     """
 
     claims: Claims
@@ -50,6 +63,7 @@ class Workload:
     told: FloatArray
     told_log_sd: FloatArray
     change_s: FloatArray
+    stages: Stages | None = None
 
     def __len__(self) -> int:
         return len(self.work)
@@ -216,6 +230,8 @@ class _Simulation:
             until_s = min(until_s, float(workload.claims.submitted_s[self._arrived]))
         if self._count:
             rate, left, stop = self._float("rate"), self._float("left"), self._float("stop")
+            if workload.stages is not None:
+                left = left - workload.stages.ends[self._int("curve")]
             with np.errstate(divide="ignore"):
                 until_s = min(until_s, self.now_s + float((stop + left / rate).min()))
             if (fixed := self._int("fixed") > 0).any():
@@ -226,6 +242,19 @@ class _Simulation:
         self.now_s = max(self.now_s, until_s)
         self._end()
         self._arrive()
+        self._turn()
+
+    def _turn(self) -> None:
+        """Jobs that are through with a stage go on with the next."""
+        stages = self._workload.stages
+        if stages is None:
+            return
+        curve, held = self._int("curve"), self._int("held")
+        left, rates = self._float("left"), self._workload.curves.rates
+        slack = _DONE * self._workload.work[self._int("job")]
+        while (done := (stages.ends[curve] > 0.0) & (left - stages.ends[curve] <= slack)).any():
+            curve[done] += 1
+            self._float("rate")[done] = rates[curve[done], np.minimum(held[done], rates.shape[1] - 1)]
 
     def _progress(self, for_s: float) -> None:
         if not self._count or for_s == 0.0:
