@@ -9,6 +9,7 @@ from scavenger.domain.figures import rounded
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.policy.projection import HEADROOM, Misfit, Projection, misfit, project
 from scavenger.policy.schedule import Schedule
+from scavenger.presentation.formatting import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def _steer(job: JobSnapshot, schedule: Schedule) -> Decision:
         return Hold("budget and deadline are far enough; where the job will end is not known yet")
     missed = misfit(job, projection)
     outlook = (
-        f"{now} workers are projected to end after {rounded(projection.time_s)} s for "
+        f"with {plural(now, 'worker')} it is projected to end after {rounded(projection.time_s)} s for "
         f"${rounded(projection.cost_usd)}"
     )
     if missed[0] == 0:
@@ -69,14 +70,16 @@ def _steer(job: JobSnapshot, schedule: Schedule) -> Decision:
     if meeting:
         # the nearest one changes least
         size = min(meeting, key=lambda size: (abs(size - now), size))
-        return schedule.move(job, size, f"{outlook}; {size} workers meet it")
+        return schedule.move(job, size, f"{outlook}; {plural(size, 'worker')} would meet it")
     untried = _untried(job, schedule, known, missed)
     if untried is not None:
-        return schedule.move(job, untried, f"{outlook}; {untried} workers may meet it and are not known yet")
+        reason = f"{outlook}; {plural(untried, 'worker')} may meet it, which is not known yet"
+        return schedule.move(job, untried, reason)
     better = [size for size, fit in fits.items() if _better(job, fit, missed, others[size][0], projection)]
     if better:
         size = min(better, key=lambda size: (fits[size], size))
-        return schedule.move(job, size, f"{outlook}; no known size meets it, {size} workers miss it by least")
+        reason = f"{outlook}; no known size meets it, {plural(size, 'worker')} would miss it by least"
+        return schedule.move(job, size, reason)
     return Hold(f"{outlook}; no other size is known to do better, and the job will be stopped before it")
 
 

@@ -105,13 +105,13 @@ class Schedule:
         if not self.workers_min <= now <= self.workers_max:
             bound = min(max(now, self.workers_min), self.workers_max)
             return self.move(
-                job, bound, f"{now} workers lie outside {self.workers_min} to {self.workers_max}"
+                job, bound, f"{plural(now, 'worker')}, outside {self.workers_min} to {self.workers_max}"
             )
         known, sizes = self.known(job), self.sizes(job)
         if now not in known:
             return Hold(self.unmeasured(job))
         if misfit(job, project(job, now, known[now])) > (0, 0.0):
-            return Hold(f"{now} workers are projected to miss a limit of the job, which comes first")
+            return Hold(f"{_missing(now)}, which comes first")
         here = low = high = sizes.index(now)
         while low > 0 and sizes[low - 1] in known:
             low -= 1
@@ -169,7 +169,9 @@ class Schedule:
         else:
             why = f"{top} are the most workers that the job may have"
             if top != now:
-                return self.move(job, top, f"settles on {top} workers: every step up to them was worth it")
+                return self.move(
+                    job, top, f"settles on {plural(top, 'worker')}: every step up to them was worth it"
+                )
         if low == high and low > 0:
             return self.move(job, sizes[low - 1], f"{why}, and nothing else is known; tries a smaller size")
         return Hold(f"settled on {plural(now, 'worker')}: {why}")
@@ -187,16 +189,18 @@ class Schedule:
             for size in (smaller, larger)
         )
         if above > below:
-            return Verdict(False, f"{larger} workers are projected to miss a limit of the job")
+            return Verdict(False, _missing(larger))
         if above < below:
-            return Verdict(True, f"{smaller} workers are projected to miss a limit of the job")
+            return Verdict(True, _missing(smaller))
         return condition(job, known, smaller, larger)
 
     def move(self, job: JobSnapshot, workers: int, reason: str) -> Decision:
         """Change to this many workers and their batch, if batch and budget allow it; else hold."""
         target = self.configuration(job, workers)
         if target is None:
-            return Hold(f"{reason}, but the global batch has no sample for each of {workers} workers")
+            return Hold(
+                f"{reason}, but the global batch has no sample for each of {plural(workers, 'worker')}"
+            )
         if not affords(job, workers):
             return Hold(f"{reason}, but the budget is too near to pay {plural(workers, 'worker')}")
         return ChangeSize(target.workers, target.global_batch_size, reason)
@@ -208,3 +212,7 @@ class Schedule:
             steps = 0 if throughput is None else throughput.steps
             return f"{steps} of {self.every_steps} steps measured with {plural(now, 'worker')}"
         return f"a throughput of {throughput.samples_per_s:g} samples/s with {plural(now, 'worker')} says nothing"
+
+
+def _missing(workers: int) -> str:
+    return f"with {plural(workers, 'worker')} it is projected to miss a limit of the job"

@@ -171,7 +171,7 @@ def test_every_part_of_an_account_is_checked(server: AwsServer, monkeypatch: pyt
         "permissions", "warn", "no ec2:GetConsoleOutput: jobs cannot tell why a VM failed", "allow it"
     )
     assert found["quotas"].status == "fail"
-    assert "room for 1 VMs" in found["quotas"].found
+    assert "room for 1 VM " in found["quotas"].found
     assert found["address"].status == "fail"
 
 

@@ -231,7 +231,7 @@ def test_clusters_that_a_quota_does_not_allow_are_left_out_and_said() -> None:
     assert (space.workers, [offer.vm for offer in space.offers]) == ((1, 2, 3, 4, 5), ["c5.large"])
     assert [note.partition(" leaves")[2] for note in notes] == [
         " room for 5 workers on c5.large: larger clusters are left out",
-        " room for 1 workers on c5.2xlarge: c5.2xlarge is left out",
+        " room for 1 worker on c5.2xlarge: c5.2xlarge is left out",
     ]
 
 

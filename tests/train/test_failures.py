@@ -140,7 +140,7 @@ def test_no_more_workers_start_than_there_is_room_for(
     monkeypatch.setattr(layout, "_WORKERS_MAX", 1)
     with Run("small:momentum", tmp_path) as run:
         run.begin(1, 20)
-        with pytest.raises(WorkersLostError, match="room for the gradients of 1 workers"):
+        with pytest.raises(WorkersLostError, match="room for the gradients of 1 worker"):
             run.supervisor.launch(1)
         # the refused one does not haunt the job
         run.train(3)

@@ -40,6 +40,7 @@ from scavenger.errors import (
     NotSupportedError,
     ScavengerError,
 )
+from scavenger.presentation.formatting import plural
 
 _CONSOLE = ("ec2:GetConsoleOutput", "compute.instances.getSerialPortOutput")
 """Permissions without which jobs run, but do not tell why a VM failed."""
@@ -109,7 +110,7 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
         provider,
         offer.vm,
         offer.cpus,
-        lambda count: f"room for {count} VMs {offer.vm}",
+        lambda count: f"room for {plural(count, 'VM')} {offer.vm}",
         unknown=Check("quotas", "warn", "not known: the account may not read them", _DOCS),
         fix="a job needs two VMs: end others, or ask the cloud for more",
     )

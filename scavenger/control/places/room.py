@@ -65,7 +65,7 @@ class Permitted:
                 workers, quota = room
                 what = "larger clusters are left out" if workers >= most else f"{offer.vm} is left out"
                 notes.append(
-                    f"{_named(quota)} leaves room for {workers} workers on {offer.vm}{beside}: {what}"
+                    f"{_named(quota)} leaves room for {plural(workers, 'worker')} on {offer.vm}{beside}: {what}"
                 )
         if most < space.workers[0]:
             return QuotaRoom(None, tuple(notes), known[0][1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scavenger.elastic.membership import worker_name, worker_slot
 from scavenger.errors import WorkersLostError
+from scavenger.presentation.formatting import plural
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import Roster
 
@@ -70,6 +71,6 @@ class WorkerSlots:
     @staticmethod
     def _too_many(layout: Layout) -> WorkersLostError:
         return WorkersLostError(
-            f"for a model of this size, there is room for the gradients of {layout.workers_max} workers; lost "
-            "workers count until training goes on without them"
+            f"for a model of this size, there is room for the gradients of {plural(layout.workers_max, 'worker')}; "
+            "lost workers count until training goes on without them"
         )
