@@ -113,65 +113,77 @@ class _Placing:
         self._position = np.empty(seen.jobs, dtype=np.int64)
         self._position[plan.order] = np.arange(seen.jobs)
         self._placed: dict[int, Part] = {}
-        moved = np.flatnonzero(~kept & ((plan.slots > 0) & seen.runs)[shares.job])
+        self._had: dict[int, Part] = {}
+        """What jobs held on open nodes that do not stay where they are."""
+        self._freed = False
+        self._failed: dict[int, int] = {}
+        """By number of nodes: so many slots found no nodes, and since then no slot became free."""
+        self._free = room - np.bincount(shares.node[kept], shares.slots[kept], len(room)).astype(np.int64)
+        self._lower(np.flatnonzero(~kept & seen.nodes.open[shares.node]))
+        self._room = _Room(self._free.tolist(), how.fit)
+
+    def _lower(self, rows: IntArray) -> None:
+        """What is left to jobs whose numbers change, before any takes more."""
+        plan, shares = self._plan, self._seen.shares
+        jobs, nodes = shares.job[rows], shares.node[rows]
+        for job, node, slots in zip(jobs.tolist(), nodes.tolist(), shares.slots[rows].tolist(), strict=True):
+            self._had.setdefault(job, {})[node] = slots
+        left = np.minimum(shares.slots[rows], plan.slots[jobs])
+        goes_on = (left >= plan.gang[jobs]) & (left > 0) & self._seen.runs[jobs]
+        several = np.bincount(jobs, minlength=self._seen.jobs)[jobs] > 1
+        alone = np.flatnonzero(goes_on & ~several)
+        self._free -= np.bincount(nodes[alone], left[alone], len(self._free)).astype(np.int64)
         for job, node, slots in zip(
-            shares.job[moved].tolist(), shares.node[moved].tolist(), shares.slots[moved].tolist(), strict=True
+            jobs[alone].tolist(), nodes[alone].tolist(), left[alone].tolist(), strict=True
         ):
-            self._placed.setdefault(job, {})[node] = slots
-        free = room - np.bincount(shares.node[kept], shares.slots[kept], len(room)).astype(np.int64)
-        left = free.tolist()
-        for job, part in list(self._placed.items()):
-            self._placed[job] = part = _reduced(part, int(plan.slots[job]), self._largest)
-            if sum(part.values()) < plan.gang[job]:
-                del self._placed[job]
-                continue
-            for node, slots in part.items():
-                left[node] -= slots
-        self._room = _Room(left, how.fit)
+            self._placed[job] = {node: slots}
+        for job in dict.fromkeys(jobs[several].tolist()):
+            part = _reduced(self._had[job], int(plan.slots[job]), self._largest)
+            if part and self._seen.runs[job] and sum(part.values()) >= plan.gang[job]:
+                self._placed[job] = part
+                for node, slots in part.items():
+                    self._free[node] -= slots
 
     def shares(self, changes: IntArray) -> Shares:
+        """Each of these takes its turn, and what is idle then goes to others."""
         plan = self._plan
-        wanted, positions = plan.slots[changes].tolist(), self._position[changes].tolist()
         queue = [
             (at, job)
-            for at, job, slots in zip(positions, changes.tolist(), wanted, strict=True)
+            for at, job, slots in zip(
+                self._position[changes].tolist(), changes.tolist(), plan.slots[changes].tolist(), strict=True
+            )
             if job not in self._placed or sum(self._placed[job].values()) < slots
         ]
         closed = False
         for _ in range(_PASSES):
             heapify(queue)
-            short, moved = list[tuple[int, int]](), False
+            short = list[tuple[int, int]]()
+            self._freed = False
+            self._failed.clear()
             while queue:
                 at, job = heappop(queue)
-                had = job in self._placed
-                if closed and not had and self._seen.held[job] == 0:
+                if closed and job not in self._placed and self._seen.held[job] == 0:
                     continue
-                if self._turn(job, at, queue):
-                    moved = True
+                self._turn(job, at, queue)
                 if job not in self._placed:
                     closed = closed or bool(plan.keeps[job])
                     short.append((at, job))
                 elif sum(self._placed[job].values()) < plan.slots[job]:
                     short.append((at, job))
             queue = short
-            if not (queue and moved):
+            if not (queue and self._freed):
                 break
         if queue and not closed:
             self._others()
         self._grow()
         return self._all()
 
-    def _turn(self, job: int, at: int, queue: list[tuple[int, int]]) -> bool:
-        """The slots planned for a job, or as many as there are; whether it has more now."""
+    def _turn(self, job: int, at: int, queue: list[tuple[int, int]]) -> None:
+        """The slots planned for a job, or as many as there are."""
         slots, part = int(self._plan.slots[job]), self._placed.get(job)
         if part is None:
-            part = self._part(slots, int(self._plan.gang[job]), self._held(job))
-            if part is None and self._how.displace:
-                part = self._displacing(job, at, queue)
-            if part is None:
-                return False
-            self._take(job, part)
-            return True
+            self._begin(job, slots, at, queue)
+            return
         had = sum(part.values())
         if slots <= self._largest and len(part) == 1:
             ((node, _),) = part.items()
@@ -179,11 +191,29 @@ class _Placing:
             if room >= slots or self._room.one(room + 1) is None:
                 if room > had:
                     self._take(job, {node: min(slots, room) - had})
-                return room > had
+                return
         self._leave(job)
         found = self._part(slots, had + 1, part)
         self._take(job, found or part)
-        return found is not None
+        if found is not None and any(slots > found.get(node, 0) for node, slots in part.items()):
+            self._frees()
+
+    def _begin(self, job: int, slots: int, at: int, queue: list[tuple[int, int]]) -> None:
+        least = int(self._plan.gang[job])
+        nodes = -(-least // self._largest)
+        if least >= self._failed.get(nodes, least + 1):
+            return
+        part = self._part(slots, least, self._had.get(job, {}))
+        if part is None and self._how.displace:
+            part = self._displacing(job, at, queue)
+        if part is None:
+            self._failed[nodes] = least
+        else:
+            self._take(job, part)
+
+    def _frees(self) -> None:
+        self._freed = True
+        self._failed.clear()
 
     def _take(self, job: int, part: Part) -> None:
         mine = self._placed.setdefault(job, {})
@@ -194,14 +224,6 @@ class _Placing:
     def _leave(self, job: int) -> None:
         for node, slots in self._placed.pop(job).items():
             self._room.add(node, slots)
-
-    def _held(self, job: int) -> Part:
-        """What a job held that is placed anew."""
-        if not self._seen.held[job]:
-            return {}
-        return {
-            node: slots for node, slots in self._seen.shares.of(job).items() if self._seen.nodes.open[node]
-        }
 
     def _part(self, slots: int, least: int, held: Part) -> Part | None:
         """Nodes for so many slots, or for as many as there are, down to `least`."""
@@ -286,6 +308,7 @@ class _Placing:
                 return
             self._give_up(job)
             self._leave(job)
+            self._frees()
             heappush(queue, (position, job))
 
     def _give_up(self, job: int) -> None:
@@ -306,18 +329,18 @@ class _Placing:
         wants[self._seen.shares.job[self._kept]] = False
         wants[list(self._placed)] = False
         order = plan.order[wants[plan.order]]
-        too_many = idle + 1
+        failed: dict[int, int] = {}
         for job, slots in zip(order.tolist(), plan.gang[order].tolist(), strict=True):
-            if slots >= too_many:
+            nodes = -(-slots // self._largest)
+            if slots > idle or slots >= failed.get(nodes, slots + 1):
                 continue
-            part = self._part(slots, slots, self._held(job))
+            part = self._part(slots, slots, self._had.get(job, {}))
             if part is None:
-                too_many = slots
-            else:
-                self._take(job, part)
-                idle -= slots
-                too_many = min(too_many, idle + 1)
-            if too_many <= 1:
+                failed[nodes] = slots
+                continue
+            self._take(job, part)
+            idle -= slots
+            if idle == 0:
                 return
 
     def _grow(self) -> None:

@@ -112,8 +112,15 @@ def needed(seen: PoolSeen, need: IntArray) -> IntArray:
     return np.where(fixed, seen.held, need) if fixed.any() else need
 
 
-def rigid(seen: PoolSeen, order: IntArray, keeps: BoolArray | None = None) -> Plan:
-    """Each job has what it asked for, or nothing."""
+def rigid(
+    seen: PoolSeen,
+    order: IntArray,
+    *,
+    keeps: BoolArray | None = None,
+    level: IntArray | None = None,
+    promoted: BoolArray | None = None,
+) -> Plan:
+    """Each job has what it asked for, or nothing; it stays in its queue unless `level` says another."""
     need = needed(seen, seen.claims.asked)
     slots = np.where(admit(order, need, seen.slots, keeps), need, 0)
     nobody = np.zeros(seen.jobs, dtype=bool)
@@ -123,8 +130,8 @@ def rigid(seen: PoolSeen, order: IntArray, keeps: BoolArray | None = None) -> Pl
         gang=need,
         most=slots,
         keeps=nobody if keeps is None else keeps,
-        level=seen.standing.level,
-        promoted=nobody,
+        level=seen.standing.level if level is None else level,
+        promoted=nobody if promoted is None else promoted,
     )
 
 
@@ -161,7 +168,7 @@ class Fifo(Patient):
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
-        return rigid(seen, ranked(seen, patience, ~seen.runs), seen.standing.waited_s < patience.kept_s)
+        return rigid(seen, ranked(seen, patience, ~seen.runs), keeps=seen.standing.waited_s < patience.kept_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ class Tiresias:
         held, standing = seen.held, seen.standing
         stays = seen.runs & (level <= standing.level)
         since = np.where(held > 0, 0.0, -standing.waited_s)
-        plan = rigid(seen, ranked(seen, patience, level * 2 + ~stays, since))
-        return replace(plan, level=level, promoted=promoted)
+        order = ranked(seen, patience, level * 2 + ~stays, since)
+        return rigid(seen, order, level=level, promoted=promoted)
 
     def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
         """See `Policy.again_s`."""
@@ -134,7 +134,7 @@ class ElasticTiresias:
 
     @staticmethod
     def _filled(seen: PoolSeen, least: IntArray, most: IntArray, *, relative: bool) -> IntArray:
-        rows = seen.arrival[most[seen.arrival] > 0]
+        rows = seen.arrival
         curve = seen.claims.curve[rows]
         curves = seen.curves
         slots = np.zeros_like(least)

@@ -69,12 +69,15 @@ class Worth(Patient):
 
         nothing = np.zeros_like(need)
         most = np.where(standing.fixed, need, np.where(need > 0, np.maximum(seen.useful, need), 0))
-        wanted = fill.slots(nothing, most) > 0
+        filled = fill.slots(nothing, most)
+        wanted = filled > 0
         first = claims.priority > claims.priority.min()
         wanted |= first | raised(seen, patience) | standing.fixed
         begins = admit(order, np.where(wanted, need, 0), seen.slots)
-        idle = seen.slots - int(need[begins].sum())
-        slots = fill.slots(np.where(begins, need, 0), np.where(begins, most, 0))
+        if np.array_equal(begins, filled > 0) and (filled >= need)[begins].all():
+            slots = filled
+        else:
+            slots = fill.slots(np.where(begins, need, 0), np.where(begins, most, 0))
         idle = seen.slots - int(slots.sum())
         if idle > 0:
             others = admit(order, np.where(begins, 0, need), idle)
