@@ -314,11 +314,12 @@ class _Simulation:
         for name, values in (
             ("submitted", claims.submitted_s),
             ("left", workload.work),
-            ("told", workload.told / workload.work),
+            ("told", workload.told),
             ("log_sd", workload.told_log_sd),
             ("change", workload.change_s),
         ):
             self._float(name)[-new:] = values[at]
+        self._float("told")[-new:] /= workload.work[at]
         self._arrived = last
 
     def _seen(self) -> PoolSeen:
