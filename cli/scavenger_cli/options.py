@@ -66,7 +66,8 @@ VerboseOption = Annotated[
 ]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobFileOrScript = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The job file, or a script that calls fit.")
+    Path,
+    typer.Argument(metavar="FILE", help="The job file, or a script that calls fit or scavenger.torch."),
 ]
 ScriptArguments = Annotated[
     list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script, after --.")
@@ -108,6 +109,13 @@ EpochsFixedOption = Annotated[
     typer.Option(
         "--epochs-fixed",
         help="Without a target: compare as many epochs of every batch size, not as many as make equal progress.",
+    ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METRIC=NUMBER",
+        help="When training is done, such as val_accuracy=0.98, instead of goal.target.",
     ),
 ]
 BudgetOption = Annotated[

@@ -64,6 +64,7 @@ class JobRequest:
     workers: Annotated[str | None, Field(max_length=200, description="As `4`, `1..4` or `1,2,4`.")] = None
     batch_size: Annotated[str | None, Field(max_length=200, description="As `32,64` or `32..256`.")] = None
     epochs_fixed: StrictBool | None = None
+    target: Annotated[str | None, Field(max_length=200, description="As `val_accuracy=0.98`.")] = None
     audit: StrictBool = False
     priority: Priority = 0
     run: Annotated[

@@ -255,7 +255,7 @@ _SCRIPT_MAX = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The training code as a script that calls `fit`, with its arguments: `train.py --epochs 5`.
+    """The training code as a script that calls `fit` or `scavenger.torch`, with its arguments: `train.py --epochs 5`.
 
     Attributes:
         path: Of the script, in the job file's folder.

@@ -302,8 +302,8 @@ class JobSpec(FrozenModel):
     name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
     train: TrainingText | None = Field(
         default=None,
-        description="The training code in the job file's folder: module:object, or a script that calls fit, with its "
-        "arguments, as train.py --epochs 5; or run.",
+        description="The training code in the job file's folder: module:object, or a script that calls fit or "
+        "scavenger.torch, with its arguments, as train.py --epochs 5; or run.",
         examples=["train:job"],
     )
     run: RunText | None = Field(
@@ -386,6 +386,16 @@ class JobSpec(FrozenModel):
     )
     output: Path = Field(default="./.scavenger", description="Folder for what the job writes.")
     limits: LimitsSpec = Field(default=LimitsSpec(), description="When a silent process counts as hung.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _script(cls, given: Any) -> Any:
+        """A command that is a script of the folder is one that trains: `run: train.py` is `train: train.py`."""
+        run = given.get("run") if isinstance(given, dict) else None
+        script = Script.find(run) if isinstance(run, str) else None
+        if script is None or "/" in script.path or "train" in given:
+            return given
+        return {key: value for key, value in given.items() if key != "run"} | {"train": run}
 
     @model_validator(mode="after")
     def _check(self) -> JobSpec:

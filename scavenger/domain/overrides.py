@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,7 @@ class Overrides:
     workers: str | None = None
     batch_size: str | None = None
     epochs_fixed: bool | None = None
+    target: str | None = None
 
     def changes(self) -> dict[str, object]:
         """The overrides as keys and values of the job file.
@@ -41,6 +43,7 @@ class Overrides:
             "search.workers": sizes("--workers", self.workers, workers_of_text),
             "search.batch_size": sizes("--batch-size", self.batch_size, batch_sizes_of_text),
             "goal.epochs_fixed": self.epochs_fixed,
+            **_goal(self.target),
         }
         return {key: value for key, value in given.items() if value is not None}
 
@@ -71,6 +74,24 @@ class Renewal:
 
 UNCHANGED = Renewal()
 """A job goes on with what it was started with."""
+
+
+def _goal(target: str | None) -> dict[str, object]:
+    """The metric and the target of an option such as `val_accuracy=0.98`.
+
+    Raises:
+        ConfigurationError: If it is no name with a number.
+    """
+    if target is None:
+        return {}
+    metric, _, value = target.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not metric or not math.isfinite(number):
+        raise ConfigurationError(f"--target must be METRIC=NUMBER such as val_accuracy=0.98, not {target}")
+    return {"goal.metric": metric.strip(), "goal.target": number}
 
 
 def _dollars(budget: str | None) -> str | None:

@@ -79,13 +79,17 @@ Event = RequestSamples | Proposed | Committed | HolderLost | BeginEpoch
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Tell a worker to read samples `start` to `stop` of a shard."""
+    """Tell a worker to read samples `start` to `stop` of a shard.
+
+    If nothing changes, the worker's next samples begin `stride` after these; 0 if that is not known.
+    """
 
     worker: str
     shard: int
     attempt: LeaseAttempt
     start: int
     stop: int
+    stride: int = 0
 
 
 @dataclass(frozen=True, slots=True)

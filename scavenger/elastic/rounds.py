@@ -64,6 +64,7 @@ from scavenger.elastic.round_events import (
     WorkerGone,
     WorkerLaunched,
 )
+from scavenger.elastic.sample_queue import SampleQueue
 from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import split
 
@@ -72,12 +73,12 @@ class Rounds:
     """The rounds of one job. Not thread-safe; feed it one event at a time.
 
     Args:
-        ledger: The shard ledger, whose `step` is the last one that was applied.
+        ledger: The shard ledger or sample queue, whose `step` is the last one that was applied.
         held: Whether the caller has the state of that step, such as a snapshot, for the first members to load.
         view: Number of the newest view so far; new views get higher numbers.
     """
 
-    def __init__(self, ledger: ShardLedger, *, held: bool = False, view: int = 0) -> None:
+    def __init__(self, ledger: ShardLedger | SampleQueue, *, held: bool = False, view: int = 0) -> None:
         self.ledger = ledger
         self.view = view
         self.finishing = False
@@ -304,6 +305,8 @@ class Rounds:
         shares = split(0, announced.global_batch_size if self._divides else 0, len(self._members))
         self._share_of = {name: one.samples for name, one in zip(self._members, shares, strict=True)}
         self._membership.installed(self.view, self._members)
+        if isinstance(self.ledger, SampleQueue):
+            self.ledger.divide([(name, self.share(name)) for name in self._members])
         orders: list[Order] = []
         for worker in before:
             if worker not in self._members:

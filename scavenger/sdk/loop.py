@@ -86,18 +86,20 @@ class Batch:
 
 
 class Granted(NamedTuple):
-    """Samples that only this worker may read, in order."""
+    """Samples that only this worker may read, in order; its next ones begin `stride` later, if nothing changes."""
 
     shard: int
     attempt: tuple[int, int]
     start: int
     stop: int
+    stride: int = 0
 
 
 class Step(NamedTuple):
     """A step that every worker applies; `share` and `lr_scale` are as in `Progress`, from the next step on.
 
-    If `borrowed`, the arrays of the mean are valid only until the step is reported as applied.
+    If `borrowed`, the arrays of the mean are valid only until the step is reported as applied. `samples` are those of
+    all workers in the step.
     """
 
     step: int
@@ -107,6 +109,7 @@ class Step(NamedTuple):
     share: int = 0
     lr_scale: float = 1.0
     borrowed: bool = False
+    samples: int = 0
 
 
 class Progress(NamedTuple):
@@ -138,6 +141,8 @@ class Link(Protocol):
         state: Callable[[], dict[str, Array]],
         load: Callable[[dict[str, Array]], None],
         evaluate: Evaluation | None = None,
+        *,
+        apart: bool = False,
     ) -> Progress:
         """Wait until this worker is a member and has loaded the state of the others."""
         ...
@@ -154,8 +159,8 @@ class Link(Protocol):
         """Send this worker's gradients of some samples; wait for the mean over all workers."""
         ...
 
-    def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
-        """Report that the step is applied."""
+    def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
+        """Report that the step is applied; if the epoch is `over`, messages wait for what the worker does next."""
         ...
 
 
@@ -174,6 +179,7 @@ def init(
     state: Callable[[], State],
     load: Callable[[dict[str, Array]], None],
     evaluate: Evaluation | None = None,
+    apart: bool = False,
 ) -> Job:
     """Join the job: wait until this worker is needed, then load the state of the others.
 
@@ -186,6 +192,8 @@ def init(
         evaluate: Returns metrics of the replica by name, such as `val_accuracy`, for the goal of a job file, which has
             it called at one worker whenever an epoch ends. `LoopJob(metrics=...)` names them. It must not change the
             replica.
+        apart: Whether any sample can be read, and not just shard by shard: then there is one shard, of all samples,
+            and a batch of the job is the next samples of it, in an order that the training function gives them.
 
     Returns:
         The job, ready to train.
@@ -202,7 +210,7 @@ def init(
         raise TrainingCodeError(
             "loop.init needs the number of samples of each shard, and some samples in all"
         )
-    progress = _link.enter(sizes, lambda: _arrays(state(), "state"), load, evaluate)
+    progress = _link.enter(sizes, lambda: _arrays(state(), "state"), load, evaluate, apart=apart)
     return Job(_link, source, progress)
 
 
@@ -214,12 +222,14 @@ class Job:
         step: The last step that was applied.
         workers: Number of workers in that step.
         lr_scale: Factor for the learning rate, by `elastic.lr_scaling` of the job file.
+        stride: See `Granted`; of the batch before, if this one is empty.
     """
 
     def __init__(self, link: Link, source: Source | None, progress: Progress) -> None:
         self._link, self._source = link, source
         self.step, self.epoch, self.workers, self._share, self.lr_scale = progress
         self._granted: Granted | None = None
+        self.stride = 0
         self._batch: Batch | None = None
         self._made: Step | None = None
         """The step that the current batch is part of."""
@@ -229,6 +239,11 @@ class Job:
     def worker(self) -> str:
         """This worker's name; names are never reused in a job."""
         return self._link.worker
+
+    @property
+    def samples(self) -> int:
+        """Samples of all workers in the step whose mean was pulled; 0 before, and where that is not told."""
+        return 0 if self._made is None else self._made.samples
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Iterate over the epochs, from the current one: a worker that joins late does not start from the first.
@@ -285,7 +300,7 @@ class Job:
             if isinstance(sought, Step):
                 self._made = sought
                 return Batch(0, 0, 0, self._read(0, 0, 0))
-            self._granted = sought
+            self._granted, self.stride = sought, sought.stride
         shard, start = self._granted.shard, self._granted.start
         stop = min(start + local_batch_size, self._granted.stop)
         return Batch(shard, start, stop, self._read(shard, start, stop))
@@ -374,7 +389,7 @@ class Job:
         value = None if loss is None or not len(batch) else float(loss)
         if value is not None and not math.isfinite(value):
             value = None  # messages carry finite numbers only; the check of the gradients reports the fault
-        self._link.boundary(epoch, len(batch), value)
+        self._link.boundary(epoch, len(batch), value, over=made.epoch_over)
 
 
 def _received(made: Step, into: dict[str, Array] | None, *, borrow: bool) -> dict[str, Array]:

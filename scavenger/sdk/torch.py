@@ -179,12 +179,21 @@ class Elastic:
         if version != self._seen[dtype] + adds:
             self._changed = True
         if not adds:
-            parameter.grad = own.copy_(_dense(gradient))
+            self._place(parameter, place)
             version += 1
         self._seen[dtype] = version
         self._computed.add(place)
         if place in self._probes:
             self._probed[place] = self._probes[place].tobytes()
+
+    def _place(self, parameter: Any, place: int) -> None:
+        """Put a gradient into the flat array."""
+        parameter.grad = self._own[place].copy_(_dense(parameter.grad))
+
+    @property
+    def frozen(self) -> list[Any]:
+        """Parameters that were not trained in the last step."""
+        return self._frozen
 
     def _exchange(self, job: Job, *, private: bool) -> list[Any]:
         """For each parameter that is trained, its part of the mean; None if no worker has a gradient of it.
@@ -229,7 +238,7 @@ class Elastic:
         return [part if given else None for part, given in zip(means, used, strict=True)]
 
     def _apply(self, job: Job) -> None:
-        for parameter in self._frozen:  # they may have a gradient of this worker alone
+        for parameter in self.frozen:  # they may have a gradient of this worker alone
             parameter.grad = None
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]

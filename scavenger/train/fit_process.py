@@ -1,7 +1,7 @@
-"""Finds the call of `fit` in a script: `python -m scavenger.train.fit_process`, the question on standard input.
+"""Finds what a script trains: `python -m scavenger.train.fit_process`, the question on standard input.
 
 The script is run by a process of its own, with the same code as in workers, since it is the user's and imports
-TensorFlow.
+TensorFlow or PyTorch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class _Question(msgspec.Struct, frozen=True):
     folder: str
     seed: int
     answer: str
+    prepares: bool
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -46,13 +47,20 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def find_fit(
-    script: Script, folder: Path, *, log: Path, seed: int = 0, environ: Mapping[str, str] = os.environ
+    script: Script,
+    folder: Path,
+    *,
+    log: Path,
+    seed: int = 0,
+    prepares: bool = False,
+    environ: Mapping[str, str] = os.environ,
 ) -> FitFound:
     """Run a script in a process of its own as far as its first `fit`, and check that a worker could train that.
 
     Args:
         script: Its path is relative to the folder.
         log: Where its output goes.
+        prepares: Whether it calls `scavenger.torch`: then it is run as far as its first epoch.
 
     Raises:
         NotSupportedError: If there is no such call, or it cannot be a job; the message begins with its line.
@@ -63,7 +71,7 @@ def find_fit(
     with tempfile.TemporaryDirectory(prefix="scavenger-") as place, log.open("wb") as output:
         answer = Path(place, "answer.json")
         log.chmod(FILE_MODE)
-        question = msgspec.json.encode(_Question(str(script), str(folder), seed, str(answer)))
+        question = msgspec.json.encode(_Question(str(script), str(folder), seed, str(answer), prepares))
         with subprocess.Popen(
             _COMMAND,
             stdin=subprocess.PIPE,
@@ -80,7 +88,7 @@ def find_fit(
                 child.kill()
         if not answer.exists():
             raise ScavengerError(
-                f"{script.path}: the process that ran it as far as fit ended with status {status}; see {log}"
+                f"{script.path}: the process that looked at it ended with status {status}; see {log}"
             )
         told = msgspec.json.decode(answer.read_bytes(), type=_Answer)
     if told.found is None:
@@ -109,11 +117,15 @@ def main() -> int:
 
 
 def _found(question: _Question) -> FitFound:
-    from scavenger.train.worker.loading import load_fit
-
     began = time.monotonic()
     script = Script.find(question.script)
     assert script is not None
+    if question.prepares:
+        from scavenger.train.custom_loop.script import look_at
+
+        return look_at(script, question.folder, question.seed)
+    from scavenger.train.worker.loading import load_fit
+
     fit = load_fit(script, question.folder, question.seed)
     program = fit.program()
     manifest = program.manifest

@@ -1,4 +1,5 @@
-"""A training loop of one's own in virtual time: the real `Rounds` and `ShardLedger`, simulated workers, slow lines.
+"""A training loop of one's own in virtual time: the real `Rounds`, with `ShardLedger` or `SampleQueue`,
+simulated workers, slow lines.
 
 Workers start, read, push, are killed, stall and wake up after they were given up, join and leave; messages are late,
 and some to the leader come twice; the leader asks for states to keep, and takes one up again when every replica is
@@ -24,6 +25,7 @@ from scavenger.elastic.leases import EpochCommitted, Grant, LeasedSamples
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.rounds import Rounds
+from scavenger.elastic.sample_queue import SampleQueue
 
 _CHAOS_S = 40.0
 _END_S = 2_000.0
@@ -131,7 +133,7 @@ class Worker:
     def _push(self) -> None:
         grant = self.granted
         assert grant is not None
-        stop = min(self.taken + self.world.batch, grant.stop)
+        stop = grant.stop if self.world.apart else min(self.taken + self.world.batch, grant.stop)
         part = LeasedSamples(grant.shard, grant.attempt, self.taken, stop)
         self.taken = stop
         self._say(r.Pushed(self.name, self.view, self.step + 1, part), self.replica)
@@ -166,21 +168,26 @@ class World:
     Args:
         seed: Of everything that is left to chance.
         rounds: A broken one should be caught.
+        apart: Whether any sample can be read, so that the ledger is a queue.
     """
 
-    def __init__(self, seed: int, *, rounds: type[Rounds] = Rounds) -> None:
+    def __init__(self, seed: int, *, rounds: type[Rounds] = Rounds, apart: bool = False) -> None:
         self.random = random.Random(seed)
         draw = self.random
         self.sizes = [
             draw.choice([0, draw.randint(1, 6), draw.randint(5, 25)]) for _ in range(draw.randint(1, 6))
         ]
         self.sizes[0] += 1
+        self.apart = apart
+        if apart:
+            self.sizes = [sum(self.sizes)]
         self.epochs, self.batch, self.target = draw.randint(1, 3), draw.randint(1, 6), draw.randint(1, 3)
         self.now, self._sequence = 0.0, 0
         self._queue: list[tuple[float, int, Action]] = []
         self._up: dict[str, float] = {}
         self._down: dict[str, float] = {}
-        self._kind, self.rounds = rounds, rounds(ShardLedger(self.sizes, seed))
+        ledger = SampleQueue(self.sizes[0], seed) if apart else ShardLedger(self.sizes, seed)
+        self._kind, self.rounds = rounds, rounds(ledger)
         self.workers: dict[str, Worker] = {}
         self.left: set[str] = set()
         self.given_up: set[str] = set()
@@ -320,7 +327,8 @@ class World:
 
     def _resize(self, without: tuple[str, ...]) -> None:
         if self.begun:
-            self.handle(r.Resized(self.target, "", without))
+            batch = self.target + self.random.randrange(self.target * self.batch) if self.apart else 0
+            self.handle(r.Resized(self.target, "", without, batch))
 
     def _keep(self) -> None:
         if not self.rounds.finishing:
@@ -341,7 +349,11 @@ class World:
         self.pushed, self._ledgers, self._held = {}, {}, replica
         before, self.rounds = (
             self.rounds,
-            self._kind(ShardLedger.restore(ledger, incarnation=self._incarnation), held=True, view=view),
+            self._kind(
+                (SampleQueue if self.apart else ShardLedger).restore(ledger, incarnation=self._incarnation),
+                held=True,
+                view=view,
+            ),
         )
         for name in before.alive():
             self.handle(r.WorkerLaunched(name))

@@ -42,10 +42,11 @@ _SEEDS_FOR_MUTANTS = 5 * SEEDS
 # ---- under chaos -------------------------------------------------------------------------------------------
 
 
-def test_every_sample_is_in_one_step_and_all_replicas_agree_whatever_happens_when() -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["shards", "samples"])
+def test_every_sample_is_in_one_step_and_all_replicas_agree_whatever_happens_when(apart: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
-        world = World(seed)
+        world = World(seed, apart=apart)
         world.run()
         for what in ("kills", "joins", "leaves", "rollbacks", "late", "lost_for_good"):
             seen[what] += getattr(world, what)

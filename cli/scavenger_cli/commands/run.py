@@ -33,6 +33,7 @@ from scavenger_cli.options import (
     ScriptArguments,
     StoreOption,
     StrategyOption,
+    TargetOption,
     VerboseOption,
     WorkersOption,
     YesOption,
@@ -52,6 +53,7 @@ def optimize(
     workers: WorkersOption = None,
     batch_size: BatchSizesOption = None,
     epochs_fixed: EpochsFixedOption = None,
+    target: TargetOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
@@ -61,8 +63,8 @@ def optimize(
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Profile a job, choose what it should run on, and train it there; also a script that calls `fit`, as it is."""
-    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed)
+    """Profile a job, choose what it should run on, and train it there; also a Keras or PyTorch script."""
+    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed, target)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     how = Detach() if detach else None
     job_file = _job_file(job_file, arguments or (), invocation, run=True, dry_run=dry_run)
@@ -79,6 +81,7 @@ def plan(
     workers: WorkersOption = None,
     batch_size: BatchSizesOption = None,
     epochs_fixed: EpochsFixedOption = None,
+    target: TargetOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     verbose: VerboseOption = False,
@@ -87,7 +90,7 @@ def plan(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Profile a job and predict its time and cost, without running it."""
-    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed)
+    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed, target)
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
     job_file = _job_file(job_file, arguments or (), invocation, run=False, dry_run=dry_run)
     return execute(job_file, overrides, invocation, run=False, dry_run=dry_run)

@@ -249,14 +249,22 @@ def _options(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def job_text(
-    script: Script, place: str, *, epochs: int, batch_size: int, processors: int, start_s: float = 0.0
+    script: Script,
+    place: str,
+    *,
+    epochs: int,
+    batch_size: int,
+    processors: int,
+    start_s: float = 0.0,
+    of: str = "fit",
 ) -> str:
     """The text of a script's job file.
 
     Args:
-        place: Of the call of `fit`.
+        place: Of the call of `fit`, or of `prepare`.
         processors: Of this machine.
         start_s: Time until a process has reached the call.
+        of: What the batch size is of.
     """
     line = str(script)
     workers = min(max(processors, 2), _WORKERS_MAX, batch_size)
@@ -272,7 +280,7 @@ train: {line if _PLAIN.fullmatch(line) and " #" not in line else json.dumps(line
 infra: local                    # or aws/us-east-1, gcp/us-central1, kubernetes
 search:
   workers: 1{f"..{workers}" if workers > 1 else ""}
-  batch_size: {batch_size}                # that of fit; with a target, {{min: 32, max: 256}} searches the best
+  batch_size: {batch_size}                # that of {of}; with a target, {{min: 32, max: 256}} searches the best
 objective: knee                 # time | cost | knee
 goal:
   max_epochs: {epochs}

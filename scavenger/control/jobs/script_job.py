@@ -1,4 +1,4 @@
-"""The job of a script: it is run as far as `fit`, what it trains is told, and its job file is written."""
+"""The job of a script: it is run as far as it trains, what it trains is told, and its job file is written."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from scavenger.domain.fit import FitFound
 from scavenger.domain.forms import Script
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import plural
+from scavenger.train.custom_loop.script import imports_torch, is_prepared
 from scavenger.train.fit_process import find_fit
 
 _NOTES_MAX = 3
@@ -35,30 +36,41 @@ def job_file_of_script(path: Path, arguments: Sequence[str], *, tell: Callable[[
         tell: Receives what was found and written, a line each.
 
     Raises:
-        ConfigurationError: If there is no such script, its job file cannot be written, or its `fit` cannot be a job.
+        ConfigurationError: If there is no such script, its job file cannot be written, or it cannot be a job.
         TrainingCodeError: If the script fails.
     """
     tree = read_script(path)
-    if not fits_in(tree) and (job_file := _file_of_module(path)) is not None:
+    prepares = is_prepared(tree)
+    if not (prepares or fits_in(tree)) and (job_file := _file_of_module(path)) is not None:
         raise ConfigurationError(
             f"{path.name} calls no fit: it is the module of {job_file.name}; give {job_file}"
         )
-    check_keras_backend(os.environ)
+    if not prepares:
+        if not fits_in(tree) and imports_torch(tree):
+            raise ConfigurationError(
+                f"{path}: a PyTorch script without the calls that make it elastic: `import scavenger.torch as elastic`"
+                ", `model, optimizer, loader = elastic.prepare(model, optimizer, loader)` before its loop, and "
+                "`elastic.log(val_accuracy=...)` after each epoch; or a job file with run: python "
+                f"{path.name} (docs/command-jobs.md), which starts it again at each change"
+            )
+        check_keras_backend(os.environ)
     job_file, script = job_file_of(path), Script(path.name, tuple(arguments))
     folder = path.resolve().parent
     known = load_job(job_file) if job_file.exists() else None
     variables = {} if known is None else plain(settled_variables(known, os.environ).env)
-    tell(f"{path}: running it as far as its call of fit")
+    tell(f"{path}: running it as far as its {'first epoch' if prepares else 'call of fit'}")
     found = find_fit(
         script,
         folder,
         log=folder / ".scavenger" / f"{path.stem}.log",
         seed=0 if known is None else known.seed,
+        prepares=prepares,
         environ={**os.environ, **variables},
     )
     file, _, line = found.place.rpartition(":")
     left_out = other_fits(tree, int(line)) if file == path.name else ""
-    for told in _told(found, f"{path.parent / file}:{line}", left_out):
+    place = f"{path.parent / file}:{line}"
+    for told in _told_loop(found, place) if prepares else _told(found, place, left_out):
         tell(told)
     if known is None:
         text = job_text(
@@ -68,6 +80,7 @@ def job_file_of_script(path: Path, arguments: Sequence[str], *, tell: Callable[[
             batch_size=found.batch_size,
             processors=os.cpu_count() or 1,
             start_s=found.start_s,
+            of="its loader" if prepares else "fit",
         )
         _write(job_file, text)
         tell(f"written: {job_file}, for budget, target, clouds and next time")
@@ -85,6 +98,22 @@ def _file_of_module(path: Path) -> Path | None:
 
 def _told(found: FitFound, place: str, left_out: str) -> list[str]:
     """What was taken at which place, and what is not run, a line each."""
+    more = f", nor {left_out}" if left_out else ""
+    return [
+        f"{place} fit: {_words(found)}",
+        f"not run: what follows fit in the script{more}; the trained model will be .scavenger/JOB-ID/model.keras",
+        *(f"note: {note}" for note in found.notes[:_NOTES_MAX]),
+    ]
+
+
+def _told_loop(found: FitFound, place: str) -> list[str]:
+    return [
+        f"{place} prepare: {_words(found)}",
+        "not run: what follows the loop over epochs; the trained model will be .scavenger/JOB-ID/model.safetensors",
+    ]
+
+
+def _words(found: FitFound) -> str:
     words = [
         f"{found.model} of {found.weights:,} weights",
         f"{found.samples:,} samples in batches of {found.batch_size}",
@@ -94,12 +123,7 @@ def _told(found: FitFound, place: str, left_out: str) -> list[str]:
         *found.metrics,
         *found.callbacks,
     ]
-    more = f", nor {left_out}" if left_out else ""
-    return [
-        f"{place} fit: {', '.join(words)}",
-        f"not run: what follows fit in the script{more}; the trained model will be .scavenger/JOB-ID/model.keras",
-        *(f"note: {note}" for note in found.notes[:_NOTES_MAX]),
-    ]
+    return ", ".join(words)
 
 
 def bring_up_to_date(job_file: Path, script: Script, found: FitFound) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from scavenger.control.places.needs import Kind
 from scavenger.domain.job import JobSpec, Script
 from scavenger.errors import ConfigurationError, NotSupportedError
+from scavenger.train.custom_loop.script import is_prepared
 from scavenger.train.user_module import module_file
 
 _CLASS = "LoopJob"
@@ -22,20 +23,26 @@ _OWN = "scavenger."
 
 
 def kind_of(job: JobSpec, folder: Path) -> Kind:
-    """The kind of a job's training code: a loop, if `train` names a `LoopJob` that is made at the top of its module.
+    """The kind of a job's training code.
+
+    It is a loop, if `train` names a `LoopJob` that is made at the top of its module, or a script that imports
+    `scavenger.torch`.
 
     Args:
         folder: The job file's folder, where the module is.
     """
     if job.train is None:
         return Kind.COMMAND
-    if isinstance(job.train, Script):
-        return Kind.KERAS
+    train = job.train
+    file = folder / train.path if isinstance(train, Script) else module_file(folder, train.module)
     try:
-        tree = ast.parse(module_file(folder, job.train.module).read_bytes())
+        tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return Kind.KERAS  # the worker that imports it says what is wrong
-    loop = any(_makes_loop(statement, job.train.name) for statement in tree.body)
+    if isinstance(train, Script):
+        loop = is_prepared(tree)
+    else:
+        loop = any(_makes_loop(statement, train.name) for statement in tree.body)
     return Kind.LOOP if loop else Kind.KERAS
 
 

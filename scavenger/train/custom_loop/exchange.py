@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,17 +119,20 @@ class SuccessiveSteps:
         before, before_sqnorm, same = self._before, self._sqnorm, samples == self._samples
         product = 0.0
         gradients = {name: a for name, a in means.arrays.items() if not name.startswith(STATISTICS)}
-        if same and before.keys() == gradients.keys():
+        # what is trained changes when a layer is unfrozen
+        if same := same and _sizes(before) == _sizes(gradients):
             product = sum(
                 float(np.vdot(array, before[name].reshape(array.shape))) for name, array in gradients.items()
             )
-        elif same:
-            same = False
         self._before = {name: array.copy() for name, array in gradients.items()}
         self._samples, self._sqnorm = samples, means.sqnorm
         if not same:
             return means.worker_sqnorm, means.sqnorm, 1
         return *norms_of_halves(before_sqnorm, means.sqnorm, product), 2
+
+
+def _sizes(arrays: Mapping[str, lm.Array]) -> dict[str, int]:
+    return {name: array.size for name, array in arrays.items()}
 
 
 def unpack(worker: str, headers: Sequence[lm.TensorHeader], frames: Sequence[bytes]) -> dict[str, lm.Array]:

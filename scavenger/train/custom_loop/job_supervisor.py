@@ -106,12 +106,15 @@ class LoopJobSupervisor(LoopSupervisor):
         largest = 0 if self._rounds is None else max(self._rounds.ledger.sizes)
         share = -(-global_batch_size // workers)
         if share > largest:
-            raise ConfigurationError(
-                f"a batch of {global_batch_size} samples on {plural(workers, 'worker')} is {share} "
-                f"of one shard, and the largest shard has {largest}: give loop.init larger shards, several times a "
-                "worker's batch, or lower search.batch_size",
-                key="search.batch_size",
-            )
+            of = f"a batch of {global_batch_size} samples on {plural(workers, 'worker')} is {share}"
+            if self._apart:
+                words = f"{of} on each, and the data has {largest}: lower search.batch_size"
+            else:
+                words = (
+                    f"{of} of one shard, and the largest shard has {largest}: give loop.init larger shards, several "
+                    "times a worker's batch, or lower search.batch_size"
+                )
+            raise ConfigurationError(words, key="search.batch_size")
         self._registry.ask_to_leave(without)
         self._resize(r.Resized(workers, reason, tuple(without), global_batch_size, lr_scale))
 

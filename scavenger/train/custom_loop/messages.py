@@ -54,11 +54,13 @@ class ReplicaBuilt(_Message, frozen=True):
         sizes: The samples of each shard, which every worker must agree on.
         tensors: The arrays of its state, without their data.
         metrics: Names of the metrics that its evaluation yields.
+        apart: Whether any sample can be read: a step then takes the next ones of the only shard.
     """
 
     sizes: tuple[int, ...]
     tensors: tuple[TensorHeader, ...] = ()
     metrics: tuple[str, ...] = ()
+    apart: bool = False
 
 
 class AskMessage(_Message, frozen=True):
@@ -149,12 +151,13 @@ class GrantMessage(_Message, frozen=True):
     attempt: tuple[int, int]
     start: int
     stop: int
+    stride: int = 0
 
 
 class MeanMessage(_Message, frozen=True):
     """Mean of a step's gradients, which follows or is in the shared memory; see `scavenger.elastic.rounds.Publish`.
 
-    The share and the factor are as in `StartMessage`, and hold from the next step on.
+    The share and the factor are as in `StartMessage`, and hold from the next step on. The step has so many `samples`.
     """
 
     step: int
@@ -166,6 +169,7 @@ class MeanMessage(_Message, frozen=True):
     share: int = 0
     lr_scale: float = 1.0
     shared: bool = False
+    samples: int = 0
 
 
 class OverMessage(_Message, frozen=True):

@@ -11,6 +11,7 @@ import numpy as np
 from scavenger.elastic.leases import LeasedSamples
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Quarantined
+from scavenger.elastic.sample_queue import SampleQueue
 from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import Position, View
 from scavenger.train.custom_loop import messages as lm
@@ -58,7 +59,7 @@ class StepInReport:
         samples = sum(count for _, count in self._losses)
         return sum(loss * count for loss, count in self._losses) / samples if samples else math.nan
 
-    def report(self, ledger: ShardLedger) -> m.StepReport:
+    def report(self, ledger: ShardLedger | SampleQueue) -> m.StepReport:
         """The report of the step; a worker's samples are positions in all shards, one after the other."""
         averaged, begins = self.averaged, _begins(ledger.sizes)
         return m.StepReport(
@@ -118,7 +119,7 @@ def manifest_of(described: lm.ReplicaBuilt) -> m.Manifest:
     )
 
 
-def quarantined_samples(ledger: ShardLedger) -> dict[int, str]:
+def quarantined_samples(ledger: ShardLedger | SampleQueue) -> dict[int, str]:
     """Positions of the samples that are left out, in all shards one after the other, with the reason of each."""
     begins = _begins(ledger.sizes)
     return {

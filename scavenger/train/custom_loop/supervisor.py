@@ -16,6 +16,7 @@ from scavenger.elastic.leases import EpochCommitted, Found, Grant, LeaseAttempt,
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause, NotTheData, Suspects, cause_of_death
 from scavenger.elastic.rounds import Rounds
+from scavenger.elastic.sample_queue import SampleQueue
 from scavenger.errors import (
     ConfigurationError,
     NotSupportedError,
@@ -79,6 +80,7 @@ class LoopSupervisor(WithoutAggregators):
         super().__init__(workers.registry)
         self._source, self._workers, self._checkpointer, self._clock = source, workers, checkpointer, clock
         self._rounds: Rounds | None = None
+        self._apart = False
         self._ends = EpochEnds(waits=waits)
         self._wanted: r.Resized | None = None
         self._view = 0
@@ -184,6 +186,7 @@ class LoopSupervisor(WithoutAggregators):
 
     def _arrived(self, name: str, described: lm.ReplicaBuilt) -> None:
         if self._rounds is None:
+            self._apart = described.apart
             self._open(described.sizes)
             self.manifest, self._ends.evaluates = manifest_of(described), bool(described.metrics)
             self._returned_step = self.step  # of the checkpoint that it begins with
@@ -268,8 +271,13 @@ class LoopSupervisor(WithoutAggregators):
             incarnation, view, suspects = 0, 0, None
             if before is not None:
                 incarnation, view = before.ledger.incarnation + 1, before.view
-                suspects = Suspects.restore(before.ledger.snapshot()["suspects"])
-            ledger = ShardLedger(sizes, self._source.seed, incarnation=incarnation, suspects=suspects)
+                if not self._apart:
+                    suspects = Suspects.restore(before.ledger.snapshot()["suspects"])
+            ledger: ShardLedger | SampleQueue
+            if self._apart:
+                ledger = SampleQueue(sizes[0], self._source.seed, incarnation=incarnation)
+            else:
+                ledger = ShardLedger(sizes, self._source.seed, incarnation=incarnation, suspects=suspects)
             self._rounds = Rounds(ledger, view=view)
         else:
             snapshot, view = held.ledger, held.view
@@ -278,7 +286,8 @@ class LoopSupervisor(WithoutAggregators):
                 incarnation, view = max(incarnation, before.ledger.incarnation), max(view, before.view)
                 # a rollback undoes steps, but keeps the suspicions about samples
                 snapshot = {**snapshot, "suspects": before.ledger.snapshot()["suspects"]}
-            ledger = ShardLedger.restore(snapshot, incarnation=incarnation + 1)
+            kind = SampleQueue if self._apart else ShardLedger
+            ledger = kind.restore(snapshot, incarnation=incarnation + 1)
             self._rounds = Rounds(ledger, held=True, view=view)
         self._exchange.clear()
         self._ends.begin(self._rounds.ledger.epoch)
@@ -309,9 +318,8 @@ class LoopSupervisor(WithoutAggregators):
                         self._average(action)
                 case Grant():
                     number = (action.attempt.incarnation, action.attempt.number)
-                    self._workers.send(
-                        action.worker, lm.GrantMessage(action.shard, number, action.start, action.stop)
-                    )
+                    granted = lm.GrantMessage(action.shard, number, action.start, action.stop, action.stride)
+                    self._workers.send(action.worker, granted)
                 case r.Over():
                     self._workers.send(action.worker, lm.OverMessage(action.epoch))
                 case r.StartWorker():
@@ -355,14 +363,15 @@ class LoopSupervisor(WithoutAggregators):
         for published in actions:
             if isinstance(published, r.Publish):  # workers get the mean before any other message
                 members = published.workers
-                self._publish(published, epoch, averaged)
+                samples = sum(part.stop - part.start for _, part in action.contributions)
+                self._publish(published, epoch, averaged, samples)
         self._report_step(complete=True)
         self._step = StepInReport(
             step, epoch, view, action.contributions, step_time_s, averaged, batch, set(members)
         )
         self._carry_out(actions)
 
-    def _publish(self, published: r.Publish, epoch: int, averaged: StepMean) -> None:
+    def _publish(self, published: r.Publish, epoch: int, averaged: StepMean, samples: int) -> None:
         rounds = self._rounds
         assert rounds is not None
         for worker in published.workers:
@@ -376,6 +385,7 @@ class LoopSupervisor(WithoutAggregators):
                 rounds.share(worker),
                 self._lr_scale,
                 averaged.shared,
+                samples,
             )
             self._workers.send(worker, mean, averaged.frames)
 

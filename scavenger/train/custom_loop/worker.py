@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import zmq
 
+from scavenger.domain.forms import Script
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk import loop as sdk
 from scavenger.sdk.loop_job import LoopJob
+from scavenger.sdk.script import ScriptRun
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
+from scavenger.train.custom_loop.script import metrics_of, run_script
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.messages import Beat
@@ -73,6 +79,8 @@ class LoopLink:
         state: Callable[[], dict[str, lm.Array]],
         load: Callable[[dict[str, lm.Array]], None],
         evaluate: sdk.Evaluation | None = None,
+        *,
+        apart: bool = False,
     ) -> sdk.Progress:
         if self.entered:
             raise TrainingCodeError("loop.init must be called only once")
@@ -81,7 +89,7 @@ class LoopLink:
             raise TrainingCodeError(f"LoopJob names {', '.join(metrics)}: give loop.init an evaluate=")
         self._state, self._evaluate = state, evaluate
         fail_here("worker.joining")
-        self._send(lm.ReplicaBuilt(tuple(sizes), lm.headers_of(state()), metrics))
+        self._send(lm.ReplicaBuilt(tuple(sizes), lm.headers_of(state()), metrics, apart))
         start, frames = self._wait_for(lm.StartMessage)
         if start.load:
             load(lm.unpack(start.tensors, frames))
@@ -96,7 +104,7 @@ class LoopLink:
         match message:
             case lm.GrantMessage():
                 fail_here("worker.leased")
-                return sdk.Granted(message.shard, message.attempt, message.start, message.stop)
+                return sdk.Granted(*msgspec.structs.astuple(message))
             case lm.MeanMessage():
                 return self._decode_step(message, frames)
             case _:
@@ -144,12 +152,13 @@ class LoopLink:
             array[...] = 0
         return shared
 
-    def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
+    def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
         self.step += 1
         now = time.monotonic()
         self._send(lm.Stepped(self.step, epoch, samples, loss, now - self._since))
         self._since = now
-        while self._socket.socket.poll(0):
+        # what is done between two epochs, as a schedule's step, belongs to the state that is asked for there
+        while not over and self._socket.socket.poll(0):
             event = self._receive()
             if event is not None:
                 raise TrainingCodeError(f"unexpected {type(event[0]).__name__}")
@@ -172,7 +181,14 @@ class LoopLink:
         else:
             tensors = lm.unpack(mean.tensors, frames)
         return sdk.Step(
-            mean.step, mean.over, mean.members, tensors, mean.share, mean.lr_scale, borrowed=mean.shared
+            mean.step,
+            mean.over,
+            mean.members,
+            tensors,
+            mean.share,
+            mean.lr_scale,
+            borrowed=mean.shared,
+            samples=mean.samples,
         )
 
     def _wait_for(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
@@ -225,7 +241,7 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     Raises:
         TrainingCodeError: If there is no such function, or it returns without having called `loop.init`.
     """
-    code = _code(config.train, config.job_dir)
+    code = _code(config)
     memory = None if config.memory_fd < 0 else GradientMemory(config.memory_fd)
     link = LoopLink(config.name, socket, code, memory)
     heartbeat = Heartbeat(context, config, link.status)
@@ -248,8 +264,17 @@ def _same(a: lm.Array, b: lm.Array) -> bool:
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
-def _code(train: str, job_dir: str) -> _Code:
-    """Import the training code: a function, or a `LoopJob` of one."""
+def _code(config: ProcessConfiguration) -> _Code:
+    """The training code: a function that it imports, a `LoopJob` of one, or a script."""
+    train, job_dir = config.train, config.job_dir
+    if (script := Script.find(train)) is not None:
+        run = ScriptRun(
+            job_dir,
+            str(Path(job_dir, script.path)),
+            seed=config.seed,
+            by_samples=bool(config.schedule_batch),
+        )
+        return _Code(functools.partial(run_script, script, run), metrics_of(script, job_dir))
     module_name, _, attribute = train.partition(":")
     enter(job_dir, module_name)
     module = importlib.import_module(module_name)

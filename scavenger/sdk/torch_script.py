@@ -1,0 +1,363 @@
+"""What `scavenger.torch.prepare` makes of a script's model, optimizer and loader in a worker.
+
+Where `DistributedDataParallel` averages gradients, there the workers do: at the end of `backward`, before anything of
+the script reads `.grad`. So clipping, scalers, optimizers and schedulers are the script's own, and see what they would
+see there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from scavenger.errors import ConfigurationError, NotSupportedError, TrainingCodeError
+from scavenger.sdk import loop
+from scavenger.sdk.loop import Batch, Job
+from scavenger.sdk.script import ScriptRun, Skipped
+from scavenger.sdk.torch import Array, Elastic
+from scavenger.sdk.torch_loader import BatchLoader
+
+__all__ = ["ElasticLoader", "TorchScript", "prepared"]
+
+_SCHEDULE = "schedule"
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model": (torch.nn.Module,),
+    "optimizer": (torch.optim.Optimizer,),
+    "loader": (DataLoader,),
+    "scheduler": (LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau),
+    "scaler": (torch.amp.GradScaler,),
+}
+_NEEDED = {"model": "a torch.nn.Module", "optimizer": "its optimizer", "loader": "the DataLoader of training"}
+
+
+def prepared(run: ScriptRun, objects: tuple[Any, ...]) -> TorchScript:
+    """Take what a script prepares, and wait until this worker is a member of the job.
+
+    Raises:
+        NotSupportedError: If one of the objects cannot be trained in a job; begins with the place.
+        TrainingCodeError: If one is missing or given twice.
+    """
+    place, found = run.place(), dict[str, Any]()
+    for number, one in enumerate(objects, start=1):
+        kind = next((kind for kind, types in _KINDS.items() if isinstance(one, types)), "")
+        if not kind:
+            hidden = ": a loader that is none hides its data set" if hasattr(one, "__iter__") else ""
+            raise NotSupportedError(
+                f"{place}: argument {number} of elastic.prepare is a {type(one).__name__}{hidden}: it takes a "
+                "torch.nn.Module, its optimizer and a DataLoader, a scheduler of the learning rate, a GradScaler"
+            )
+        if kind in found:
+            more = "; that of validation stays as it is" if kind == "loader" else ""
+            raise NotSupportedError(f"{place}: elastic.prepare takes one {kind}, and gets two{more}")
+        found[kind] = one
+    if missing := [words for kind, words in _NEEDED.items() if kind not in found]:
+        raise TrainingCodeError(f"{place}: elastic.prepare also needs {' and '.join(missing)}")
+    if isinstance(found["model"], DistributedDataParallel):
+        module = found["model"].module
+        module.__dict__["module"] = module  # scripts say `ddp.module`; an attribute would be a part of itself
+        found["model"] = module
+    return TorchScript(
+        run, found, [next(k for k, o in _KINDS.items() if isinstance(one, o)) for one in objects]
+    )
+
+
+class _Replica(Elastic):
+    """An `Elastic` that exchanges gradients at the end of `backward`, so that nobody can change them before."""
+
+    def __init__(self, script: TorchScript, given: Mapping[str, Any]) -> None:
+        self._script, self._begun = script, False
+        self._begins: set[int] = set()
+        super().__init__(
+            given["model"], given["optimizer"], scheduler=given.get("scheduler"), scaler=given.get("scaler")
+        )
+
+    def _arrange(self, job: Any, settings: int) -> None:
+        super()._arrange(job, settings)
+        for parameter in self._trained:
+            if id(parameter) not in self._begins:
+                parameter.register_hook(self._begin)
+                self._begins.add(id(parameter))
+
+    def _begin(self, gradient: Any) -> None:
+        """Note that a backward pass has begun; no gradient of it is added yet."""
+        if self._begun:
+            return
+        self._begun = True
+        self._script.backward_begins(left=self._left())
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end)
+
+    def _left(self) -> bool:
+        """Whether there are gradients of an earlier step."""
+        given = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        return any(bool(gradient.any()) for gradient in given)
+
+    def _end(self) -> None:
+        self._begun = False
+        self._script.backward_ended()
+
+    def _receive(self, parameter: Any) -> None:
+        place = self._places.get(id(parameter))
+        if place is not None and parameter.grad is not self._own[place]:
+            super()._place(parameter, place)
+
+    def _refuse_changed(self) -> None:
+        """Nobody could."""
+
+    def scaled(self, factor: float) -> None:
+        """Multiply the learning rates."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+
+
+class TorchScript:
+    """Model, optimizer and loader of a script in a worker.
+
+    Args:
+        run: The script's.
+        given: What it has prepared, by kind.
+        kinds: The kinds in the order of the call.
+
+    Attributes:
+        replica: The model with all that belongs to it.
+        batches: Reads the batches.
+        job: The job; None while the script is only looked at.
+        objects: What the script gets.
+    """
+
+    def __init__(self, run: ScriptRun, given: dict[str, Any], kinds: list[str]) -> None:
+        self._run, self._place = run, run.place()
+        self.batches = BatchLoader(given["loader"], run.seed, self._place)
+        optimizer, scheduler = given["optimizer"], given.get("scheduler")
+        with _told_at(self._place):
+            self.replica = _Replica(self, given)
+        if scheduler is not None and scheduler.optimizer is not optimizer:
+            raise TrainingCodeError(
+                f"{self._place}: the scheduler is of another optimizer than the one given"
+            )
+        self._metrics: dict[str, float] = {}
+        self._loss: float | None = None
+        self.pass_ = 0
+        """Passes over the loader that the script has made or skipped."""
+        self._batch: Batch | None = None
+        self._exchanged = self._stepped = False
+        self._done = 0
+        """Samples of the epoch that all workers have trained on, with the step at hand."""
+        self._counted = 0
+        """Steps of the schedule, of those that are made in batches."""
+        self._rates: list[Any] = []
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        if scheduler is not None:
+            self._schedule(scheduler)
+        self.job: Job | None = None
+        if not run.looks:
+            self.job = loop.init(
+                [self.batches.samples],
+                state=self._state,
+                load=self._load,
+                evaluate=lambda: dict(self._metrics),
+                apart=True,
+            )
+        given["loader"] = ElasticLoader(self, given["loader"])
+        self.objects = tuple(given[kind] for kind in kinds)
+
+    # ---- the replica ---------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Array]:
+        return self.replica.state() | {_SCHEDULE: np.array([self._counted, self._done], np.int64)}
+
+    def _load(self, state: dict[str, Array]) -> None:
+        self._counted, self._done = (int(number) for number in state[_SCHEDULE])
+        self.replica.load({name: array for name, array in state.items() if name != _SCHEDULE})
+
+    # ---- the loop over the loader --------------------------------------------------------------------------
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of this worker in the epoch, until it is over for all.
+
+        Raises:
+            Skipped: If the job has this epoch behind it.
+        """
+        around = self._run.epoch_begins()
+        job = self.job
+        assert job is not None
+        if self._batch is not None:
+            self._refuse(
+                "the script left the loop over the loader before its end; the others wait for it there: let each "
+                "epoch end, and have the job's goal end training"
+            )
+        self._refuse_unprepared()
+        if not around and (job.epoch or self.pass_):
+            self._refuse(
+                "the loop over epochs is no `for` statement of the script, so a worker that joins could not begin in "
+                "the right one: write `for epoch in range(...)` there"
+            )
+        if self.pass_ < job.epoch:
+            self.pass_ += 1
+            raise Skipped
+        for batch in job.batches():
+            self._batch, self._exchanged, self._stepped = batch, False, False
+            yield self._read(job, batch)
+            self._end_step(job)
+        self.pass_, self._done = job.epoch, 0
+
+    def _read(self, job: Job, batch: Batch) -> Any:
+        if len(batch):
+            return self.batches.read(job.epoch, batch.start, batch.stop, job.stride)
+        return self.batches.few(
+            job.epoch
+        )  # it counts for nothing, but the script does all that the others do
+
+    def _end_step(self, job: Job) -> None:
+        if not self._exchanged:
+            self._refuse("no loss.backward() in a batch: each batch of the loader needs one")
+        if not self._stepped and self.replica.scaler is None:
+            self._refuse(
+                "no optimizer.step() in a batch: each batch of the loader needs one; leave gradients of several "
+                "batches out: the job chooses the batch"
+            )
+        self._batch, loss, self._loss = None, self._loss, None
+        job.notify_batch_end(loss=loss)
+
+    def _refuse_unprepared(self) -> None:
+        scheduled = getattr(self.replica.optimizer.step, "_wrapped_by_lr_sched", False)
+        if scheduled and self.replica.scheduler is None:
+            self._refuse(
+                "the optimizer has a scheduler of the learning rate, which a worker that joins would not get: give it "
+                "to elastic.prepare, too",
+                at=self._place,
+            )
+
+    def _refuse(self, words: str, *, at: str = "") -> NoReturn:
+        raise TrainingCodeError(f"{at or self._run.place()}: {words}")
+
+    # ---- within a batch ------------------------------------------------------------------------------------
+
+    def backward_begins(self, *, left: bool) -> None:
+        """Refuse what would make other gradients than those of the batch."""
+        if self._batch is None:
+            self._refuse(
+                "backward() outside of the loop over the loader of elastic.prepare: train there alone"
+            )
+        if self._exchanged:
+            self._refuse("a second backward() in a batch: add the losses, and call backward once")
+        if left:
+            self._refuse("the gradients of the batch before are still there: call optimizer.zero_grad()")
+
+    def backward_ended(self) -> None:
+        """Put the mean of all workers' gradients where the script finds them."""
+        job = self.job
+        assert job is not None
+        with _told_at(self._run.place()):
+            self.replica.average(job)
+        self._exchanged = True
+        self._done += job.samples
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.job is None or not self._exchanged:
+            self._refuse("optimizer.step() without a backward() of the batch before it")
+        for parameter in self.replica.frozen:  # they may have a gradient of this worker alone
+            parameter.grad = None
+        if self.job.lr_scale != 1.0:
+            self._rates = [group["lr"] for group in optimizer.param_groups]
+            self.replica.scaled(self.job.lr_scale)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = rate
+        self._rates, self._stepped = [], True
+
+    def _schedule(self, scheduler: Any) -> None:
+        """Have a schedule that is stepped in each batch be as far in an epoch as with the loader's own batches."""
+        kind = type(scheduler)
+
+        @functools.wraps(kind.step)
+        def by_samples(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            if self._batch is None or args or kwargs or not self._run.by_samples:
+                kind.step(scheduler, *args, **kwargs)
+                return
+            assert self.job is not None
+            own, samples = self.batches.steps, self.batches.samples
+            wanted = self.job.epoch * own + math.floor(self._done * own / samples)
+            for _ in range(wanted - self._counted):
+                kind.step(scheduler)
+            self._counted = max(wanted, self._counted)
+
+        scheduler.__class__ = type(
+            kind.__name__, (kind,), {"step": by_samples}
+        )  # what it keeps stays as it is
+
+    # ---- what the script tells -----------------------------------------------------------------------------
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """See `scavenger.torch.log`."""
+        for name, value in metrics.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                self._refuse(f"elastic.log({name}=...) takes a number, not {type(value).__name__}")
+            if name == "loss" and self._batch is not None:
+                self._loss = number
+            elif name != "loss":
+                self._metrics[name] = number
+
+    def end(self, why: str) -> None:
+        """Tell the job that the script has left its loop over epochs; returns only by `Left`."""
+        job = self.job
+        if job is None:
+            return
+        if self._batch is not None:
+            self._refuse(
+                "the script left the loop over the loader before its end; the others wait for it there"
+            )
+        while True:
+            for _ in job.batches():
+                break
+            else:
+                continue
+            raise TrainingCodeError(
+                f"{self._run.place()}: {why} after epoch {job.epoch}, before the goal of the job is reached: lower "
+                "goal.max_epochs, or give the script more epochs"
+            )
+
+
+class ElasticLoader:
+    """The loader that a script in a job loops over; it has the attributes of the one that was given.
+
+    Its length is that of an epoch in the present batch of the job.
+    """
+
+    def __init__(self, script: TorchScript, loader: Any) -> None:
+        self._script, self._loader = script, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._script.epoch()
+
+    def __len__(self) -> int:
+        job, batches = self._script.job, self._script.batches
+        stride = 0 if job is None else job.stride
+        return -(-batches.samples // stride) if stride else batches.steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+@contextlib.contextmanager
+def _told_at(place: str) -> Iterator[None]:
+    """Have what is refused begin with a place in the script."""
+    try:
+        yield
+    except (NotSupportedError, ConfigurationError) as error:
+        raise NotSupportedError(f"{place}: {error}") from error
+    except TrainingCodeError as error:
+        raise TrainingCodeError(f"{place}: {error}") from error

@@ -1,0 +1,61 @@
+"""Training scripts in PyTorch, made elastic by three calls: `prepare`, the loop over its loader, and `log`.
+
+::
+
+    import scavenger.torch as elastic
+
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for epoch in range(args.epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+        elastic.log(val_accuracy=accuracy(model))
+
+`scavenger optimize train.py --target val_accuracy=0.98` trains it on a number of workers and with a batch size that
+change while it trains. With `python train.py` or `torchrun train.py`, the calls do nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scavenger.sdk import script
+
+__all__ = ["log", "prepare"]
+
+
+def prepare(*objects: Any) -> Any:
+    """Make model, optimizer and loader those of this worker, and wait until it is a member of the job.
+
+    Outside of a job, they are returned as they are.
+
+    Args:
+        objects: In any order: a `torch.nn.Module`, its optimizer, and the `DataLoader` of the training data; also a
+            scheduler of the learning rate and a `GradScaler`, if there are any.
+
+    Returns:
+        What was given, in the same order: model, optimizer, scheduler and scaler are the same objects, but for a
+        `DistributedDataParallel`, whose module is returned. The loader has the same samples in the batches of the job.
+
+    Raises:
+        NotSupportedError: If one of them cannot be trained in a job; says where, and what to do.
+        TrainingCodeError: If the call itself is wrong, or its place in the script.
+    """
+    run = script.current()
+    if run is None:
+        return objects if len(objects) != 1 else objects[0]
+    from scavenger.sdk.torch_script import prepared  # imports PyTorch, as the script has
+
+    return run.prepare(lambda: prepared(run, objects))
+
+
+def log(**metrics: float) -> None:
+    """Tell metrics of the model, such as `val_accuracy`, after the loop over the loader; all workers tell the same.
+
+    `loss`, told in that loop, is the loss of the batch. Outside of a job, nothing is done.
+    """
+    run = script.current()
+    if run is not None:
+        run.log(metrics)

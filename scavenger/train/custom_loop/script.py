@@ -1,0 +1,174 @@
+"""Runs a script that calls `scavenger.torch` in a worker, or looks at it as far as its first epoch."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import sys
+import time
+import types
+from pathlib import Path
+
+from scavenger.domain.fit import FitFound
+from scavenger.domain.forms import Script
+from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.sdk import script as sdk
+from scavenger.sdk.script import Reached, ScriptRun
+
+_MODULE = "scavenger.torch"
+_ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+"""What torchrun would set for one process: a script that makes a process group has a worker alone in it."""
+
+
+def is_prepared(tree: ast.Module) -> bool:
+    """Whether a script imports `scavenger.torch`."""
+    return bool(_names(tree))
+
+
+def imports_torch(tree: ast.Module) -> bool:
+    """Whether a script imports PyTorch."""
+    imported = [
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [one.name for one in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    ]
+    return any(name.partition(".")[0] == "torch" for name in imported)
+
+
+def logged(tree: ast.Module) -> tuple[str, ...]:
+    """The metrics that a script tells by `elastic.log`, as they are written."""
+    names = _names(tree)
+    found = (
+        keyword.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _is_log(node.func, names)
+        for keyword in node.keywords
+        if keyword.arg not in (None, "loss")
+    )
+    return tuple(dict.fromkeys(str(name) for name in found))
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """What a script calls `scavenger.torch`, and functions of it, as `log=`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {one.asname or one.name for one in names if one.name == _MODULE}
+            case ast.ImportFrom(module="scavenger", names=names):
+                found |= {one.asname or one.name for one in names if one.name == "torch"}
+            case ast.ImportFrom(module=module, names=names) if module == _MODULE:
+                found |= {f"{one.name}={one.asname or one.name}" for one in names}
+    return found
+
+
+def _is_log(function: ast.expr, names: set[str]) -> bool:
+    match function:
+        case ast.Name(id=name):
+            return f"log={name}" in names
+        case ast.Attribute(value=value, attr="log"):
+            return ast.unparse(value) in names
+        case _:
+            return False
+
+
+def metrics_of(script: Script, job_dir: str) -> tuple[str, ...]:
+    """The metrics that a script in a folder tells.
+
+    Raises:
+        TrainingCodeError: If it cannot be read.
+    """
+    return logged(_tree(Path(job_dir, script.path)))
+
+
+def run_script(script: Script, run: ScriptRun) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` would; in a worker, it ends by `scavenger.sdk.loop.Left`.
+
+    Raises:
+        TrainingCodeError: If it ends itself, or never calls `elastic.prepare`.
+        Reached: If it is only looked at, where its first epoch begins.
+    """
+    path = Path(run.path)
+    tree = _tree(path)
+    run.loops = sdk.with_epochs(tree)
+    module = types.ModuleType("__main__")
+    module.__file__ = run.path
+    setattr(module, sdk.RUN, run)
+    sys.path.insert(0, str(path.parent))
+    sys.argv = [run.path, *script.arguments]
+    sys.modules["__main__"] = module
+    os.environ.update(_ALONE)
+    os.environ.setdefault("MPLBACKEND", "Agg")  # a window would wait for somebody
+    sdk.begin(run)
+    try:
+        exec(compile(tree, run.path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise TrainingCodeError(
+                f"{script.path}: the script ended itself ({error}): is an argument missing? They follow `--`: "
+                f"scavenger optimize {script.path} -- --name value"
+            ) from error
+    if run.prepared is None:
+        raise TrainingCodeError(f"{script.path}: the script has ended without a call of elastic.prepare")
+    if not run.looped:
+        raise TrainingCodeError(
+            f"{script.path}: the script never loops over the loader that elastic.prepare returns"
+        )
+    run.prepared.end("the script has ended")
+
+
+def _tree(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise TrainingCodeError(f"{path.name}: {error}") from error
+
+
+def look_at(script: Script, folder: str, seed: int) -> FitFound:
+    """Run a script as far as its first epoch; returns what it would train.
+
+    Raises:
+        NotSupportedError, TrainingCodeError: If it cannot be a job; says where.
+    """
+    began = time.monotonic()
+    run = ScriptRun(folder, str(Path(folder, script.path)), seed=seed, looks=True)
+    with contextlib.suppress(Reached):
+        run_script(script, run)
+    if run.epochs is None:
+        raise NotSupportedError(
+            f"{run.prepared_at}: how many epochs the loop around the loader has is not known: write `for epoch in "
+            "range(...)` there"
+        )
+    from scavenger.sdk.torch_script import TorchScript
+
+    found = run.prepared
+    assert isinstance(found, TorchScript)
+    replica, batches = found.replica, found.batches
+    return FitFound(
+        place=run.prepared_at,
+        model=type(replica.module).__name__,
+        weights=sum(p.numel() for p in replica.module.parameters() if p.requires_grad),
+        samples=batches.samples,
+        validation_samples=0,
+        batch_size=min(batches.loader.batch_size, batches.samples),
+        epochs=run.epochs,
+        optimizer=type(replica.optimizer).__name__,
+        metrics=metrics_of(script, folder),
+        callbacks=(),
+        notes=(),
+        start_s=time.monotonic() - began,
+    )

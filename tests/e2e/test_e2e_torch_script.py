@@ -1,0 +1,137 @@
+"""A script of DistributedDataParallel becomes elastic by few lines, and the command takes it to its target."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from audits import AUDIT_FILE, verify_audit
+from real_jobs import Job, ended, environment, lines
+from warm_commands import Command
+
+from scavenger.control.job_file.load import load_job
+from scavenger.domain.forms import Script
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_script"
+CHANGED_MAX = 10
+"""Lines that may be added to a script, or taken out of it."""
+
+
+def _added() -> tuple[list[str], list[str]]:
+    texts = [(EXAMPLE / name).read_text().splitlines() for name in ("ddp.py", "train.py")]
+    found = [line for line in difflib.ndiff(*texts) if line[:2] in ("+ ", "- ")]
+    return [one[2:] for one in found if one[0] == "+"], [one[2:] for one in found if one[0] == "-"]
+
+
+def test_few_lines_make_a_script_of_ddp_elastic() -> None:
+    added, removed = _added()
+
+    assert len(added) + len(removed) <= CHANGED_MAX
+    assert sum("elastic" in line for line in added) == 3
+    assert all(line.startswith('"""') for line in removed), (
+        "but for what it says of itself, nothing is taken out"
+    )
+
+
+@pytest.mark.parametrize("name", ["ddp.py", "train.py"])
+def test_both_do_the_same_with_torchrun(name: str, tmp_path: Path, mark: str) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*launch, str(EXAMPLE / name), "--epochs", "2"],
+        cwd=tmp_path,
+        env={
+            **environment(mark),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert [line.partition(":")[0] for line in ran.stdout.splitlines()] == ["epoch 1", "epoch 2"]
+    assert (tmp_path / "digits.pt").is_file()
+
+
+def test_the_command_takes_a_script_to_its_target_and_every_sample_counts_once(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job()
+    script = job.folder / "digits.py"
+    shutil.copy(EXAMPLE / "train.py", script)
+    options = [
+        "--target",
+        "val_accuracy=0.95",
+        "--workers",
+        "2",
+        "--batch-size",
+        "32..128",
+        "--strategy",
+        "full",
+    ]
+
+    command = [sys.executable, "-m", "scavenger_cli", "optimize", str(script), *options, "--yes", "--audit"]
+    outcome = ended(
+        Command(
+            [*command, "--store", job.store, "-o", "json", "--", "--lr", "0.02", "--epochs", "60"],
+            env={**environment(job.mark), "TORCHINDUCTOR_CACHE_DIR": str(job.folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    )
+    assert outcome.stdout, outcome.stderr
+    report = outcome.report
+    assert report["job"]["state"] == "succeeded", outcome.stderr
+    assert (
+        "prepare: Sequential of 19,210 weights, 1,437 samples in batches of 64, 60 epochs, SGD, val_accuracy"
+        in (outcome.stderr)
+    )
+    written = load_job(script.with_suffix(".job.yaml"))
+    assert written.train == Script("digits.py", ("--lr", "0.02", "--epochs", "60"))
+    assert (written.batch_sizes, written.goal.max_epochs) == ((64,), 60)
+    journal = list(lines(report["measurements_path"]))
+    measured = {
+        (line["configuration"]["workers"], line["configuration"]["global_batch_size"])
+        for line in journal
+        if line["kind"] == "measurement"
+    }
+    assert {workers for workers, _ in measured} == {2}
+    assert len(measured) > 1, "the batch changes while it trains"
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), 1437) == []
+    safetensors = pytest.importorskip("safetensors.torch")
+    saved = safetensors.load_file(report["model_path"])
+    assert saved["model/0.weight"].shape == (256, 64)
+
+
+def test_a_script_without_the_calls_is_told_what_it_misses(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    shutil.copy(EXAMPLE / "ddp.py", job.folder / "ddp.py")
+
+    outcome = job.ask("optimize", str(job.folder / "ddp.py"), "--yes")
+
+    assert outcome.code == 2
+    assert "a PyTorch script without the calls that make it elastic" in outcome.error
+    assert "run: python ddp.py (docs/command-jobs.md)" in outcome.error
+
+
+def test_a_job_file_may_say_run_as_well() -> None:
+    from scavenger.domain.job import JobSpec
+
+    job = JobSpec.model_validate(
+        {"version": 1, "name": "x", "run": "train.py --lr 0.1", "goal": {"max_epochs": 3}}
+    )
+
+    assert job.train == Script("train.py", ("--lr", "0.1"))
+    assert job.run is None

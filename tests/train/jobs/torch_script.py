@@ -1,0 +1,84 @@
+"""A script in the public style: plain PyTorch, with what most scripts have; in a job, by three calls."""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import scavenger.torch as elastic
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--batch-size", type=int, default=24)
+parser.add_argument("--shuffle", action="store_true")
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--samples", type=int, default=500)
+parser.add_argument("--save", default="")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        for layer in (self.body, self.head):
+            x = layer(x)
+        return x
+
+
+def data(samples):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x[:, :3].sum(1) > 0).long() + (x[:, 3] > 0).long())
+
+
+def build(args):
+    torch.manual_seed(3)
+    model = Model().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.02)
+    loader = DataLoader(
+        data(args.samples),
+        args.batch_size,
+        shuffle=args.shuffle,
+        num_workers=args.workers,
+        collate_fn=collate,
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.02, epochs=args.epochs, steps_per_epoch=len(loader)
+    )
+    return model, optimizer, loader, scheduler
+
+
+def collate(rows):
+    return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
+
+
+def train_epoch(model, optimizer, loader, scheduler, epoch):
+    model.body.requires_grad_(epoch >= 1)  # frozen at first
+    for number, batch in enumerate(loader):
+        loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        elastic.log(loss=loss.item())
+
+
+def main():
+    args = parser.parse_args()
+    model, optimizer, loader, scheduler = build(args)
+    model, optimizer, loader, scheduler = elastic.prepare(model, optimizer, loader, scheduler)
+    for epoch in range(args.epochs):
+        train_epoch(model, optimizer, loader, scheduler, epoch)
+        optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
+        elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])
+    if args.save:
+        torch.save(model.state_dict(), args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""What a script that calls `scavenger.torch` cannot do in a job is refused in one line, with place and fix."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scavenger.domain.forms import Script
+from scavenger.errors import ScavengerError, TrainingCodeError
+from scavenger.sdk import loop
+from scavenger.sdk import script as sdk
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
+
+BEGIN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, IterableDataset
+import scavenger.torch as elastic
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(20, 3), torch.zeros(20, dtype=torch.long))
+loader = DataLoader(data, 4, shuffle=True)
+"""
+PREPARED = BEGIN + "model, optimizer, loader = elastic.prepare(model, optimizer, loader)\n"
+LOOP = """
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+class Alone:
+    """A job of this worker alone, of so many epochs."""
+
+    worker = "w0"
+
+    def __init__(self, epochs: int = 3, *, begin: int = 0, share: int = 4) -> None:
+        self._epochs, self._begin, self._share = epochs, begin, share
+        self._step = self._at = 0
+        self.metrics: list[dict[str, float]] = []
+        self.losses: list[float | None] = []
+
+    def enter(self, sizes: Any, state: Any, load: Any, evaluate: Any, *, apart: bool) -> loop.Progress:
+        assert apart
+        [self._samples] = sizes
+        self._evaluate = evaluate
+        state()
+        return loop.Progress(0, self._begin, 1, self._share)
+
+    def seek(self, epoch: int) -> loop.Granted:
+        if self._at == self._samples or epoch > self._begin:
+            self._begin, self._at = epoch, 0
+            self.metrics.append(self._evaluate())
+        if epoch >= self._epochs:
+            raise loop.Left
+        stop = min(self._at + self._share, self._samples)
+        return loop.Granted(0, (0, self._step), self._at, stop, self._share)
+
+    def allocate(self, like: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
+
+    def push(self, part: loop.Granted, tensors: dict[str, Any]) -> loop.Step:
+        self._step, self._at = self._step + 1, part.stop
+        mean = {name: array.copy() for name, array in tensors.items()}
+        over = part.stop == self._samples
+        return loop.Step(self._step, over, 1, mean, self._share, samples=part.stop - part.start)
+
+    def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
+        self.losses.append(loss)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Runs the text of a script as a worker does."""
+    from scavenger.train.custom_loop.script import run_script
+
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    before = dict(os.environ)
+
+    def running(text: str, link: Alone | None = None) -> Alone:
+        link = link or Alone()
+        (tmp_path / "train.py").write_text(text)
+        loop.connect(link)
+        try:
+            run_script(Script("train.py"), sdk.ScriptRun(str(tmp_path), str(tmp_path / "train.py")))
+        except loop.Left:
+            pass
+        finally:
+            loop.connect(None)
+            sdk.begin(None)
+        return link
+
+    yield running
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _line(text: str, of: str) -> str:
+    return f"train.py:{next(n for n, line in enumerate(text.splitlines(), 1) if of in line)}: "
+
+
+PREPARE = [
+    (
+        "elastic.prepare(lambda x: x, optimizer, loader)",
+        "argument 1 of elastic.prepare is a function: it takes a",
+    ),
+    ("elastic.prepare(model, optimizer, [1, 2])", "is a list: a loader that is none hides its data set"),
+    ("elastic.prepare(model, optimizer)", "also needs the DataLoader of training"),
+    (
+        "elastic.prepare(model, optimizer, loader, loader)",
+        "takes one loader, and gets two; that of validation stays",
+    ),
+    (
+        "elastic.prepare(model, torch.optim.LBFGS(model.parameters()), loader)",
+        "LBFGS computes the loss several",
+    ),
+    (
+        "elastic.prepare(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), 1), loader)",
+        "the optimizer has param",
+    ),
+    (
+        "elastic.prepare(model, optimizer, DataLoader(type('Endless', (IterableDataset,), {'__iter__': None})()))",
+        "the data set of the loader, Endless, can only be read from its begin: give a DataLoader of a map-style",
+    ),
+    (
+        "elastic.prepare(model, optimizer, DataLoader(data, batch_sampler=[[1, 2]]))",
+        "the loader makes its batches by list, and in a job the batch changes: give batch_size, shuffle or a",
+    ),
+    ("elastic.prepare(model, optimizer, DataLoader(data, batch_size=None))", "the loader makes no batches"),
+    (
+        "elastic.prepare(model, optimizer, DataLoader(data, sampler=iter([])))",
+        "has no length: give it __len__",
+    ),
+    ("elastic.log(val_accuracy=1.0)", "elastic.log comes after elastic.prepare"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), PREPARE, ids=range(len(PREPARE)))
+def test_what_cannot_be_prepared_is_refused_with_its_line(run: Any, call: str, words: str) -> None:
+    text = BEGIN + call + "\n"
+    with pytest.raises(ScavengerError) as refused:
+        run(text)
+
+    message = str(refused.value)
+    assert message.startswith(_line(text, call)), message
+    assert words in message
+    assert "\n" not in message
+
+
+def _loop(inner: str, *, before: str = "", after: str = "", epochs: str = "for epoch in range(3):") -> str:
+    inner = inner.replace("\n", "\n        ")
+    return f"{PREPARED}{before}\n{epochs}\n    for x, y in loader:\n        {inner}\n    {after}\n"
+
+
+STEP = "optimizer.zero_grad()\nnn.functional.cross_entropy(model(x), y).backward()\noptimizer.step()"
+SCHEDULE = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)"
+TRAIN = [
+    (_loop("pass"), "for x, y in loader", "no loss.backward() in a batch"),
+    (
+        _loop(STEP.replace("optimizer.step()", "pass")),
+        "for x, y in loader",
+        "leave gradients of several batches out",
+    ),
+    (_loop(STEP.replace("zero_grad()", "param_groups")), ".backward()", "call optimizer.zero_grad()"),
+    (_loop(STEP + "\nmodel(x).sum().backward()"), "model(x).sum()", "add the losses, and call backward once"),
+    (_loop("optimizer.step()"), "optimizer.step()", "optimizer.step() without a backward()"),
+    (
+        _loop(STEP, before="model(torch.ones(1, 3)).sum().backward()"),
+        "torch.ones(1, 3)",
+        "outside of the loop",
+    ),
+    (_loop(STEP + "\nbreak"), "for x, y in loader", "left the loop over the loader before its end"),
+    (_loop(STEP, before=SCHEDULE), "prepare(model", "give it to elastic.prepare, too"),
+    (_loop(STEP, epochs="while True:"), "for x, y in loader", "write `for epoch in range(...)` there"),
+    (
+        _loop(STEP, epochs="for epoch in range(2):"),
+        "for epoch in range(2)",
+        "has ended after epoch 2, before the goal",
+    ),
+    (
+        _loop(STEP, after="if epoch == 0: break"),
+        "",
+        "the script has ended after epoch 1, before the goal of the job",
+    ),
+    (_loop(STEP, after="elastic.log(a='good')"), "elastic.log", "elastic.log(a=...) takes a number, not str"),
+    (
+        PREPARED + "elastic.prepare(model, optimizer, loader)",
+        "\nelastic.prepare",
+        "called again, after train.py:10",
+    ),
+    (PREPARED, "", "the script never loops over the loader"),
+    (BEGIN, "", "the script has ended without a call of elastic.prepare"),
+    ("import sys, scavenger.torch\nsys.exit('usage: --data')", "", "the script ended itself (usage: --data)"),
+]
+
+
+@pytest.mark.parametrize(("text", "at", "words"), TRAIN, ids=range(len(TRAIN)))
+def test_what_would_not_be_the_same_at_all_workers_is_refused_with_its_line(
+    run: Any, text: str, at: str, words: str
+) -> None:
+    with pytest.raises(TrainingCodeError) as refused:
+        run(text)
+
+    message = str(refused.value)
+    place = text.rstrip().count("\n") + 1 if at.startswith("\n") else 0
+    assert message.startswith(f"train.py:{place}: " if place else _line(text, at) if at else "train.py: "), (
+        message
+    )
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_process_that_the_script_starts_cannot_prepare(run: Any, tmp_path: Path) -> None:
+    text = BEGIN + (
+        "import os\npid = os.fork()\n"
+        "if not pid:\n"
+        "    try:\n        elastic.prepare(model, optimizer, loader)\n"
+        "    except Exception as error:\n        open(__file__ + '.told', 'w').write(str(error))\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\nmodel, optimizer, loader = elastic.prepare(model, optimizer, loader)\n" + LOOP
+    )
+    run(text)
+
+    assert (
+        "call it in the script itself, without torch.multiprocessing"
+        in (tmp_path / "train.py.told").read_text()
+    )
+
+
+# ---- what is not refused -----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_joins_later_skips_the_epochs_before_and_all_that_is_done_in_them(run: Any) -> None:
+    text = PREPARED + (
+        "seen = []\n"
+        "def one_epoch(epoch):\n"
+        "    for x, y in loader:\n"
+        "        optimizer.zero_grad(); nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()\n"
+        "        elastic.log(loss=epoch)\n"
+        "for epoch in range(5):\n"
+        "    for phase in ('train', 'val'):\n"
+        "        if phase == 'train':\n"
+        "            one_epoch(epoch)\n"
+        "            seen.append(epoch)\n"
+        "    elastic.log(epoch=epoch, seen=len(seen))\n"
+    )
+    link = run(text, Alone(5, begin=3))
+
+    assert link.losses == [3.0] * 5 + [4.0] * 5
+    assert link.metrics == [{"epoch": 3.0, "seen": 1.0}, {"epoch": 4.0, "seen": 2.0}]
+
+
+def test_a_wrapped_model_becomes_its_module_and_the_loader_keeps_its_attributes(run: Any) -> None:
+    text = BEGIN + (
+        "import torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "from torch.utils.data.distributed import DistributedSampler\n"
+        "dist.init_process_group('gloo')\n"
+        "loader = DataLoader(data, 4, sampler=DistributedSampler(data))\n"
+        "inner = model\n"
+        "model, optimizer, loader = elastic.prepare(DistributedDataParallel(model), optimizer, loader)\n"
+        "assert model is inner and model.module is inner and list(model.state_dict()) == ['weight', 'bias']\n"
+        "assert len(loader) == 5 and len(loader.dataset) == 20 and loader.batch_size == 4\n"
+        "dist.destroy_process_group()\n" + LOOP
+    )
+    assert len(run(text).losses) == 15
+
+
+def test_every_sampler_gives_each_epoch_the_same_order_at_every_worker_and_leaves_generators_alone() -> None:
+    from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
+    from torch.utils.data import WeightedRandomSampler as Weighted
+
+    from scavenger.sdk.torch_loader import BatchLoader
+
+    class Own(torch.utils.data.Sampler):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Iterator[int]:
+            return iter(np.random.permutation(12).tolist())
+
+        def __len__(self) -> int:
+            return 12
+
+    data = TensorDataset(torch.arange(12))
+    own = torch.Generator().manual_seed(3)
+    for make in (
+        lambda: DataLoader(data, 4, shuffle=True),
+        lambda: DataLoader(data, 4, sampler=RandomSampler(data, generator=own)),
+        lambda: DataLoader(data, 4, sampler=SubsetRandomSampler(range(6))),
+        lambda: DataLoader(data, 4, sampler=Weighted([1.0] * 12, 30)),
+        lambda: DataLoader(data, 4, sampler=Own()),
+    ):
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), own.get_state()
+        orders = [[list(BatchLoader(make(), 5, "").order(epoch)) for epoch in (0, 1, 0)] for _ in range(2)]
+        after = torch.get_rng_state(), np.random.get_state()[1], own.get_state()
+        assert orders[0] == orders[1]
+        assert orders[0][0] == orders[0][2] != orders[0][1]
+        assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
+    assert list(BatchLoader(DataLoader(data, 4), 5, "").order(3)) == list(range(12))
+
+
+def test_without_a_job_the_calls_do_nothing(tmp_path: Path) -> None:
+    import scavenger.torch as elastic
+
+    model = torch.nn.Linear(1, 1)
+    assert elastic.prepare(model) is model
+    assert elastic.prepare(model, 1, "x") == (model, 1, "x")
+    elastic.log(loss=1.0)
+    light = "import sys, scavenger.torch; assert not {'torch', 'numpy', 'tensorflow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", light], check=True, timeout=60)

@@ -1,0 +1,208 @@
+"""Scripts that call `scavenger.torch`: the weights of plain PyTorch through joins, leaves and a kill, or a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from waiting import PATIENCE_S
+
+from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.events import Event
+from scavenger.train.transport.messages import EpochReport, StepReport
+from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
+
+pytestmark = pytest.mark.slow
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
+
+JOBS = Path(__file__).with_name("jobs")
+SEED, EPOCHS, OWN = 7, 4, 24
+"""Seed of the job, and what the script's defaults are."""
+
+
+class Driven:
+    """A job of a script, with a controller that does what a test says."""
+
+    def __init__(self, folder: Path, train: str, **given: Any) -> None:
+        source = JobSource(train, JOBS, SEED, 1, schedule_batch=1)
+        timeouts = Timeouts(start_s=PATIENCE_S, step_s=PATIENCE_S)
+        self.job = LoopJobSupervisor.open(source, work_dir=folder, timeouts=timeouts, **given)
+        self.steps: list[StepReport] = []
+        self.epochs: list[EpochReport] = []
+
+    @property
+    def arrived(self) -> tuple[str, ...]:
+        return self.job._workers.arrived
+
+    def until(self, what: Callable[[], Any], *, epochs: int = EPOCHS) -> Any:
+        """Let it train until there is something, and as long as epochs are left."""
+        deadline = time.monotonic() + PATIENCE_S / 2
+        while not (found := what()):
+            assert time.monotonic() < deadline, "nothing came"
+            for event in self.job.poll(0.05):
+                self._handle(event, epochs)
+        return found
+
+    def _handle(self, event: Event, epochs: int) -> None:
+        if isinstance(event, StepReport):
+            self.steps.append(event)
+        elif isinstance(event, EpochReport):
+            self.epochs.append(event)
+            self.job.verdict(event.epoch, stop=len(self.epochs) >= epochs, keep_best=False)
+
+    def trained(self, step: int) -> Callable[[], bool]:
+        return lambda: bool(self.steps) and self.steps[-1].step >= step
+
+    def on(self, workers: int) -> Callable[[], bool]:
+        begun = len(self.steps)
+        return lambda: sum(step.workers == workers for step in self.steps[begun:]) > 4
+
+    def kill(self, worker: str) -> None:
+        os.kill(self.job.engine.pid(worker), signal.SIGKILL)
+
+    def to_the_end(self, epochs: int = EPOCHS) -> dict[str, Any]:
+        self.until(lambda: len(self.epochs) >= epochs, epochs=epochs)
+        return {
+            name: np.array(array) for name, array in self.job._last_state(np.inf, checkpoint=False).items()
+        }
+
+
+@contextlib.contextmanager
+def driven(folder: Path, train: str, workers: int, **given: Any) -> Iterator[Driven]:
+    one = Driven(folder, train, **given)
+    try:
+        one.job.start(workers)
+        one.until(lambda: len(one.arrived) == workers)
+        yield one
+    finally:
+        one.job.close()
+
+
+def plainly(arguments: list[str], folder: Path) -> dict[str, Any]:
+    """The weights of `python torch_script.py`."""
+    file = folder / "plain.pt"
+    command = [sys.executable, str(JOBS / "torch_script.py"), *arguments, "--save", str(file)]
+    subprocess.run(command, check=True, timeout=PATIENCE_S, cwd=folder)
+    found: dict[str, Any] = torch.load(file)
+    return found
+
+
+def assert_equal(state: dict[str, Any], weights: dict[str, Any]) -> None:
+    assert weights
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(state[f"model/{name}"], tensor, rtol=0, atol=1e-12, err_msg=name)
+
+
+def replayed(arguments: list[str], steps: list[StepReport]) -> dict[str, Any]:
+    """The weights of one process that takes the samples of each step in one batch."""
+    script, args = _script(), _script().parser.parse_args(arguments)
+    model, optimizer, loader, scheduler = script.build(args)
+    from scavenger.sdk.torch_loader import BatchLoader
+
+    batches, done, counted = BatchLoader(loader, SEED, ""), 0, 0
+    for step in steps:
+        model.body.requires_grad_(step.epoch >= 1)
+        rows = [row for _, start, stop in step.pieces for row in batches.order(step.epoch)[start:stop]]
+        batch = script.collate([loader.dataset[row] for row in rows])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        done += len(rows)
+        wanted = step.epoch * len(loader) + (done - step.epoch * args.samples) * len(loader) // args.samples
+        while counted < wanted:
+            counted += 1
+            scheduler.step()
+        if done % args.samples == 0:
+            optimizer.param_groups[0]["weight_decay"] = 0.02 / (step.epoch + 2)
+    found: dict[str, Any] = model.state_dict()
+    return found
+
+
+def _script() -> Any:
+    sys.path.insert(0, str(JOBS))
+    try:
+        import torch_script
+    finally:
+        sys.path.remove(str(JOBS))
+    return torch_script
+
+
+def _each_once(steps: list[StepReport], samples: int, epochs: int = EPOCHS) -> None:
+    for epoch in range(epochs):
+        read = [
+            p for s in steps if s.epoch == epoch for _, start, stop in s.pieces for p in range(start, stop)
+        ]
+        assert sorted(read) == list(range(samples)), epoch
+
+
+# ---- equal to plain PyTorch --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path, processes: int) -> None:
+    arguments = ["--workers", str(processes)]
+    with driven(tmp_path, f"torch_script.py --workers {processes}", 3) as job:
+        job.job.resize(1, OWN, "one begins")
+        job.until(job.trained(9))
+        job.job.resize(3, OWN, "two join")
+        job.until(job.trained(40))
+        job.job.resize(2, OWN, "one leaves")
+        state = job.to_the_end()
+
+    _each_once(job.steps, 500)
+    assert {len(step.pieces) for step in job.steps} == {1, 2, 3}
+    assert [step.samples for step in job.steps] == ([OWN] * 20 + [20]) * EPOCHS
+    assert [epoch.metrics["epoch"] for epoch in job.epochs] == list(range(EPOCHS))
+    assert_equal(state, plainly(arguments, tmp_path))
+
+
+def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_killed(tmp_path: Path) -> None:
+    arguments = ["--shuffle", "--samples", "2000"]
+    with driven(tmp_path, "torch_script.py --shuffle --samples 2000", 4) as job:
+        job.job.resize(2, 16, "begin")
+        job.until(job.on(2))
+        job.job.resize(3, 40, "one joins, and the batch grows")
+        job.until(job.on(3))
+        victim = job.job.members[1]
+        job.kill(victim)
+        job.until(lambda: victim not in job.job.members)  # the fourth one takes its place
+        job.until(job.on(3))
+        job.job.resize(2, 25, "one leaves")
+        job.until(job.on(2))
+        job.job.resize(1, 8, "another one leaves")
+        state = job.to_the_end()
+
+    _each_once(job.steps, 2000)
+    assert {step.samples for step in job.steps} > {16, 40, 25, 8}
+    assert_equal(state, replayed(arguments, job.steps))
+
+
+def test_a_job_that_is_resumed_begins_in_the_right_epoch(tmp_path: Path) -> None:
+    url = str(tmp_path / "kept")
+    plan = CheckpointPlan(url, 1000.0, 10)
+    with driven(tmp_path / "a", "torch_script.py --shuffle", 2, checkpoint=plan) as job:
+        job.job.resize(2, 24, "begin")
+        job.until(job.trained(50))
+        job.job.keep_state(best=False)
+        at, before = job.job.step, job.steps
+    again_from = RestorePoint(url, at)
+    with driven(tmp_path / "b", "torch_script.py --shuffle", 1, checkpoint=plan, restore=again_from) as again:
+        again.epochs = job.epochs
+        again.job.resize(1, 24, "go on")
+        state = again.to_the_end()
+
+    steps = [step for step in before if step.step <= at] + again.steps
+    _each_once(steps, 500)
+    assert_equal(state, replayed(["--shuffle"], steps))
