@@ -169,7 +169,7 @@ def test_a_how_to_begins_with_its_command() -> None:
     section = (ROOT / "docs" / "README.md").read_text().partition("## How to\n")[2].partition("\n## ")[0]
     for name in re.findall(r"\]\((?!\.\.)([\w/-]+\.md)\)", section):
         first = next(checks.blocks((ROOT / "docs" / name).read_text()))
-        assert first.language in ("sh", "console", "yaml", "python"), name
+        assert first.language in ("sh", "console", "yaml", "python", "diff"), name
 
 
 def test_the_reference_of_the_job_file_has_every_key() -> None:

@@ -58,7 +58,7 @@ def test_every_sample_is_in_one_step_and_all_replicas_agree_whatever_happens_whe
     assert seen["leaves"] > SEEDS // 3
     assert seen["rollbacks"] > SEEDS // 4
     assert seen["late"] > SEEDS // 5
-    assert seen["steps"] > 10 * SEEDS
+    assert seen["steps"] > (5 if apart else 10) * SEEDS
     assert seen["lost_for_good"] < SEEDS // 4
 
 

@@ -188,7 +188,9 @@ class Alone:
         self.said: list[tuple[int, int, float | None]] = []
         self.over: set[int] = set()
 
-    def enter(self, sizes: Sequence[int], state: Any, load: Any, evaluate: Any = None) -> loop.Progress:
+    def enter(
+        self, sizes: Sequence[int], state: Any, load: Any, evaluate: Any = None, *, apart: bool = False
+    ) -> loop.Progress:
         self.sizes = sizes
         return loop.Progress(0, 0, 1)
 
@@ -199,7 +201,7 @@ class Alone:
         self.step += 1
         return loop.Step(self.step, self.step in self.over, 1, tensors)
 
-    def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
+    def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
         self.said.append((epoch, samples, loss))
 
 
