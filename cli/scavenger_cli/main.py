@@ -88,6 +88,11 @@ app = make_app(
                     "cancel": "queue:cancel",
                 },
             ),
+            "pool": CommandGroup(
+                "Show the pools of slots that jobs share: who has how many, what comes, and why.",
+                {"explain": "pool:explain", "what-if": "pool:what_if", "pause": "pool:pause"},
+                own="pool:show",
+            ),
             "aggregators": CommandGroup(
                 "Show the pool of aggregators that jobs with `aggregation: shared` use on this machine.",
                 {

@@ -16,7 +16,8 @@ import socket
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.operation import ScaleTo
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
 from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.domain.report import Actual, Predicted, ReportedJob, RunReport
+from scavenger.domain.submission import runner_lease
 from scavenger.server.serving import serving
 from scavenger.server.settings import ServerSettings
 from scavenger.store import Store
@@ -105,6 +108,9 @@ COMMANDS = (
     Command("status-waiting", "status {waiting}"),
     Command("status-unknown", "status unknown"),
     Command("jobs-queue", "jobs queue"),
+    Command("pool", "pool"),
+    Command("pool-explain", "pool explain {running}"),
+    Command("pool-what-if", "pool what-if {job_file}"),
     Command("hosts", "hosts {running}"),
     Command("logs-running", "logs {running} -n 1"),
     Command("logs-ended", "logs trained"),
@@ -140,6 +146,7 @@ COMMANDS = (
     Command("jobs-cancel", "jobs cancel {waiting} --yes"),
     Command("scale", "scale {running} --workers 2 --no-wait"),
     Command("stop", "stop {running} --no-wait"),
+    Command("pool-pause", "pool pause {running} --no-wait"),
     Command("migrate", "migrate {running} --no-wait"),
     Command("jobs-rm", "jobs rm trained --yes"),
     Command("schema-job", "schema job", by_server=False),
@@ -271,6 +278,7 @@ def filled(store: Store, world: World) -> dict[str, str]:
     )
     waiting = store.submit(submission("ann", world.job_file, "later"))
     store.explain_waiting({waiting.id: "4 jobs at once"})
+    shared(store, running, waiting.id)
     return {
         "running": running,
         "done": done.id,
@@ -278,6 +286,24 @@ def filled(store: Store, world: World) -> dict[str, str]:
         "model": model.id,
         "job_file": str(world.job_file),
     }
+
+
+def shared(store: Store, running: str, waiting: str) -> None:
+    """Have one job hold slots of the pool of this machine, and another one wait for them."""
+    share = PoolShare(3, 3, 3, 1, at=datetime(2026, 1, 2, tzinfo=UTC))
+    pool = Pool("local", 4, "even")
+    shares = {running: share, waiting: replace(share, slots=1, told=0, counts=0)}
+    store.put_allotment(
+        PoolAllotment(pool, 1, shares, ("digits begins with 3 slots",), share.at or datetime.now(UTC))
+    )
+    standing = JobStanding(
+        1, "training", 3, 1, rate=300.0, left=WorkLeft(36_000.0, 0.2), curve=(RatePoint(1, 100.0, True),)
+    )
+    name = runner_lease(running)
+    lease = store.take_lease(name, "runner", store.lease(name))
+    assert lease is not None
+    assert store.stand(lease.fence, running, replace(standing, token=lease.token))
+    store.release_lease(lease.fence)
 
 
 class _Driver:

@@ -217,7 +217,7 @@ def test_a_job_that_waits_is_told_who_has_what_it_needs() -> None:
     found = explain(seen, Rules(POLICIES["fifo"]), 1)
 
     assert in_words(found, ("a", "b")) == (
-        "waits: needs 2 slots, 1 free, the others are of a (3 to 0: it would wait)"
+        "waits: needs 2 slots, 1 free, and would take from a (3 to 0: it would wait)"
     )
     assert found.less is None
 

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from scavenger.domain.intent import Fence, Lease
+from scavenger.domain.intent import Fence
 from scavenger.domain.submission import NewSubmission, runner_lease
 from scavenger.store import Store
 
@@ -64,6 +64,6 @@ def build(store: Store, folder: Path) -> World:
 
 def end_runner(store: Store, job_id: str) -> None:
     """The runner of a job ends, as it does once the job has ended."""
-    lease = store.start_runner(job_id, "runner", Lease(runner_lease(job_id), "", 1, 0))
+    lease = store.start_runner(job_id, "runner", store.lease(runner_lease(job_id)))
     assert lease is not None
     assert store.end_submission(Fence(lease.name, lease.token), job_id, "stopped")

@@ -49,7 +49,7 @@ def scale(
 ) -> int:
     """Change how many workers a running job has, or how many aggregators hold its model."""
     operation = scaling(workers, add, _split(remove), aggregators)
-    return _operate(job, operation, _Waiting(wait, timeout, store_url, output.is_json))
+    return operate(job, operation, Waiting(wait, timeout, store_url, output.is_json))
 
 
 def migrate(
@@ -66,7 +66,7 @@ def migrate(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Replace the workers of a running job by new ones."""
-    return _operate(job, migration(_split(worker)), _Waiting(wait, timeout, store_url, output.is_json))
+    return operate(job, migration(_split(worker)), Waiting(wait, timeout, store_url, output.is_json))
 
 
 def stop(
@@ -78,7 +78,7 @@ def stop(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Stop a running job, and save its model."""
-    return _operate(job, StopJob(save), _Waiting(wait, timeout, store_url, output.is_json))
+    return operate(job, StopJob(save), Waiting(wait, timeout, store_url, output.is_json))
 
 
 def _split(names: list[str] | None) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _split(names: list[str] | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class Waiting:
     """Whether and how long a command waits, and how it answers."""
 
     wait: bool
@@ -95,7 +95,7 @@ class _Waiting:
     as_json: bool
 
 
-def _operate(key: str, operation: Operation, how: _Waiting) -> int:
+def operate(key: str, operation: Operation, how: Waiting) -> int:
     """Request an operation, and wait for its result.
 
     Returns:

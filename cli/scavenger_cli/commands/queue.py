@@ -11,6 +11,7 @@ from rich.text import Text
 from scavenger.api import submissions as api
 from scavenger.api.jobs import job_of
 from scavenger.api.opening import open_source
+from scavenger.api.pools import show_pools
 from scavenger.api.submissions import (
     SubmissionsPage,
     SubmittedJob,
@@ -22,6 +23,7 @@ from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, moneys, plural, when
 from scavenger_cli.commands.logs import show_lines
+from scavenger_cli.commands.pool import coming
 from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
@@ -43,12 +45,16 @@ def queue(
     """Show submitted jobs that wait or run."""
     with open_source(store_url) as source:
         page = list_submissions(source, None if everything else list(OPEN_SUBMISSIONS), SHOWN)
+        shared = () if output.is_json or not page.submissions else show_pools(source).pools
     if output.is_json:
         console.emit_answer(page)
         return 0
     found, servers = page.submissions, page.servers
     if found:
         _emit(found)
+        for pool in shared:
+            if pool.jobs and not pool.whole:
+                console.emit("", Text(f"pool {pool.name}, if no other job comes (90 %):"), *coming(pool))
     else:
         console.emit(Text("No job is queued: `scavenger optimize JOB.yaml --detach` submits one."))
     if any(one.is_open for one in found) and not servers:

@@ -205,7 +205,7 @@ def in_words(found: Explanation, names: Sequence[str]) -> str:
     more = found.more
     if found.slots == 0:
         has = f"waits: needs {plural(more.slots, 'slot')}, {found.free} free"
-        return has + (f", the others are of {_owners(more.others, names)}" if more.others else "")
+        return has + (f", and would take from {_owners(more.others, names)}" if more.others else "")
     brings = f"has {plural(found.slots, 'slot')}; one more makes it {more.faster:.1%} faster"
     if np.isfinite(more.sooner_s):
         brings += f", {duration(abs(more.sooner_s))} {'sooner' if more.sooner_s >= 0.0 else 'later'}"

@@ -1,0 +1,242 @@
+"""`pool`: the slots that jobs share, what comes of the jobs, and why each has what it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from scavenger.api import pools
+from scavenger.api.opening import open_source
+from scavenger.api.submissions import submission_of
+from scavenger.api.submitting import JobRequest
+from scavenger.domain.operation import StopJob
+from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.presentation.formatting import (
+    UNKNOWN,
+    clean,
+    duration,
+    duration_range,
+    duration_within,
+    money,
+    money_range,
+    money_within,
+    plural,
+    when,
+)
+from scavenger_cli.commands.operate import TIMEOUT, Waiting, operate
+from scavenger_cli.options import (
+    JobFile,
+    Output,
+    OutputOption,
+    RunningJob,
+    StoreOption,
+    TimeoutOption,
+    WaitOption,
+)
+from scavenger_cli.ui import console, render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
+
+_ANOTHERS = "another user's"
+_PAUSED = "paused"
+
+
+def show(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Option("--name", metavar="POOL", help="Only this pool.")] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show the pools of slots that jobs share: who has how many, what comes, and why."""
+    if context.invoked_subcommand is not None:
+        return 0
+    with open_source(None) as source:
+        answer = pools.show_pools(source)
+    found = [one for one in answer.pools if name in (None, one.name)]
+    if not found:
+        raise NotFoundError(
+            f"there is no pool {name!r}; there are {', '.join(one.name for one in answer.pools)}"
+        )
+    if output.is_json:
+        console.emit_answer(pools.PoolsAnswer(pools=tuple(found)))
+        return 0
+    for number, one in enumerate(found):
+        console.emit(*(("",) if number else ()), *_shown(one))
+    return 0
+
+
+def _shown(one: pools.SharedPool) -> Iterator[RenderableType]:
+    each = ", one job at a time has all of them" if one.whole else f", shared out by {one.policy}"
+    yield Text(f"Pool {one.name}: {plural(one.slots, 'slot')}{each}; {one.free} free")
+    if not one.jobs:
+        yield Text("No job waits or runs.")
+        return
+    yield from coming(one)
+    for job in one.jobs:
+        if job.why:
+            yield Text(f"{_title(job.id, job.name)} {clean(job.why)}")
+    if not one.whole:
+        gains = ", ".join(_gained(gain) for gain in one.further)
+        yield Text(f"one slot more would bring: {gains or 'nothing, no job would have it'}")
+    for move in one.moves:
+        yield Text(f"{when(move.at)[11:19]}  {clean(move.what)}")
+    yield Text(
+        f"90 % intervals, if no other job comes; dollars from now on, at {money(one.usd_per_slot_hour)} per slot "
+        "and hour"
+    )
+
+
+def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
+    """What comes of the jobs of a pool, as a table."""
+    aggregators = any(job.aggregators for job in one.jobs)
+    grid = render.table(
+        ("job", "left"),
+        ("name", "left"),
+        ("state", "left"),
+        ("workers", "right"),
+        *((("aggregators", "right"),) if aggregators else ()),
+        ("start in", "right"),
+        ("end in", "right"),
+        ("dollars", "right"),
+    )
+    for job in one.jobs:
+        grid.add_row(
+            "-" if job.id is None else job.id[:8],
+            _ANOTHERS if job.name is None else clean(job.name),
+            job.state,
+            str(job.slots) if job.next == job.slots else f"{job.slots} -> {job.next}",
+            *((str(job.aggregators),) if aggregators else ()),
+            "-" if job.slots else _ranged(job.start_s, duration, duration_range),
+            _ranged(job.end_s, duration, duration_range),
+            _ranged(job.usd, money, money_range),
+        )
+    yield grid
+
+
+def _ranged(span: pools.Span, exact: Callable[[float], str], ranged: Callable[[float, float], str]) -> str:
+    """A cell: the interval, its lower bound where there is no upper one, or that nothing is known."""
+    if span.low is None or (span.high is None and span.low <= 0.0):
+        return UNKNOWN
+    if span.high is None:
+        return f"from {exact(span.low)}"
+    return exact(span.low) if span.low == span.high else ranged(span.low, span.high)
+
+
+def _within(
+    span: pools.Span, exact: Callable[[float], str], within: Callable[[float, float, float], str]
+) -> str:
+    """In a sentence: the median with its interval."""
+    if span.middle is None or span.low is None or span.high is None or span.low == span.high:
+        return _ranged(span, exact, lambda low, high: within(low, low, high))
+    return within(span.middle, span.low, span.high)
+
+
+def _title(job: str | None, name: str | None) -> str:
+    return _ANOTHERS if job is None or name is None else f"{clean(name)} ({job[:8]})"
+
+
+def _gained(gain: pools.Gain) -> str:
+    """Whose slots change, and what that is to him."""
+    what = f"{gain.slots - gain.more} to {gain.slots}"
+    if gain.sooner_s is None or gain.sooner_s == 0.0:
+        then = ": it would wait" if gain.slots == 0 else ""
+    else:
+        then = f": {duration(abs(gain.sooner_s))} {'sooner' if gain.sooner_s > 0.0 else 'later'}"
+    return f"{_title(gain.job, gain.name)} {what}{then}"
+
+
+def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Say what one slot more or less is worth to a job, and who has the slots that it would take."""
+    with open_source(store_url) as source:
+        found = pools.explain_share(source, job)
+    if output.is_json:
+        console.emit_answer(found)
+        return 0
+    console.emit(
+        Text(f"{_title(found.job, found.name)} in pool {found.pool} ({found.policy}): {clean(found.why)}")
+    )
+    for one in (found.more, found.less):
+        if one is not None:
+            console.emit(*_sized(one))
+    return 0
+
+
+def _sized(one: pools.Sized) -> Iterator[RenderableType]:
+    if one.slots == 0:
+        line = "without slots: it would wait"
+    else:
+        speed = "it could train" if one.faster is None else f"{one.faster:+.1%} speed"
+        line = f"with {plural(one.slots, 'slot')}: {speed}"
+        if one.sooner_s is not None:
+            line += f", {duration(abs(one.sooner_s))} {'sooner' if one.sooner_s >= 0.0 else 'later'}"
+    yield Text(line)
+    for gain in one.others:
+        yield Text(f"  {_gained(gain)}")
+
+
+def what_if(
+    job_file: JobFile,
+    priority: Annotated[
+        int, typer.Option(metavar="N", min=-1000, max=1000, help="Of the job; higher ones go first.")
+    ] = 0,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Say when a job would start and end if it was submitted now, and whom it would delay; nothing is submitted."""
+    path = Path(job_file)
+    with open_source(store_url) as source:
+        found = pools.what_if_submitted(source, JobRequest(job_file=str(path.absolute()), priority=priority))
+    if output.is_json:
+        console.emit_answer(found)
+        return 0
+    by = (
+        "no earlier run of the file is known, so its end is not"
+        if found.known_by is None
+        else (f"by the curve of its run {found.known_by[:8]}")
+    )
+    console.emit(
+        Text(f"{clean(found.name)} in pool {found.pool}, if it was submitted now ({by}):"),
+        Text(f"  starts in  {_within(found.start_s, duration, duration_within)}"),
+        Text(f"  ends in    {_within(found.end_s, duration, duration_within)}"),
+        Text(f"  takes      {_within(found.usd, money, money_within)}"),
+    )
+    for one in found.delays:
+        console.emit(Text(f"  {_title(one.job, one.name)}: {_later(one.later_s)}"))
+    if not found.delays:
+        console.emit(Text("  delays nobody"))
+    return 0
+
+
+def _later(span: pools.Span) -> str:
+    """By how much later a job would end."""
+    if span.middle is None or span.low is None or span.high is None:
+        return "nobody knows how much later"
+    if span.middle < 0.0:
+        sooner = pools.Span(-span.middle, -span.high, -span.low)
+        return f"{_within(sooner, duration, duration_within)} sooner"
+    return f"{_within(span, duration, duration_within)} later"
+
+
+def pause(
+    job: RunningJob,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = TIMEOUT,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Have a running job save and give all its slots back, until `scavenger resume JOB`."""
+    with open_source(store_url) as source:
+        one = submission_of(source, job)
+    if one is not None and one.state == "queued":
+        raise ConfigurationError(
+            f"job {one.name} ({one.id[:8]}) has no slots: it waits; `scavenger jobs cancel` withdraws it"
+        )
+    code = operate(job, StopJob(save=True, reason=_PAUSED), Waiting(wait, timeout, store_url, output.is_json))
+    if code == 0:
+        console.note(f"`scavenger resume {job}` lets it go on")
+    return code

@@ -1,0 +1,392 @@
+"""Pools of slots that jobs share: who has how many, what comes, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar
+
+from scavenger.api.calls import Local, call
+from scavenger.api.forms import JobKey
+from scavenger.api.submitting import JobRequest
+from scavenger.api.values import Answer
+from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.presentation.formatting import duration
+
+if TYPE_CHECKING:
+    from scavenger.control.pools.standing import PoolStanding
+    from scavenger.scheduler.jobs.explaining import Other, Step
+    from scavenger.scheduler.jobs.forecast import Forecast, Range
+
+MOVES_SHOWN = 10
+EXPLAINED_MAX = 100
+"""So many jobs of a pool are told why they have what they have."""
+ANOTHERS = "another user's"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A number that may be known with an error.
+
+    Attributes:
+        middle: The median; null if it is unknown.
+        low, high: Nine of ten are between them; null where there is no bound.
+    """
+
+    middle: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingJob:
+    """A job of a pool.
+
+    Attributes:
+        id, name: Null if it is another user's.
+        state: `waiting`, or what its runner says.
+        slots: That it may have by what it was told last.
+        next: That it shall have.
+        aggregators: In the pool of aggregators of this machine.
+        start_s, end_s: From now.
+        usd: From now on.
+        why: Why it has so many slots, or none.
+    """
+
+    id: str | None
+    name: str | None
+    user: str | None
+    priority: int
+    state: str
+    slots: int
+    next: int
+    aggregators: int
+    start_s: Span
+    end_s: Span
+    usd: Span
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What other slots would be to a job.
+
+    Attributes:
+        job, name: Null if it is another user's.
+        slots: How many it would have.
+        more: How many more than now; negative for fewer.
+        sooner_s: By how much sooner it would end; negative for later, null if it is unknown, or has no slots then or
+            now.
+    """
+
+    job: str | None
+    name: str | None
+    slots: int
+    more: int
+    sooner_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMove:
+    """What was changed, and when it was decided."""
+
+    at: datetime
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPool:
+    """A pool.
+
+    Attributes:
+        slots: Workers that all jobs may have together.
+        free: Slots that nobody has.
+        whole: Whether each job has all of it.
+        usd_per_slot_hour: Price of a slot: that of a processor of this machine.
+        number: Of the newest allotment; 0 before the first.
+        jobs: In the order of submission.
+        further: What one slot more would bring now.
+        moves: The latest, newest first.
+    """
+
+    name: str
+    policy: str
+    slots: int
+    free: int
+    whole: bool
+    usd_per_slot_hour: float
+    number: int
+    jobs: tuple[SharingJob, ...]
+    further: tuple[Gain, ...]
+    moves: tuple[PoolMove, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolsAnswer(Answer):
+    """The pools of the machine that was asked."""
+
+    masked: ClassVar[bool] = True
+
+    pools: tuple[SharedPool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """What another number of slots would be to a job.
+
+    Attributes:
+        faster: Its speed then over its speed now, less 1; null if it has none now.
+        sooner_s: As of `Gain`, less what the change costs.
+        idle: Slots that nobody has, of those that it would get.
+        others: Whose slots would change.
+    """
+
+    slots: int
+    faster: float | None
+    sooner_s: float | None
+    idle: int
+    others: tuple[Gain, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareAnswer(Answer):
+    """Why a job has its slots.
+
+    Attributes:
+        slots: That it shall have.
+        why: In words.
+        more: The next number that it could have; null if there is none.
+        less: The number below; null if there is none.
+    """
+
+    masked: ClassVar[bool] = True
+
+    pool: str
+    policy: str
+    job: str
+    name: str
+    slots: int
+    held: int
+    why: str
+    more: Sized | None
+    less: Sized | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """By how much later a job would end; negative for sooner."""
+
+    job: str | None
+    name: str | None
+    later_s: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfAnswer(Answer):
+    """What a job would bring if it was submitted now.
+
+    Attributes:
+        known_by: Id of the earlier run whose curve is that of the job; null if there is none: then its end is unknown.
+        delays: Of the others.
+    """
+
+    masked: ClassVar[bool] = True
+
+    pool: str
+    name: str
+    known_by: str | None
+    start_s: Span
+    end_s: Span
+    usd: Span
+    delays: tuple[Delay, ...]
+
+
+@call("get", "pools", tag="pools", summary="The pools that jobs share")
+def show_pools(at: Local) -> PoolsAnswer:
+    """Slots of each pool and who has them, what comes of its jobs under the queue as it is, and why."""
+    from scavenger.control.pools.standing import standing_pools
+
+    tenants = _aggregators()
+    with at.store.at_one_moment():
+        found = standing_pools(at.store)
+        moves = {name: _moves(at, name) for name in found}
+    return PoolsAnswer(pools=tuple(_shared(at, one, tenants, moves[name]) for name, one in found.items()))
+
+
+@call("get", "pools/jobs/{job}", tag="pools", summary="Why a job has its slots")
+def explain_share(at: Local, job: JobKey) -> ShareAnswer:
+    """What one slot more or less is worth to a job of a pool, whose it would be, or who would get it."""
+    from scavenger.control.pools.standing import standing_pools
+    from scavenger.scheduler.jobs.explaining import explain, in_words
+
+    one = at.find_submission(job)
+    if one is None:
+        raise NotFoundError(f"there is no submitted job {job!r}; `scavenger jobs queue` lists them")
+    for pool in standing_pools(at.store).values():
+        if (row := pool.row(one.id)) is not None:
+            seen = pool.decision.seen
+            found = explain(seen, pool.rules, row)
+            names = _names(at, pool)
+            return ShareAnswer(
+                pool=pool.pool.name,
+                policy=pool.pool.policy,
+                job=one.id,
+                name=one.job.name,
+                slots=found.slots,
+                held=found.held,
+                why=in_words(found, list(names.values())) + _promoted(pool, row, found.slots),
+                more=_sized(at, pool, found.more),
+                less=_sized(at, pool, found.less),
+            )
+    where = "it has ended" if not one.is_open else "it runs in no pool, or is being paused"
+    raise ConfigurationError(f"job {one.job.name} ({one.id[:8]}) has no share: {where}")
+
+
+@call("post", "pools/what-if", tag="pools", summary="What one more job would bring", role="changer", body="*")
+def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
+    """Start, end and dollars of a job if it was submitted now, and whom it would delay; nothing is submitted."""
+    from scavenger.control.pools.standing import standing_pools
+    from scavenger.control.pools.unsubmitted import as_new_job
+    from scavenger.domain.pool import pool_of
+    from scavenger.scheduler.jobs.forecast import what_if
+
+    prepared = request.prepared()
+    name = pool_of(prepared.job.written(), rents=prepared.place.rents)
+    pools = standing_pools(at.store)
+    if name not in pools:
+        raise ConfigurationError(f"{request.job_file}: the job runs in no pool of this machine")
+    pool = pools[name]
+    new, known_by = as_new_job(at.store, prepared, pool, user=at.user, priority=request.priority)
+    found = what_if(pool.decision.seen, pool.rules, new, usd_per_slot_s=pool.usd_per_slot_s)
+    last = pool.decision.seen.jobs
+    start, end, usd = _spans(found.forecast, last)
+    delays = [
+        Delay(*_shown(at, pool, row), later)
+        for row in range(last)
+        if (later := _span(found.later_s, row)) != Span(0.0, 0.0, 0.0)
+    ]
+    return WhatIfAnswer(
+        pool=name,
+        name=prepared.job.name,
+        known_by=known_by,
+        start_s=start,
+        end_s=end,
+        usd=usd,
+        delays=tuple(delays),
+    )
+
+
+def _aggregators() -> Mapping[str, int]:
+    """Aggregators of each job in the pool of aggregators of this machine."""
+    from collections import Counter
+
+    from scavenger.train.pool import protocol
+    from scavenger.train.pool.connection import load_of
+
+    load = load_of(protocol.pool_folder())
+    return {} if load is None else Counter(tenant.job_id for tenant in load.tenants)
+
+
+def _moves(at: Local, name: str) -> tuple[PoolMove, ...]:
+    """The latest moves; only of those who see all jobs, since they name them."""
+    if not at.sees_all:
+        return ()
+    found = at.store.allotments(name, MOVES_SHOWN)
+    return tuple(PoolMove(one.at, what) for one in found for what in one.moves)[:MOVES_SHOWN]
+
+
+def _names(at: Local, pool: PoolStanding) -> dict[str, str]:
+    """Names of the jobs of a decision, by their ids, in its order."""
+    return {
+        job.id: pool.submissions[job.id].job.name if at.only_of in (None, job.user) else ANOTHERS
+        for job in pool.decision.jobs
+    }
+
+
+def _shared(
+    at: Local, pool: PoolStanding, tenants: Mapping[str, int], moves: tuple[PoolMove, ...]
+) -> SharedPool:
+    from scavenger.scheduler.jobs.explaining import explain, further_slot, in_words
+    from scavenger.scheduler.jobs.forecast import forecast
+
+    seen, rules, names = pool.decision.seen, pool.rules, _names(at, pool)
+    slots, titles = pool.decision.slots, list(names.values())
+    coming = forecast(seen, rules, usd_per_slot_s=pool.usd_per_slot_s)
+    jobs = []
+    for row, job in enumerate(pool.decision.jobs):
+        mine = at.only_of in (None, job.user)
+        start, end, usd = _spans(coming, row)
+        state = "waiting" if job.queued else "starting" if job.standing is None else job.standing.state
+        told = row < EXPLAINED_MAX and mine and not pool.pool.whole
+        why = in_words(explain(seen, rules, row), titles) if told else ""
+        jobs.append(
+            SharingJob(
+                id=job.id if mine else None,
+                name=titles[row] if mine else None,
+                user=job.user if mine else None,
+                priority=job.priority,
+                state=state,
+                slots=job.told,
+                next=slots[job.id],
+                aggregators=tenants.get(job.id, 0) if mine else 0,
+                start_s=start,
+                end_s=end,
+                usd=usd,
+                why=why + (_promoted(pool, row, slots[job.id]) if told else ""),
+            )
+        )
+    further = () if pool.pool.whole or not seen.jobs else further_slot(seen, rules, 0)
+    return SharedPool(
+        name=pool.pool.name,
+        policy=pool.pool.policy,
+        slots=pool.pool.slots,
+        free=pool.pool.slots - int(seen.held.sum()),
+        whole=pool.pool.whole,
+        usd_per_slot_hour=pool.usd_per_slot_hour,
+        number=0 if pool.allotment is None else pool.allotment.number,
+        jobs=tuple(jobs),
+        further=tuple(_gain(at, pool, one) for one in further),
+        moves=moves,
+    )
+
+
+def _promoted(pool: PoolStanding, row: int, slots: int) -> str:
+    """When a job that waits goes before all others."""
+    starved_s = pool.rules.patience.starved_s
+    if slots or math.isinf(starved_s):
+        return ""
+    left_s = starved_s - float(pool.decision.seen.standing.waited_s[row])
+    return f"; goes before all others in {duration(left_s)}" if left_s > 0.0 else "; goes before all others"
+
+
+def _spans(coming: Forecast, row: int) -> tuple[Span, Span, Span]:
+    return _span(coming.start_s, row), _span(coming.end_s, row), _span(coming.usd, row)
+
+
+def _span(found: Range, row: int) -> Span:
+    return Span(*(_finite(float(column[row])) for column in (found.middle, found.low, found.high)))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shown(at: Local, pool: PoolStanding, row: int) -> tuple[str | None, str | None]:
+    """Id and name of a job, if the caller may see it."""
+    job = pool.decision.jobs[row]
+    if at.only_of not in (None, job.user):
+        return None, None
+    return job.id, pool.submissions[job.id].job.name
+
+
+def _gain(at: Local, pool: PoolStanding, one: Other) -> Gain:
+    return Gain(*_shown(at, pool, one.job), one.slots, one.more, _finite(one.sooner_s))
+
+
+def _sized(at: Local, pool: PoolStanding, step: Step | None) -> Sized | None:
+    if step is None:
+        return None
+    others = tuple(_gain(at, pool, one) for one in step.others)
+    return Sized(step.slots, _finite(step.faster), _finite(step.sooner_s), step.idle, others)

@@ -1,0 +1,154 @@
+"""How a pool stands: its jobs as they are on record, and what may be said of their future."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+import numpy as np
+from pydantic import ValidationError
+
+from scavenger.cloud.local import LocalCloud
+from scavenger.control.settings import load_settings
+from scavenger.domain.curve import FloatArray
+from scavenger.domain.job import JobSpec
+from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolAllotment, RatePoint, pool_of
+from scavenger.domain.pool_settings import pools_of
+from scavenger.domain.submission import RunnerSeen, Submission
+from scavenger.scheduler.jobs.allotting import Rules
+from scavenger.scheduler.jobs.seeing import (
+    PoolDecision,
+    PoolJob,
+    Sizes,
+    decided,
+    rules_of,
+    sizes_of,
+    users_of,
+)
+from scavenger.store import Store
+
+
+@dataclass(frozen=True)
+class PoolStanding:
+    """A pool with its jobs.
+
+    Attributes:
+        pool: As its server decides on it.
+        jobs: All that wait or run, in the order of submission, with what may be said of their work and speed.
+        submissions: Theirs, by id.
+        allotment: The newest; None before the first.
+        usd_per_slot_hour: Price of a slot.
+    """
+
+    pool: Pool
+    jobs: tuple[PoolJob, ...]
+    submissions: Mapping[str, Submission]
+    allotment: PoolAllotment | None
+    usd_per_slot_hour: float
+
+    @cached_property
+    def decision(self) -> PoolDecision:
+        """What is seen, and what follows."""
+        return decided(self.pool, self.jobs, 0 if self.allotment is None else self.allotment.number)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """Those of the pool for the users of its jobs."""
+        return rules_of(self.pool, users_of(self.decision.jobs))
+
+    @property
+    def usd_per_slot_s(self) -> FloatArray:
+        """Price of each node's slots."""
+        return np.full(len(self.decision.seen.nodes.slots), self.usd_per_slot_hour / 3600.0)
+
+    def row(self, job_id: str) -> int | None:
+        """The row of a job in the decision; None if it has none: it is being paused."""
+        return next((row for row, job in enumerate(self.decision.jobs) if job.id == job_id), None)
+
+
+def standing_pools(store: Store) -> dict[str, PoolStanding]:
+    """The pools of this machine and account, by name.
+
+    A pool on record is as its server last decided on it; others are as the settings say. That of jobs with
+    `infra: local` is left out while it has no job and others are there.
+    """
+    cloud = LocalCloud()
+    price, _ = cloud.cpu_price()
+    on_record = {one.pool.name: one for one in store.pools()}
+    known = pools_of(load_settings().pool, cloud.capacity()[0])
+    known |= {name: one.pool for name, one in on_record.items()}
+    backlog = store.backlog(store.me().host, os.getuid(), None)
+    by_pool: dict[str, list[Submission | RunnerSeen]] = {name: [] for name in known}
+    open_ones: list[Submission | RunnerSeen] = [*backlog.queued, *backlog.running]
+    for seen in open_ones:
+        job = _submission(seen).job
+        by_pool.get(pool_of(job.spec, rents=job.rents), []).append(seen)
+    standings = store.standings([_submission(seen).id for seen in open_ones])
+    now = datetime.now(UTC)
+    found = {
+        name: _standing(pool, by_pool[name], standings, on_record.get(name), price, now)
+        for name, pool in known.items()
+    }
+    if len(found) > 1 and not found[MACHINE].jobs:
+        del found[MACHINE]
+    return found
+
+
+def _standing(
+    pool: Pool,
+    seen: Iterable[Submission | RunnerSeen],
+    standings: Mapping[str, JobStanding],
+    allotment: PoolAllotment | None,
+    price: float,
+    now: datetime,
+) -> PoolStanding:
+    shares = {} if allotment is None else allotment.shares
+    jobs, submissions = [], {}
+    for entry in sorted(seen, key=lambda one: _submission(one).number):
+        one, standing = _submission(entry), standings.get(_submission(entry).id)
+        share = shares.get(one.id)
+        if isinstance(entry, RunnerSeen) and standing is not None:
+            token = None if entry.lease is None else entry.lease.token
+            if standing.token != token:  # of an earlier runner
+                standing = replace(standing, state="starting", held=0, obeyed=0, refusing="")
+        since = one.submitted_at if share is None or share.at is None else share.at
+        submissions[one.id] = one
+        jobs.append(
+            PoolJob(
+                id=one.id,
+                user=one.job.user,
+                priority=one.job.priority,
+                number=one.number,
+                sizes=_sizes(one),
+                waited_s=max(0.0, (now - since).total_seconds()),
+                standing=None if standing is None else foreseeable(pool, standing),
+                share=share,
+                queued=not isinstance(entry, RunnerSeen),
+            )
+        )
+    return PoolStanding(pool, tuple(jobs), submissions, allotment, price)
+
+
+def _submission(seen: Submission | RunnerSeen) -> Submission:
+    return seen.submission if isinstance(seen, RunnerSeen) else seen
+
+
+def _sizes(one: Submission) -> Sizes:
+    try:
+        return sizes_of(JobSpec.model_validate(one.job.spec))
+    except ValidationError:  # of another version
+        return Sizes(1, 1, 1)
+
+
+def foreseeable(pool: Pool, standing: JobStanding) -> JobStanding:
+    """A standing from which a future follows: without any speed, the work left says nothing of time."""
+    curve = standing.curve
+    if standing.rate and standing.held and (pool.whole or not curve):
+        # a job that has a whole pool has all slots, whatever number of workers it chose
+        curve = (RatePoint(pool.slots if pool.whole else standing.held, standing.rate, True),)
+    elif pool.whole:
+        curve = ()
+    return replace(standing, curve=curve, left=standing.left if curve else None)

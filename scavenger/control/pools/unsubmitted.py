@@ -1,0 +1,86 @@
+"""A job that is not submitted yet, as a pool would see it: its curve and its work are those of an earlier run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from scavenger.control.jobs.prepared import PreparedJob
+from scavenger.control.pools.standing import PoolStanding
+from scavenger.domain.curve import TradeoffCurve
+from scavenger.domain.document import report_from_document
+from scavenger.domain.pool import RatePoint
+from scavenger.scheduler.jobs.forecast import NewJob
+from scavenger.scheduler.jobs.seeing import rates_of, sizes_in, sizes_of, users_of
+from scavenger.store import Store
+from scavenger.store.records import JobRecord
+
+_CHANGE_S = 5.0
+"""What a change costs a job of which nothing is known."""
+_NORMAL_90 = 1.645
+"""Nine of ten normal deviates are within so many standard deviations."""
+_RUNS_LOOKED_AT = 50
+
+
+def as_new_job(
+    store: Store, prepared: PreparedJob, pool: PoolStanding, *, user: str, priority: int
+) -> tuple[NewJob, str | None]:
+    """A job as a new row of a pool, and the id of the run by which it is known; None if no run of the job file is.
+
+    The unit of its work is all that the job has to do, so its rate is one over its time.
+    """
+    sizes = sizes_in(pool.pool, sizes_of(prepared.job))
+    users = users_of(pool.decision.jobs)
+    found = _earlier(store, prepared)
+    points, log_sd = ((), 0.0) if found is None else curve_points(found[1])
+    new = NewJob(
+        least=sizes.least,
+        asked=sizes.asked,
+        most=sizes.most,
+        rates=rates_of(points, pool.pool.slots),
+        user=users.index(user) if user in users else len(users),
+        priority=priority,
+        left=1.0 if points else math.nan,
+        left_log_sd=log_sd,
+        change_s=_CHANGE_S,
+    )
+    return new, found[0].id if found is not None and points else None
+
+
+def _earlier(store: Store, prepared: PreparedJob) -> tuple[JobRecord, TradeoffCurve] | None:
+    """The latest run of the same job file and name that has a curve whose times are absolute."""
+    path = str(prepared.job_file.absolute())
+    for one in store.jobs(_RUNS_LOOKED_AT, name=prepared.job.name):
+        if one.job_file == path and (curve := curve_of(store.job(one.id).report)) is not None:
+            return one, curve
+    return None
+
+
+def curve_of(report: dict[str, Any] | None) -> TradeoffCurve | None:
+    """The curve of a report, if it has one whose times are absolute."""
+    if report is None or report.get("curve") is None:
+        return None
+    try:
+        curve = report_from_document(report).curve
+    except ValueError:
+        return None
+    return None if curve is None or curve.relative_only or not len(curve) else curve
+
+
+def curve_points(curve: TradeoffCurve) -> tuple[tuple[RatePoint, ...], float]:
+    """The rate with each number of workers at the best batch size, in jobs a second; and the log sd of the times."""
+    workers = np.asarray(curve.configurations.workers)
+    low, high = curve.time_interval_s.low, curve.time_interval_s.high
+    points, spreads = [], []
+    for count in np.unique(workers).tolist():
+        rows = np.flatnonzero(workers == count)
+        row = int(rows[np.argmin(curve.time_s[rows])])
+        time_s = float(curve.time_s[row])
+        if not (math.isfinite(time_s) and time_s > 0.0):
+            continue
+        points.append(RatePoint(count, 1.0 / time_s, bool(curve.marks.measured[row])))
+        if 0.0 < low[row] < high[row] < math.inf:
+            spreads.append(math.log(high[row] / low[row]) / (2.0 * _NORMAL_90))
+    return tuple(points), float(np.median(spreads)) if spreads else 0.0

@@ -1,0 +1,144 @@
+"""`pool` and `jobs queue`: who has how many slots, what comes, and why, from what is on record."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scavenger_cli.main import main
+
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
+from scavenger.domain.submission import NewSubmission
+from scavenger.store import Store
+
+JOB = """\
+version: 1
+name: third
+infra: pool/gpu
+train: train:job
+search: {workers: 1..4, batch_size: 64}
+goal: {metric: val_accuracy, target: 0.97, max_epochs: 60}
+"""
+CURVE = tuple(RatePoint(slots, 100.0 * slots**0.8, True) for slots in (1, 2, 4))
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A pool of four slots: `first` and `second` have two each, `waits` has none, and nobody knows how long it is."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("SCAVENGER_LOCAL_PRICE", "0.36")
+    url = f"sqlite:///{tmp_path}/store.db"
+    monkeypatch.setenv("SCAVENGER_STORE", url)
+    monkeypatch.delenv("SCAVENGER_SERVER", raising=False)
+    with Store.open(url) as store:
+        spec = {
+            "version": 1,
+            "infra": "pool/gpu",
+            "train": "train:job",
+            "search": {"workers": [1, 2], "batch_size": [64]},
+            "goal": {"metric": "val_accuracy", "target": 0.97, "max_epochs": 60},
+        }
+        ids = [
+            store.submit(
+                NewSubmission(
+                    name,
+                    {**spec, "name": name},
+                    f"{tmp_path}/{name}.yaml",
+                    "ann",
+                    socket.gethostname(),
+                    os.getuid(),
+                )
+            ).id
+            for name in ("first", "second", "waits")
+        ]
+        now = datetime.now(UTC)
+        shares = {job: PoolShare(2, 2, 2, 1, at=now) for job in ids[:2]}
+        moves = ("first begins with 2 slots", "second begins with 2 slots")
+        store.put_allotment(PoolAllotment(Pool("gpu", 4, "fifo"), 1, shares, moves, now))
+        for job, samples in zip(ids[:2], (100_000.0, 50_000.0), strict=True):
+            lease = store.start_runner(job, "x/1/1", None)
+            assert lease is not None
+            standing = JobStanding(
+                lease.token, "training", 2, 1, rate=CURVE[1].rate, left=WorkLeft(samples, 0.2), curve=CURVE
+            )
+            assert store.stand(lease.fence, job, standing)
+        yield store
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*words, "-o", "json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_a_pool_tells_what_comes_of_its_jobs(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    [pool] = answer(capsys, "pool")["pools"]
+    first, second, waits = pool["jobs"]
+
+    assert (pool["name"], pool["slots"], pool["free"], pool["number"]) == ("gpu", 4, 0, 1)
+    assert [(one["slots"], one["next"], one["state"]) for one in pool["jobs"]] == [
+        (2, 2, "training"),
+        (2, 2, "training"),
+        (0, 0, "waiting"),
+    ]
+    alone_s = 100_000.0 / CURVE[1].rate
+    assert first["end_s"]["middle"] == pytest.approx(alone_s, rel=0.1)
+    assert first["end_s"]["low"] < alone_s < first["end_s"]["high"]
+    assert first["usd"]["middle"] == pytest.approx(first["end_s"]["middle"] * 2 * 0.36 / 3600.0)
+    assert waits["end_s"] == {"middle": None, "low": None, "high": None}
+    assert waits["start_s"]["low"] >= 0.9 * second["end_s"]["low"]
+    assert [one["what"] for one in pool["moves"]] == [
+        "first begins with 2 slots",
+        "second begins with 2 slots",
+    ]
+
+
+def test_tables_fit_a_terminal(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["pool"], ["jobs", "queue"], ["pool", "explain", "waits"], ["pool", "what-if", "job.yaml"]):
+        assert main(words) == 0
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= 80, words
+        assert "waits" in shown or "third" in shown
+
+
+def test_a_job_is_told_whose_slots_it_would_take(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "pool", "explain", "waits")
+
+    assert (found["slots"], found["more"]["slots"], found["more"]["idle"]) == (0, 2, 0)
+    assert [one["more"] for one in found["more"]["others"]] == [-2]
+    assert found["why"].startswith(
+        "waits: needs 2 slots, 0 free, and would take from second (2 to 0: it would wait)"
+    )
+    assert main(["pool", "explain", "nobody"]) == 2
+    assert "there is no submitted job 'nobody'" in capsys.readouterr().err
+
+
+def test_what_if_submits_nothing_and_says_that_the_end_is_not_known(
+    shared: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = shared.submissions()
+    found = answer(capsys, "pool", "what-if", "job.yaml", "--priority", "5")
+
+    assert shared.submissions() == before
+    assert (found["pool"], found["known_by"], found["end_s"]["middle"]) == ("gpu", None, None)
+    assert found["start_s"]["middle"] is not None
+
+
+def test_a_job_that_waits_cannot_be_paused(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "pause", "waits"]) == 2
+    assert "has no slots: it waits; `scavenger jobs cancel` withdraws it" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    waiting = shared.submission("waits")
+    assert waiting is not None
+    assert waiting.state == "queued"
