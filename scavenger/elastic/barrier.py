@@ -169,6 +169,11 @@ class Barrier:
         """The map of buckets of the step in progress."""
         return self.migration.map
 
+    @property
+    def participants(self) -> frozenset[int]:
+        """The aggregators that must have each piece of the step in progress."""
+        return self._pieces.aggregators
+
     def awaits(self, verdict: EpochDecision) -> bool:
         """Whether this is the verdict that is awaited."""
         if self.phase is not BarrierPhase.VERDICT or self._plan is None or verdict.epoch != self._plan.epoch:
@@ -187,12 +192,12 @@ class Barrier:
     def handle(self, event: Event) -> list[Instruction]:
         """Process one event; returns the resulting instructions, in order."""
         match event:
+            case Contribution():  # first, since most events are
+                return self._contribution(event)
             case Lead():
                 return self._lead(event)
             case Announce():
                 return self._announce(event)
-            case Contribution():
-                return self._contribution(event)
             case Formed():
                 return self._formed(event)
             case Applied():
@@ -411,9 +416,10 @@ class Barrier:
 
     def _order(self) -> list[Instruction]:
         """Order the pieces that are due: in a suspicious step, a worker's next one only when it has no other."""
-        return self._orders(
-            self._pieces.order(one_by_one=self.suspicious and self.phase is BarrierPhase.STEP)
-        )
+        if not self._pieces.withholds:
+            return []
+        one_by_one = self.suspicious and self.phase is BarrierPhase.STEP
+        return self._orders(self._pieces.order(one_by_one=one_by_one))
 
     def _orders(self, pieces: Sequence[Piece]) -> list[Instruction]:
         """One order for each worker, with all of its pieces."""

@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterable
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share, split
 
 _PIECES_PER_VIEW = 1 << 32
-"""Range of piece numbers of a view, larger than a view ever needs: so a restarted sequencer never reuses the number
-of a piece that its predecessor gave out in the same step under an older view."""
+
+
+def first_piece(view: int) -> int:
+    """Where the numbers of a view's pieces begin.
+
+    Their range is larger than a view ever needs: so a restarted sequencer never reuses the number of a piece that its
+    predecessor gave out in the same step under an older view.
+    """
+    return view * _PIECES_PER_VIEW
 
 
 class Pieces:
@@ -36,6 +43,11 @@ class Pieces:
         self.number = 0
         self._withheld: dict[int, Piece] = {}
         self._slots_used: dict[str, int] = {}
+
+    @property
+    def aggregators(self) -> frozenset[int]:
+        """The aggregators that must have a piece."""
+        return self._aggregators
 
     @property
     def all(self) -> tuple[Piece, ...]:
@@ -88,7 +100,7 @@ class Pieces:
 
     def new_view(self, number: int) -> None:
         """Number the pieces from here on in the range of a view."""
-        self._made = max(self._made, number * _PIECES_PER_VIEW)
+        self._made = max(self._made, first_piece(number))
 
     def cut(self, shares: tuple[Share, ...], members: tuple[Member, ...]) -> None:
         """Begin a step or evaluation: each member has the share of its rank. Without members, all are orphans."""
@@ -138,8 +150,7 @@ class Pieces:
 
     def _close(self, numbers: list[int]) -> None:
         for number in numbers:
-            everywhere = self._aggregators <= self._held[number] | self._formed
-            if everywhere and number in self._reported:
+            if number in self._reported and self._aggregators <= self._held[number] | self._formed:
                 self._open.pop(number, None)
 
     def _change(self) -> None:
@@ -215,6 +226,11 @@ class Pieces:
                 if part.samples:
                     self.give(part, member)
 
+    @property
+    def withholds(self) -> bool:
+        """Whether some open piece was not ordered yet."""
+        return bool(self._withheld)
+
     def order(self, *, one_by_one: bool) -> list[Piece]:
         """Return the open pieces that are to be ordered now, and record that they were.
 
@@ -222,8 +238,6 @@ class Pieces:
             one_by_one: Whether a worker's next piece waits until it has reported all that were ordered. Then a death
                 can only be due to the one that was not, even if the results of earlier ones were lost with the worker.
         """
-        if not self._withheld:
-            return []
         computing = (piece for piece in self.outstanding if piece.number not in self._reported)
         busy = {piece.worker for piece in computing} if one_by_one else set()
         due: list[Piece] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from scavenger.elastic import quarantine as q
 from scavenger.elastic.migration import BucketMap, MigrationEvent, MigrationInstruction
 from scavenger.elastic.view import Member, Piece, StepPlan, View
@@ -48,8 +50,7 @@ class Announce:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(msgspec.Struct, frozen=True, gc=False):
     """A worker has computed a piece; an aggregator (by its index; None for none) has the gradient in its memory."""
 
     worker: str
@@ -169,8 +170,7 @@ class Expect:
     map: BucketMap
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Proceed(msgspec.Struct, frozen=True):
     """Tell a worker that the weights of `step` can be read, and what to do with them.
 
     `action`: `train` (compute the pieces of `step + 1`), `evaluate` (the pieces of the validation data),

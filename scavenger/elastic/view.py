@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
+
 SLOTS_PER_WORKER = 64
 """A worker's own slots: one for its share, the others for what it computes in place of lost workers."""
 
@@ -93,8 +95,8 @@ class WorkerView:
         return -(-self.global_batch_size // self.workers)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+# Shares and pieces are made anew for every worker in every step, which takes a dataclass several times as long.
+class Share(msgspec.Struct, frozen=True, gc=False):
     """Positions `start` to `stop` (exclusive) of the epoch's order."""
 
     start: int
@@ -105,8 +107,7 @@ class Share:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """A range of samples that one worker computes in a step, or evaluates after it, and where it puts that.
 
     `number` is unique within the step: a piece that was given to another has a new one, so that what the

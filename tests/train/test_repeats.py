@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.sequencing import SequencedJob
+from scavenger.elastic.barrier import Barrier
+from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.steps import Announce, Applied, Contribution, Instruction, Proceed
+from scavenger.elastic.view import Member, Position, View
 from scavenger.train.aggregation import step_timer
 from scavenger.train.aggregation.aggregator import Aggregator
+from scavenger.train.aggregation.worker_orders import Terms, WorkerOrders
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.buckets import buckets
@@ -196,7 +202,7 @@ summarise = st.builds(m.Summarise, st.integers(1, 3), st.integers(0, 3), st.just
 def test_orders_that_wait_are_few_and_of_the_newest_step_with_all_pieces_that_it_named(
     said: list[m.Order | m.Summarise],
 ) -> None:
-    orders = Orders()
+    orders = Orders("w0", 8)
     for message in said:
         orders.add(message)
         assert len(orders) <= 4
@@ -222,8 +228,112 @@ def test_orders_that_wait_are_few_and_of_the_newest_step_with_all_pieces_that_it
     )
 
 
+views = st.builds(
+    lambda number, first_step, workers, spare, names, consumed: View(
+        number,
+        first_step,
+        workers + spare,
+        tuple(Member(f"w{name}", worker_slot(f"w{name}")) for name in names[:workers]),
+        Position(2, consumed),
+    ),
+    st.integers(1, 1 << 20),
+    st.integers(1, 1 << 20),
+    st.integers(1, 5),
+    st.integers(0, 9),
+    st.permutations(range(7)),
+    st.integers(1, 99),
+)
+
+
+@given(views, st.integers(0, 50), st.booleans(), st.data())
+def test_a_worker_takes_the_short_order_for_the_pieces_that_it_stands_for(
+    view: View, later: int, lost: bool, data: st.DataObject
+) -> None:
+    """Every share that a step is cut into, and what others compute of one that was lost."""
+    barrier = Barrier(100, step=view.first_step - 1, position=view.position, number=view.number - 1)
+    told = [
+        one
+        for one in barrier.handle(Announce(view.number, view.members, view.global_batch_size))
+        if isinstance(one, Proceed)
+    ]
+    for _ in range(later):
+        told = [one for one in in_step(barrier, told) if isinstance(one, Proceed) and one.action == "train"]
+        if not told:
+            return  # the end of an epoch
+    if lost and view.workers > 1:
+        gone = data.draw(st.sampled_from(view.members))
+        rest = tuple(member for member in view.members if member != gone)
+        announced = Announce(view.number + 1, rest, view.global_batch_size, lost=(gone.worker,))
+        told += [one for one in barrier.handle(announced) if isinstance(one, Proceed)]
+
+    received = {member.worker: Orders(member.worker, 100) for member in view.members}
+    sent: list[m.Message] = []
+
+    def send(worker: str, message: Any) -> None:
+        sent.append(message)
+        received[worker].add(m.decode(m.encode(message)))  # type: ignore[arg-type]
+
+    said, map_of_buckets = WorkerOrders(send, 100), BucketMap(0, 0, (0,))
+    for one in told:
+        said.order(one, Terms((), False, 1.0, map_of_buckets))
+
+    for member in view.members:
+        expected = {piece for one in told if one.worker == member.worker for piece in one.pieces}
+        got = received[member.worker].next()
+        assert isinstance(got, m.Order) or not expected
+        assert {m.piece_of(body) for body in (got.pieces if isinstance(got, m.Order) else ())} == expected
+    assert sum(isinstance(message, m.Go) for message in sent) == sum(
+        not one.pieces[0].slot % 64 for one in told
+    )
+
+
+def in_step(barrier: Barrier, told: Sequence[Proceed]) -> list[Instruction]:
+    """What follows once all that is ordered is contributed and applied."""
+    assert barrier.view is not None
+    for one in told:
+        for piece in one.pieces:
+            barrier.handle(Contribution(one.worker, barrier.view.number, one.step + 1, piece.number))
+    return barrier.handle(Applied(told[0].step + 1))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        Terms((3,), False, 1.0, BucketMap(0, 0, (0,))),
+        Terms((), True, 1.0, BucketMap(0, 0, (0,))),
+        Terms((), False, 2.0, BucketMap(0, 0, (0,))),
+    ],
+    ids=["left out", "cautious", "scaled"],
+)
+def test_what_is_out_of_the_ordinary_is_in_the_order(terms: Terms) -> None:
+    said: list[m.Message] = []
+    (instruction,) = [
+        one for one in Barrier(100).handle(Announce(1, (Member("w0", 0),), 4)) if isinstance(one, Proceed)
+    ]
+    WorkerOrders(lambda _, message: said.append(message), 100).order(instruction, terms)
+
+    order = said[-1]
+    assert isinstance(order, m.Order)
+    assert (order.quarantined, order.cautious, order.loss_scale) == (
+        terms.quarantined,
+        terms.cautious,
+        terms.loss_scale,
+    )
+
+
+def test_a_short_order_of_an_unknown_view_or_to_no_member_has_no_pieces() -> None:
+    orders = Orders("w0", 8)
+    orders.add(m.TakeView(2, 5, 4, 0, 0, 1, -1))
+    for view in (2, 3):
+        orders.add(m.Go(4, view, 1, 0))
+        order = orders.next()
+        assert isinstance(order, m.Order)
+        assert order.pieces == ()
+        assert (orders.view(view) is None) == (view == 3), "and then the worker asks for the view"
+
+
 def test_an_order_is_superseded_by_one_of_a_later_step_and_by_no_repetition() -> None:
-    orders = Orders()
+    orders = Orders("w0", 8)
     first = m.Order("train", 4, 2, (), (), False)
     orders.add(first)
     orders.add(first)
@@ -235,7 +345,7 @@ def test_an_order_is_superseded_by_one_of_a_later_step_and_by_no_repetition() ->
 
 
 def test_the_newest_two_views_are_kept() -> None:
-    orders = Orders()
+    orders = Orders("w0", 8)
     for number in (1, 2, 3):
         orders.add(m.TakeView(number, 1, 4, 0, 0, 1, 0))
     assert [orders.view(number) is not None for number in (1, 2, 3)] == [False, True, True]
@@ -273,8 +383,8 @@ def test_a_view_is_sent_to_each_worker_once_and_orders_name_it(job: Job) -> None
     made.step()
     made.step()
 
-    assert [type(message) for _, message in said] == [m.Order] * 600
-    assert made.sent_bytes < 2 * 300 * 200, "bytes"
+    assert [type(message) for _, message in said] == [m.Go] * 600
+    assert made.sent_bytes < 2 * 300 * 20, "bytes"
 
 
 def test_a_worker_that_has_missed_the_view_is_sent_it_with_its_order_and_nobody_else_is(job: Job) -> None:
@@ -285,8 +395,8 @@ def test_a_worker_that_has_missed_the_view_is_sent_it_with_its_order_and_nobody_
 
     made._sequencer.repeat_to("nobody")
     assert [(worker, type(message)) for worker, message in said] == [
-        ("w7", kind) for kind in (m.TakeView, m.TakeMap, m.Order)
+        ("w7", kind) for kind in (m.TakeView, m.TakeMap, m.Go)
     ]
     said.clear()
     made._sequencer.repeat()
-    assert [type(message) for _, message in said] == [m.Order] * 300
+    assert [type(message) for _, message in said] == [m.Go] * 300

@@ -404,7 +404,7 @@ def test_what_one_vm_says_is_a_bounded_number_of_printable_alarms(
 
     for number in range(5 * ALARMS_MAX):
         if malformed:
-            rogue.babble(msgspec.msgpack.encode({"type": f"\x1b[2J{number}"}))
+            rogue.babble(msgspec.msgpack.encode([f"\x1b[2J{number}"]))
         else:
             rogue.say(m.Warned(f"\x1b[2J{number}"))
     rogue.say(m.Renewed(1, ""))

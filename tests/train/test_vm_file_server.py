@@ -257,7 +257,7 @@ def test_what_is_no_question_is_answered_or_ends_the_connection(line: FarLine, r
     assert b"unexpected message while a file is written" in asked(
         b"".join(f.HEAD.pack(len(body)) + body for body in map(msgspec.msgpack.encode, odd))
     )
-    done = msgspec.msgpack.encode({"type": "EndOfData"})
+    done = msgspec.msgpack.encode(["EndOfData"])
     assert b"broken this off" in asked(f.HEAD.pack(len(done)) + done)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from scavenger.elastic import migration as mig
@@ -16,10 +17,20 @@ from scavenger.train.aggregation.left_out import LeftOut
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.step_in_progress import StepInProgress
 from scavenger.train.aggregation.step_timer import SequencerTimer
-from scavenger.train.aggregation.worker_orders import WorkerOrders
+from scavenger.train.aggregation.worker_orders import Terms, WorkerOrders
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.shared_memory import ProgressRecord
+
+
+@functools.lru_cache(maxsize=64)
+def _in_turn(held: tuple[int, ...], count: int, taking_part: frozenset[int]) -> tuple[int | None, ...]:
+    """The aggregators that have a piece; last those without which the step is not complete.
+
+    The others may hold something before it is.
+    """
+    known = {*held}.intersection(range(count))
+    return tuple(sorted(known, key=lambda index: index in taking_part)) or (None,)
 
 
 class Sequencer:
@@ -66,7 +77,7 @@ class Sequencer:
             shard, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
         )
         self._step, self._timer = StepInProgress(), SequencerTimer()
-        self._workers = WorkerOrders(to_worker)
+        self._workers = WorkerOrders(to_worker, shard.layout.manifest.dataset_size)
         self._evaluation = EpochEvaluation(shard.layout.manifest.metrics)
         self._finalisation: Finalisation | None = None
         self._request: m.Finish | None = None
@@ -143,13 +154,8 @@ class Sequencer:
             case m.Contributed() if message.rows and not self._shard.layout.accepts(message.rows):
                 print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
-                # last those without which the step is not complete: the others may hold something before it is
-                taking_part = self._barrier.map.participants
-                held = sorted(
-                    {*message.held} & {*range(self._shard.layout.aggregators)},
-                    key=lambda index: index in taking_part,
-                )
-                for aggregator in held or (None,):
+                count, taking_part = self._shard.layout.aggregators, self._barrier.participants
+                for aggregator in _in_turn(message.held, count, taking_part):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
                 try:
@@ -241,14 +247,18 @@ class Sequencer:
         self._carry_out(self._barrier.handle(event))
 
     def _carry_out(self, instructions: Sequence[st.Instruction]) -> None:
+        terms = None
         for instruction in instructions:
+            if isinstance(instruction, st.Proceed):
+                terms = terms or self._terms(instruction.step)
+                self._proceed(instruction, terms)
+                continue
+            terms = None
             match instruction:
                 case st.Apply():
                     self._begin_apply(instruction)
                 case st.Expect():
                     self._expect(instruction)
-                case st.Proceed():
-                    self._proceed(instruction)
                 case st.Sum():
                     self._sum(instruction)
                 case st.ReportMetrics():
@@ -384,17 +394,16 @@ class Sequencer:
         samples = self._left_out.add(piece.scope, piece.start, piece.stop)
         self._report(m.SamplesQuarantined(samples, instruction.reason))
 
-    def _proceed(self, instruction: st.Proceed) -> None:
+    def _terms(self, step: int) -> Terms:
+        """What the orders that follow a step have in common."""
+        settled = self._barrier.migration.settled
+        return Terms(self._left_out.samples, self._barrier.suspicious, self._shard.loss_scale(step), settled)
+
+    def _proceed(self, instruction: st.Proceed, terms: Terms) -> None:
         self._timer.ordered(instruction.action)
         if self._step.is_new(instruction.pieces):
             self._timer.progressed()
-        self._workers.order(
-            instruction,
-            quarantined=self._left_out.samples,
-            cautious=self._barrier.suspicious,
-            loss_scale=self._shard.loss_scale(instruction.step),
-            buckets=self._barrier.migration.settled,
-        )
+        self._workers.order(instruction, terms)
 
     # ---- epochs --------------------------------------------------------------------------------------------
 

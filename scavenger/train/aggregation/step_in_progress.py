@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scavenger.elastic import steps as st
 from scavenger.elastic.view import Piece
@@ -30,10 +30,10 @@ class StepInProgress:
         self._order: ApplyPart | None = None
         self._applied: dict[int, PartApplied] = {}
 
-    def is_new(self, pieces: tuple[Piece, ...]) -> bool:
-        """Record the pieces of an order to a worker; returns whether one of them was not ordered before."""
+    def is_new(self, pieces: Iterable[Piece]) -> bool:
+        """Record the pieces of orders to workers; returns whether one of them was not ordered before."""
         before = len(self._ordered)
-        self._ordered.update([piece.number for piece in pieces])
+        self._ordered.update(piece.number for piece in pieces)
         return len(self._ordered) > before
 
     def contributed(self, message: Contributed) -> None:
@@ -57,17 +57,18 @@ class StepInProgress:
         self, instruction: st.Apply, *, lr_scale: float, best_step: int = 0, schedule_step: int | None = None
     ) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
-        held = tuple(each.held for each in self._of(instruction.pieces))
+        contributions = self._of(instruction.pieces)
+        held, taking_part = tuple(each.held for each in contributions), {*instruction.map.participants}
         order = ApplyPart(
             step=instruction.plan.step,
             view=instruction.view.number,
             lr_scale=lr_scale * self._contributions[instruction.pieces[0].number].rate,
             pieces=tuple(
                 (piece.number, each.samples, piece.slot, each.rows)
-                for piece, each in zip(instruction.pieces, self._of(instruction.pieces), strict=True)
+                for piece, each in zip(instruction.pieces, contributions, strict=True)
             ),
             number=instruction.number,
-            held=() if all({*instruction.map.participants} <= {*each} for each in held) else held,
+            held=() if all(taking_part.issubset(each) for each in {*held}) else held,
             map=instruction.map.number,
             changed=changed_body(instruction.map, instruction.plan.step),
             best_step=best_step,

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scavenger.elastic import steps as st
 from scavenger.elastic.migration import BucketMap
-from scavenger.elastic.view import View
-from scavenger.train.transport.messages.data import DataMessage, Order, TakeMap, TakeView
+from scavenger.elastic.pieces import first_piece
+from scavenger.elastic.view import Share, View, plan_step
+from scavenger.train.transport.messages.data import DataMessage, Go, Order, TakeMap, TakeView
 from scavenger.train.transport.messages.values import map_body, piece_body
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all orders of a step have in common.
+
+    Attributes:
+        quarantined, cautious, loss_scale: See `Order`.
+        buckets: The map under which the weights of the step are held.
+    """
+
+    quarantined: tuple[int, ...]
+    cautious: bool
+    loss_scale: float
+    buckets: BucketMap
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether they are what `Go` stands for."""
+        return not self.quarantined and not self.cautious and self.loss_scale == 1.0
 
 
 class WorkerOrders:
@@ -16,49 +38,53 @@ class WorkerOrders:
 
     Args:
         send: Sends a message to a worker.
+        dataset_size: Training samples per epoch.
     """
 
-    def __init__(self, send: Callable[[str, DataMessage], None]) -> None:
-        self.send = send
+    def __init__(self, send: Callable[[str, DataMessage], None], dataset_size: int) -> None:
+        self.send, self._dataset_size = send, dataset_size
         self._view: View | None = None
         self._ranks: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._maps_sent: dict[str, int] = {}
+        self._cut, self._shares = (-1, -1), tuple[Share, ...]()
 
-    def order(
-        self,
-        instruction: st.Proceed,
-        *,
-        quarantined: tuple[int, ...],
-        cautious: bool,
-        loss_scale: float = 1.0,
-        buckets: BucketMap,
-    ) -> None:
-        """Send a worker its order, and before that the view and the map of buckets, if they were not sent yet.
-
-        Args:
-            instruction: The order.
-            quarantined: Samples to leave out.
-            cautious, loss_scale: See `Order`.
-            buckets: The map under which the weights of the step are held.
-        """
-        self._send_view(instruction.worker, instruction.view)
-        if self._maps_sent.get(instruction.worker) != buckets.number:
-            self._maps_sent[instruction.worker] = buckets.number
-            self.send(instruction.worker, TakeMap(map_body(buckets)))
+    def order(self, instruction: st.Proceed, terms: Terms) -> None:
+        """Send a worker its order, and before that the view and the map of buckets, if they were not sent yet."""
+        worker, number = instruction.worker, terms.buckets.number
+        self._send_view(worker, instruction.view)
+        if self._maps_sent.get(worker) != number:
+            self._maps_sent[worker] = number
+            self.send(worker, TakeMap(map_body(terms.buckets)))
+        pieces = instruction.pieces
+        if terms.ordinary and self._is_own_share(instruction):
+            piece = pieces[0].number - first_piece(instruction.view.number)
+            self.send(worker, Go(instruction.step, instruction.view.number, piece, number))
+            return
         self.send(
-            instruction.worker,
+            worker,
             Order(
                 instruction.action,
                 instruction.step,
                 instruction.view.number,
-                tuple(piece_body(piece) for piece in instruction.pieces),
-                quarantined,
-                cautious,
-                loss_scale,
-                buckets.number,
+                tuple(piece_body(piece) for piece in pieces),
+                terms.quarantined,
+                terms.cautious,
+                terms.loss_scale,
+                number,
             ),
         )
+
+    def _is_own_share(self, instruction: st.Proceed) -> bool:
+        """Whether a worker is to train with the one share, in its first slot, that it has by the view."""
+        view, pieces = instruction.view, instruction.pieces
+        if instruction.action != "train" or len(pieces) != 1:
+            return False
+        if self._cut != (view.number, instruction.step):
+            self._cut = view.number, instruction.step
+            self._shares = plan_step(view, instruction.step + 1, self._dataset_size).shares
+        rank = self._ranks[instruction.worker]
+        return pieces[0].share == self._shares[rank] and pieces[0].slot == view.members[rank].slot
 
     def tell_map(self, buckets: BucketMap) -> None:
         """Tell all members the map under which weights are held that others than the sequencer ask them to fetch."""

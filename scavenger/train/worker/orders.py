@@ -6,9 +6,18 @@ from collections import OrderedDict
 
 import msgspec
 
-from scavenger.elastic.view import WorkerView
-from scavenger.train.transport.messages.data import Order, Summarise, TakeMap, TakeView, worker_view_of
-from scavenger.train.transport.messages.values import MapBody
+from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.pieces import first_piece
+from scavenger.elastic.view import WorkerView, share_of, step_range
+from scavenger.train.transport.messages.data import (
+    Go,
+    Order,
+    Summarise,
+    TakeMap,
+    TakeView,
+    worker_view_of,
+)
+from scavenger.train.transport.messages.values import MapBody, PieceBody
 
 _VIEWS_KEPT = 2
 
@@ -18,9 +27,14 @@ class Orders:
 
     A repeated order is merged with the pending one. An order of a later step or view replaces all earlier ones,
     because the sequencer has gone on without them.
+
+    Args:
+        worker: The worker's name.
+        dataset_size: Training samples per epoch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str, dataset_size: int) -> None:
+        self._worker, self._dataset_size = worker, dataset_size
         self._views: dict[int, WorkerView] = {}
         self._maps: dict[int, MapBody] = {}
         self._waiting: OrderedDict[str, Order | Summarise] = OrderedDict()
@@ -29,8 +43,10 @@ class Orders:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, message: Order | Summarise | TakeView | TakeMap) -> None:
+    def add(self, message: Order | Go | Summarise | TakeView | TakeMap) -> None:
         """Add a message that has arrived."""
+        if isinstance(message, Go):
+            message = self._order_of(message)
         if isinstance(message, TakeMap):
             self._maps[message.map.number] = message.map
             for number in sorted(self._maps)[:-_VIEWS_KEPT]:
@@ -53,6 +69,16 @@ class Orders:
             pieces = {piece.number: piece for piece in (*before.pieces, *message.pieces)}
             message = msgspec.structs.replace(message, pieces=tuple(pieces.values()))
         self._waiting[action] = message
+
+    def _order_of(self, message: Go) -> Order:
+        """What the message stands for; without pieces if the view that gives the share has not arrived."""
+        view, pieces = self._views.get(message.view), tuple[PieceBody, ...]()
+        if view is not None and view.rank is not None and message.step + 1 >= view.first_step:
+            whole = step_range(view, message.step + 1, self._dataset_size).samples
+            share, number = share_of(whole, view.workers, view.rank), first_piece(view.number) + message.piece
+            slot = worker_slot(self._worker)
+            pieces = (PieceBody(number, share.start, share.stop, self._worker, slot),)
+        return Order("train", message.step, message.view, pieces, (), False, map=message.map)
 
     def next(self) -> Order | Summarise | None:
         """Remove and return the oldest pending order; None if there is none."""

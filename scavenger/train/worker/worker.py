@@ -86,7 +86,7 @@ class Worker:
         self._connections = AggregatorConnections(
             context, config.name, keys, memory=self._memory_id, control=control
         )
-        self._orders = Orders()
+        self._orders = self._no_orders()
         # None before `Prepare`
         self._memory: WorkerMemory | None = None
         self._results: Results | None = None
@@ -159,7 +159,7 @@ class Worker:
                     if self._connections.joined(index, message.payloads) and not self._ready:
                         self._ready = True
                         self._control.send(m.Ready())
-                case m.Order() | m.Summarise() | m.TakeView() | m.TakeMap():
+                case m.Order() | m.Go() | m.Summarise() | m.TakeView() | m.TakeMap():
                     self._orders.add(message)
                 case _:
                     pass
@@ -216,6 +216,9 @@ class Worker:
         program.evaluate(values, 0, min(_WARM_UP_SAMPLES, message.manifest.validation_size), _WARM_UP_SAMPLES)
         self._connect(message.aggregators)
 
+    def _no_orders(self) -> Orders:
+        return Orders(self._config.name, self._program.manifest.dataset_size)
+
     def _publish(self) -> None:
         """Write the initial weights to this host's shared memory, as the weights of step 0."""
         assert self._initial is not None
@@ -225,7 +228,7 @@ class Worker:
     def _connect(self, aggregators: tuple[m.AggregatorAddress, ...]) -> None:
         assert self._memory is not None
         # the sequencer may be a new process; it repeats its orders to a worker that joins
-        self._orders = Orders()
+        self._orders = self._no_orders()
         self._connections.connect(aggregators)
         self._inbox = WeightsInbox(self._memory.block, self._connections.remote, self._memory.layout)
 

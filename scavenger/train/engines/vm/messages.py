@@ -15,7 +15,7 @@ from scavenger.train.checkpoints.remote_folder import FRAME_BYTES_MAX
 from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages.values import ProcessConfiguration, Tagged
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder and of the package: small enough to arrive before the packet would be resent."""

@@ -38,6 +38,7 @@ from scavenger.train.transport.messages.data import (
     ExpectPieces,
     Finalise,
     Finalised,
+    Go,
     GradientBucket,
     Join,
     Joined,

@@ -204,6 +204,24 @@ class Order(Tagged, frozen=True):
     map: int = 0
 
 
+class Go(Tagged, frozen=True):
+    """To a worker: an `Order` to train with the share that the view gives it, and with nothing out of the ordinary.
+
+    That is almost every order. It has a tenth of the bytes, which counts with a thousand workers.
+
+    Attributes:
+        step: The step whose weights to use.
+        view: The number of the view.
+        piece: The number of the piece, counted from the first of the view's.
+        map: The number of the map of buckets under which the weights are held.
+    """
+
+    step: int
+    view: int
+    piece: int
+    map: int
+
+
 class TakeView(Tagged, frozen=True):
     """To a worker, before the first order under a view: what it has to know of the view, which orders only name.
 
@@ -416,6 +434,7 @@ DataMessage = (
     | Summarise
     | Summary
     | Order
+    | Go
     | TakeView
     | AskView
     | ExpectPieces

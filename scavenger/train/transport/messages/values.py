@@ -17,8 +17,11 @@ RowCounts = tuple[tuple[int, int], ...]
 number of rows in the slot."""
 
 
-class Tagged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages; the name of the class identifies the kind of message."""
+class Tagged(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages: the name of the class, which identifies the kind of message, and the values of its fields.
+
+    All processes of a job run the same version, so fields need no names.
+    """
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
